@@ -1,0 +1,1 @@
+"""The three floors and a door: see trinamo/__init__.py."""

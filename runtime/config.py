@@ -1,0 +1,262 @@
+"""One frozen `Config`, read once at the start: defaults < preset < file < environment < command line.
+
+`load_config` is the only door. It starts nothing and connects to nothing; whatever is wrong is a
+`ConfigError` that names the key, where it was written, and the nearest key that exists.
+`docs/configuration.md` lists every key (`config_reference.py` writes it). The plane sections are in
+`config_planes.py`, the reading in `config_source.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from .config_keys import (
+    Bytes,
+    Count,
+    Name,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Text,
+    about,
+)
+from .config_planes import (
+    ControlPlaneConfig,
+    DataPlaneConfig,
+    EtcdConfig,
+    EventPlaneConfig,
+    MooncakeConfig,
+    NatsConfig,
+    NixlConfig,
+    TcpConfig,
+    TlsConfig,
+)
+from .config_source import (
+    RESERVED_VARIABLES,
+    Setting,
+    build_config,
+    read_environ,
+    read_overrides,
+    read_yaml,
+    read_yaml_file,
+)
+from .errors import ConfigError
+
+__all__ = [
+    "PRESETS",
+    "RESERVED_VARIABLES",
+    "Config",
+    "ControlPlaneConfig",
+    "DataPlaneConfig",
+    "EtcdConfig",
+    "EventPlaneConfig",
+    "HttpConfig",
+    "LogConfig",
+    "MooncakeConfig",
+    "NatsConfig",
+    "NixlConfig",
+    "RouterConfig",
+    "Secret",
+    "ShutdownConfig",
+    "TcpConfig",
+    "TlsConfig",
+    "WorkerConfig",
+    "load_config",
+    "preset_text",
+]
+
+Tokens = Annotated[int, Meta(ge=1, le=1 << 20, extra={"unit": "tokens"})]
+
+PRESETS = ("small", "medium", "large")
+
+
+class HttpConfig(Section, frozen=True, kw_only=True):
+    """The HTTP frontend."""
+
+    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
+    enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
+    enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
+    on_disconnect: Annotated[
+        Literal["kill", "stop"],
+        about("What a client that leaves does to its request: end it now, or let it finish soon."),
+    ] = "kill"
+    body_bytes_max: Annotated[Bytes, about("A larger request body is a 413.")] = 4 << 20
+    body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
+    header_bytes_max: Annotated[Bytes, about("A larger request head ends the connection.")] = 32_768
+    backlog_bytes_max: Annotated[
+        Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
+    ] = 65_536
+    requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
+    connections_max: Annotated[Count, about("Open connections at once.")] = 2048
+    keep_alive_s: Annotated[
+        Seconds, about("For the next request's head on an idle connection.")
+    ] = 60.0
+    write_timeout_s: Annotated[
+        Seconds, about("A client that takes no byte of its answer this long is cut off.")
+    ] = 30.0
+    peer_timeout_s: Annotated[
+        Seconds, about("A client whose machine does not answer this long is gone.")
+    ] = 20.0
+    drain_timeout_s: Annotated[
+        Seconds, about("At the end: how long streams may go on before they are stopped.")
+    ] = 30.0
+    stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """One worker process: what it is called and what it runs."""
+
+    namespace: Annotated[Name, about("First part of the endpoint's address.")] = "trinamo"
+    component: Annotated[Name, about("Second part of the endpoint's address.")] = "backend"
+    endpoint: Annotated[Name, about("Third part of the endpoint's address.")] = "generate"
+    engine: Annotated[
+        Literal["auto", "llamacpp", "exact", "echo"],
+        about("`auto`: llamacpp where its extra and model file are there, else exact."),
+    ] = "auto"
+    model_name: Annotated[
+        Text | None, about("The name clients ask for; null: the engine's own.")
+    ] = None
+    model_path: Annotated[Text | None, about("A GGUF file; null: the fetched model.")] = None
+    status_host: Annotated[
+        Text, about("Address of the status port (`/health`, `/live`, `/metrics`).")
+    ] = "127.0.0.1"
+    status_port: Annotated[
+        Port | None, about("Status port; 0: the system chooses; null: none.")
+    ] = 0
+    stop_grace_s: Annotated[Seconds, about("From a request's Stop until it becomes Kill.")] = 5.0
+    requests_max: Annotated[
+        Count, about("Requests at once; one more is refused as overloaded.")
+    ] = 256
+    running_max: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        about("Sequences in one engine step; null: the engine's own."),
+    ] = None
+    waiting_max: Annotated[
+        Count | None, about("Sequences that wait for a place; null: the engine's own.")
+    ] = None
+    step_tokens_max: Annotated[
+        Tokens | None, about("Tokens in one engine step; null: the engine's own.")
+    ] = None
+    chunk_tokens_max: Annotated[
+        Tokens | None,
+        about("Prompt tokens of one sequence in one step; null: the engine's own."),
+    ] = None
+    context_tokens_max: Annotated[
+        Tokens | None, about("Longest prompt plus answer; null: the engine's own.")
+    ] = None
+    kv_blocks: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 24, extra={"unit": "blocks"})] | None,
+        about("Blocks of the KV pool; null: the engine's own."),
+    ] = None
+    kv_block_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1024, extra={"unit": "tokens"})],
+        about("Tokens one KV block holds."),
+    ] = 16
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], about("Threads one engine step uses.")
+    ] = 1
+    cancelled_ttl_s: Annotated[
+        Seconds, about("How long a cancel that overtook its request is remembered.")
+    ] = 60.0
+
+
+class RouterConfig(Section, frozen=True, kw_only=True):
+    """Which instance gets a request."""
+
+    policy: Annotated[
+        Literal["round_robin", "random", "direct", "least_loaded"],
+        about("`direct` serves requests that name their instance and refuses others."),
+    ] = "round_robin"
+    inhibit_s: Annotated[
+        Seconds, about("An instance that failed is not chosen this long while others live.")
+    ] = 5.0
+    attempts_max: Annotated[
+        Annotated[int, Meta(ge=1, le=32)],
+        about("Instances tried for one request before its first item."),
+    ] = 3
+
+
+class ShutdownConfig(Section, frozen=True, kw_only=True):
+    """The deadlines of an orderly end, in the order of the steps."""
+
+    leave_timeout_s: Annotated[Seconds, about("Leave discovery.")] = 2.0
+    drain_timeout_s: Annotated[
+        Seconds, about("Wait for requests in flight while new ones are refused.")
+    ] = 10.0
+    stop_timeout_s: Annotated[Seconds, about("After Stop: let requests finish early.")] = 5.0
+    kill_timeout_s: Annotated[Seconds, about("After Kill: let their tasks end.")] = 2.0
+    transfer_timeout_s: Annotated[
+        Seconds, about("KV transfers in flight; blocks of those that outlast it are quarantined.")
+    ] = 5.0
+    revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
+    close_timeout_s: Annotated[Seconds, about("Close the planes.")] = 3.0
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """The log on standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("The least level that is written.")
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "console", "json"],
+        about("`auto`: console on a terminal, else one JSON object a line."),
+    ] = "auto"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole configuration. `Config()` holds the defaults; `load_config` reads the rest."""
+
+    control_plane: ControlPlaneConfig = ControlPlaneConfig()
+    event_plane: EventPlaneConfig = EventPlaneConfig()
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    http: HttpConfig = HttpConfig()
+    worker: WorkerConfig = WorkerConfig()
+    router: RouterConfig = RouterConfig()
+    shutdown: ShutdownConfig = ShutdownConfig()
+    log: LogConfig = LogConfig()
+
+
+def preset_text(name: str) -> str:
+    """The YAML of a shipped preset, comments and all."""
+    if name not in PRESETS:
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    return resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read every source and return the one configuration; blocks on the disk, so call it early.
+
+    Args:
+        path: A YAML file of at most `config_source.FILE_BYTES_MAX` bytes.
+        preset: `small`, `medium` or `large`; the file's keys win over its.
+        environ: Where `TRINAMO_…` variables are looked up; `os.environ` unless given.
+        overrides: Dotted keys such as `http.port`; text is read as in the environment, and a
+            value of None is one (`--port` not given must be left out by the caller).
+
+    Raises:
+        ConfigError: Names the key, where it was written (file and line, variable or option) and
+            the nearest key that exists.
+    """
+    settings: dict[str, Setting] = {}
+    if preset is not None:
+        settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
+    if path is not None:
+        settings |= read_yaml_file(Config, Path(path))
+    settings |= read_environ(Config, os.environ if environ is None else environ)
+    settings |= read_overrides(Config, overrides or {})
+    return build_config(Config, settings)

@@ -1,0 +1,256 @@
+"""The configuration of the three planes, in the shape of the deployment presets.
+
+Only shape, bounds and meaning; nothing here reads or connects. `config.py` has the other sections.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .config_keys import (
+    Addresses,
+    Bytes,
+    Count,
+    FrameBytes,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Text,
+    about,
+    need_together,
+)
+
+__all__ = [
+    "ControlPlaneConfig",
+    "DataPlaneConfig",
+    "EtcdConfig",
+    "EventPlaneConfig",
+    "MooncakeConfig",
+    "NatsConfig",
+    "NixlConfig",
+    "TcpConfig",
+    "TlsConfig",
+]
+
+
+class TlsConfig(Section, frozen=True, kw_only=True):
+    """TLS towards a plane's servers."""
+
+    enabled: Annotated[bool, about("Speak TLS to the servers.")] = False
+    ca_file: Annotated[Text | None, about("Certificates to trust; null: those of the system.")] = (
+        None
+    )
+    cert_file: Annotated[Text | None, about("Our own certificate; needs `key_file`.")] = None
+    key_file: Annotated[Text | None, about("The key of `cert_file`.")] = None
+
+    def __post_init__(self) -> None:
+        need_together("tls", cert_file=self.cert_file, key_file=self.key_file)
+        if self.cert_file is not None and not self.enabled:
+            raise ValueError("tls: cert_file is set, but enabled is false")
+
+
+class EtcdConfig(Section, frozen=True, kw_only=True):
+    """The etcd cluster behind the control plane."""
+
+    endpoints: Annotated[Addresses, about("`host:port` of each member; IPv6 in brackets.")] = (
+        "127.0.0.1:2379",
+    )
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=9)],
+        about("Members the cluster is planned with. An embedded server is always one."),
+    ] = 1
+    memory: Annotated[
+        Bytes, about("Planned memory of one member: sizing advice, not enforced by trinamo.")
+    ] = 2_000_000_000
+    ssd: Annotated[
+        bool, about("Members keep their log on an SSD: sizing advice, not enforced by trinamo.")
+    ] = False
+    username: Annotated[Text | None, about("User; needs `password`.")] = None
+    password: Annotated[Secret | None, about("Password; needs `username`.")] = None
+    tls: TlsConfig = TlsConfig()
+    lease_ttl_s: Annotated[
+        Annotated[float, Meta(ge=2, le=86_400, extra={"unit": "s"})],
+        about("An instance that stops renewing vanishes after this; etcd rounds up to seconds."),
+    ] = 10.0
+    connect_timeout_s: Annotated[Seconds, about("For the first answer at the start.")] = 5.0
+    request_timeout_s: Annotated[Seconds, about("For one call with all its tries.")] = 5.0
+    attempt_timeout_s: Annotated[
+        Seconds, about("For one try; short, so that a lost leader costs little.")
+    ] = 0.7
+    keepalive_time_s: Annotated[
+        Seconds, about("Idle time before an HTTP/2 ping; etcd refuses less than 5 s.")
+    ] = 10.0
+    keepalive_timeout_s: Annotated[Seconds, about("A ping unanswered this long ends it.")] = 5.0
+    value_bytes_max: Annotated[FrameBytes, about("Largest value we write.")] = 1 << 20
+    data_dir: Annotated[
+        Text | None, about("Where an embedded server keeps its data; null: a temporary folder.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together("etcd", username=self.username, password=self.password)
+
+
+class ControlPlaneConfig(Section, frozen=True, kw_only=True):
+    """Registration, discovery and leases."""
+
+    backend: Annotated[
+        Literal["etcd", "memory"], about("`memory` is for a single process and for tests.")
+    ] = "etcd"
+    embedded: Annotated[
+        bool | None,
+        about(
+            "Start a server of our own from the `embedded` extra. null: `trinamo up` does, for one"
+            " node; other commands do not."
+        ),
+    ] = None
+    etcd: EtcdConfig = EtcdConfig()
+
+    def __post_init__(self) -> None:
+        if self.embedded and self.etcd.nodes > 1:
+            raise ValueError("embedded starts one etcd server, but etcd.nodes is more than 1")
+
+
+class NatsConfig(Section, frozen=True, kw_only=True):
+    """The NATS cluster behind the event plane."""
+
+    servers: Annotated[Addresses, about("URL of each server.")] = ("nats://127.0.0.1:4222",)
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=9)],
+        about("Servers the cluster is planned with. An embedded server is always one."),
+    ] = 1
+    memory: Annotated[
+        Bytes, about("Planned memory of one server: sizing advice, not enforced by trinamo.")
+    ] = 1_000_000_000
+    jetstream: Annotated[
+        bool, about("The servers run JetStream; an embedded server is started with it.")
+    ] = False
+    username: Annotated[Text | None, about("User; needs `password`.")] = None
+    password: Annotated[Secret | None, about("Password; needs `username`.")] = None
+    token: Annotated[Secret | None, about("Token, instead of user and password.")] = None
+    credentials_file: Annotated[Text | None, about("A `.creds` file, instead of both.")] = None
+    tls: TlsConfig = TlsConfig()
+    connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
+    reconnect_wait_s: Annotated[Seconds, about("First pause before connecting again.")] = 0.1
+    reconnect_wait_max_s: Annotated[Seconds, about("Longest pause; it doubles up to this.")] = 5.0
+    ping_interval_s: Annotated[
+        Seconds, about("Idle time before a ping; two unanswered end the connection.")
+    ] = 10.0
+    drain_timeout_s: Annotated[Seconds, about("For what is queued when the plane closes.")] = 2.0
+    ack_timeout_s: Annotated[
+        Seconds, about("For a worker's typed answer where requests travel over NATS.")
+    ] = 10.0
+    outgoing_messages_max: Annotated[
+        Count, about("Messages that wait to be sent; what is over is refused and counted.")
+    ] = 65_536
+    outgoing_bytes_max: Annotated[Bytes, about("The same in bytes.")] = 64 << 20
+    store_dir: Annotated[
+        Text | None, about("Where an embedded server keeps JetStream; null: a temporary folder.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together("nats", username=self.username, password=self.password)
+        if any("@" in server for server in self.servers):
+            # A URL is printed and logged everywhere; a password in it would be too.
+            raise ValueError("nats: give user and password by their keys, not in servers")
+        ways = {
+            "username": self.username,
+            "token": self.token,
+            "credentials_file": self.credentials_file,
+        }
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"nats: {' and '.join(given)} exclude each other")
+
+
+class EventPlaneConfig(Section, frozen=True, kw_only=True):
+    """KV events, load, status, and request/reply."""
+
+    backend: Annotated[
+        Literal["nats", "memory"], about("`memory` is for a single process and for tests.")
+    ] = "nats"
+    embedded: Annotated[
+        bool | None,
+        about(
+            "Start a server of our own from the `embedded` extra. null: `trinamo up` does, for one"
+            " node; other commands do not."
+        ),
+    ] = None
+    nats: NatsConfig = NatsConfig()
+
+    def __post_init__(self) -> None:
+        if self.embedded and self.nats.nodes > 1:
+            raise ValueError("embedded starts one NATS server, but nats.nodes is more than 1")
+
+
+class TcpConfig(Section, frozen=True, kw_only=True):
+    """The TCP request plane and the call-home response streams."""
+
+    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 0
+    interface: Annotated[
+        Text | None, about("Bind to this network interface's address instead of `host`.")
+    ] = None
+    advertise_host: Annotated[
+        Text | None, about("Address told to peers; null: the one we are bound to.")
+    ] = None
+    connect_timeout_s: Annotated[Seconds, about("For a connection to a peer.")] = 5.0
+    handshake_timeout_s: Annotated[
+        Seconds, about("A caller's connection that has not greeted by then is closed.")
+    ] = 10.0
+    linger_s: Annotated[
+        Seconds, about("How long a closing side waits for the peer to read its last word.")
+    ] = 1.0
+    keepalive_idle_s: Annotated[
+        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})],
+        about("Silence before the first keep-alive probe."),
+    ] = 5
+    keepalive_interval_s: Annotated[
+        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})], about("Between two probes.")
+    ] = 2
+    keepalive_count: Annotated[
+        Annotated[int, Meta(ge=1, le=127)], about("Unanswered probes that end a connection.")
+    ] = 3
+    user_timeout_s: Annotated[
+        Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
+    ] = 10.0
+    buffer_bytes: Annotated[FrameBytes, about("Socket buffers and size of one read.")] = 65_536
+    queue_bytes_max: Annotated[
+        FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
+    ] = 262_144
+    header_bytes_max: Annotated[FrameBytes, about("Largest frame header.")] = 131_072
+    data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
+    connections_max: Annotated[Count, about("Open connections per listener.")] = 16_384
+
+
+class NixlConfig(Section, frozen=True, kw_only=True):
+    """KV transfer by NIXL. The transport is not part of this version: `fallback` carries."""
+
+    enabled: Annotated[bool, about("Move KV blocks by NIXL where both ends can.")] = False
+    rdma_interface: Annotated[Text | None, about("RDMA device, such as `ib0`.")] = None
+    fallback: Annotated[
+        Literal["tcp", "mooncake", "mooncake_tcp"],
+        about("What carries KV blocks where NIXL cannot."),
+    ] = "tcp"
+
+
+class MooncakeConfig(Section, frozen=True, kw_only=True):
+    """KV transfer by Mooncake. The transport is not part of this version."""
+
+    enabled: Annotated[bool, about("Move KV blocks by Mooncake where both ends can.")] = False
+    protocol: Annotated[Literal["rdma", "tcp"], about("What Mooncake itself runs over.")] = "tcp"
+    device: Annotated[Text | None, about("RDMA device; null: Mooncake chooses.")] = None
+
+
+class DataPlaneConfig(Section, frozen=True, kw_only=True):
+    """Requests, response streams, KV blocks."""
+
+    requests: Annotated[
+        Literal["tcp", "nats"],
+        about("What carries envelopes to workers; answers always stream back over TCP."),
+    ] = "tcp"
+    tcp: TcpConfig = TcpConfig()
+    nixl: NixlConfig = NixlConfig()
+    mooncake: MooncakeConfig = MooncakeConfig()

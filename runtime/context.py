@@ -1,0 +1,219 @@
+"""One request's cancellation: Live -> Stopped -> Killed, monotone.
+
+`stop()` asks: the engine sees a flag and finishes early, still ending with Sentinel. `kill()` does
+not wait: it cancels `scope`, so a handler asleep in a long prefill wakes at once. Both are
+synchronous, without a checkpoint, so they work while their caller is itself being cancelled.
+
+What this module does not do: deadlines (the caller of `stop()` owns the grace period) and wires
+(`protocol/` turns these states into frames).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import trio
+
+__all__ = ["Context", "KillableScope", "Reason", "State"]
+
+
+class State(enum.IntEnum):
+    """How far the request's cancellation has gone. Never goes down."""
+
+    LIVE = 0
+    STOPPED = 1
+    KILLED = 2
+
+
+class Reason(enum.StrEnum):
+    """Why a request was stopped or killed; the label of the cancellation metric."""
+
+    CLIENT_DISCONNECT = "client_disconnect"
+    DEADLINE = "deadline"
+    STOP_REQUESTED = "stop_requested"
+    CONSUMER_DROPPED = "consumer_dropped"
+    WORKER_SHUTDOWN = "worker_shutdown"
+    PROTOCOL_ERROR = "protocol_error"
+    MIGRATION = "migration"
+
+
+class Context:
+    """The cancellation of one request, shared by everyone who works for it.
+
+    A child linked late inherits the state at once; `close()` (or leaving the `with`) unlinks it.
+    `stop()` and `kill()` deliver to children first, in link order, then to itself, so that when
+    the parent's watchers run no child is still live.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_children",
+        "_killed_event",
+        "_listeners",
+        "_parent",
+        "_stopped_event",
+        "id",
+        "kill_reason",
+        "scope",
+        "state",
+        "stop_reason",
+    )
+
+    def __init__(self, request_id: str, *, parent: Context | None = None) -> None:
+        self.id = request_id
+        self.state = State.LIVE
+        self.stop_reason: Reason | None = None
+        self.kill_reason: Reason | None = None
+        self.scope = trio.CancelScope()
+        self._parent: Context | None = None
+        # Insertion-ordered: children are told in the order they were linked.
+        self._children: dict[Context, None] = {}
+        self._listeners: dict[Callable[[State], None], None] = {}
+        self._stopped_event: trio.Event | None = None
+        self._killed_event: trio.Event | None = None
+        if parent is not None:
+            parent.link(self)
+
+    def __repr__(self) -> str:
+        return f"<Context {self.id} {self.state.name}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once stopped or killed: the engine should produce nothing new."""
+        return self.state >= State.STOPPED
+
+    @property
+    def is_killed(self) -> bool:
+        """True once killed: nobody wants another byte."""
+        return self.state is State.KILLED
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it ended: the kill's reason if killed, else the stop's, else None."""
+        return self.kill_reason or self.stop_reason
+
+    def stop(self, reason: Reason = Reason.STOP_REQUESTED) -> None:
+        """Ask the request to finish early. Idempotent; does nothing once stopped or killed."""
+        if self.state >= State.STOPPED:
+            return
+        for child in tuple(self._children):
+            child.stop(reason)
+        self.stop_reason = reason
+        self._advance(State.STOPPED)
+
+    def kill(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
+        """End the request now: cancels `scope`. Idempotent; never downgraded by a later stop."""
+        if self.state is State.KILLED:
+            return
+        for child in tuple(self._children):
+            child.kill(reason)
+        self.kill_reason = reason
+        self._advance(State.KILLED)
+        self.scope.cancel()
+
+    def _advance(self, state: State) -> None:
+        self.state = state
+        if self._stopped_event is not None:
+            self._stopped_event.set()
+        if state is State.KILLED and self._killed_event is not None:
+            self._killed_event.set()
+        for listener in tuple(self._listeners):
+            listener(state)
+
+    def link(self, child: Context) -> None:
+        """Make `child` follow this context, starting with the state it is already in."""
+        child._parent = self
+        self._children[child] = None
+        if self.state is State.KILLED:
+            child.kill(self.kill_reason or Reason.CONSUMER_DROPPED)
+        elif self.state is State.STOPPED:
+            child.stop(self.stop_reason or Reason.STOP_REQUESTED)
+
+    def unlink(self, child: Context) -> None:
+        """Forget `child`; nothing happens if it is not linked."""
+        self._children.pop(child, None)
+
+    def close(self) -> None:
+        """The request is over: unlink from the parent. Idempotent."""
+        if self._parent is not None:
+            self._parent.unlink(self)
+            self._parent = None
+
+    @property
+    def child_count(self) -> int:
+        """How many unfinished children are linked; zero at quiescence."""
+        return len(self._children)
+
+    def on_change(self, listener: Callable[[State], None]) -> None:
+        """Call `listener(state)` synchronously at every change, and at once if no longer live.
+
+        For drivers that must put a frame on the wire without waiting for a task to run.
+        """
+        self._listeners[listener] = None
+        if self.state is not State.LIVE:
+            listener(self.state)
+
+    def off_change(self, listener: Callable[[State], None]) -> None:
+        """Forget `listener`; nothing happens if it is not known."""
+        self._listeners.pop(listener, None)
+
+    def cancelled_by_kill(self) -> KillableScope:
+        """A cancel scope of its own that Kill cancels, for waits outside the handler's `scope`.
+
+        Check `is_killed` after it: being left early because of a Kill raises nothing.
+        """
+        return KillableScope(self)
+
+    async def wait_stopped(self) -> None:
+        """Return once stopped or killed; at once if it already is. Safe to cancel."""
+        if self.state >= State.STOPPED:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._stopped_event is None:
+            self._stopped_event = trio.Event()
+        await self._stopped_event.wait()
+
+    async def wait_killed(self) -> None:
+        """Return once killed; at once if it already is. Safe to cancel."""
+        if self.state is State.KILLED:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._killed_event is None:
+            self._killed_event = trio.Event()
+        await self._killed_event.wait()
+
+
+class KillableScope:
+    """A `with` block that ends early, silently, when its context is killed."""
+
+    __slots__ = ("_context", "_scope")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._scope = trio.CancelScope()
+
+    def __enter__(self) -> trio.CancelScope:
+        self._context.on_change(self._cancel)
+        return self._scope.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        self._context.off_change(self._cancel)
+        return bool(self._scope.__exit__(exc_type, exc, traceback))
+
+    def _cancel(self, state: State) -> None:
+        if state is State.KILLED:
+            self._scope.cancel()

@@ -1,0 +1,250 @@
+"""Everything that can go wrong, in one tree.
+
+Each class says whose fault it is and what the receiver should do. `definite` answers one
+question: did the operation certainly not happen? Only then, or while no byte of the answer has
+reached the client, may a call be retried. `code` is the word that travels on the wire; the tree
+is rebuilt from it on the other side by `error_from_wire`. HTTP status codes live in
+`http/status.py`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "CompactedError",
+    "ConfigError",
+    "ConnectError",
+    "ControlPlaneError",
+    "DeadlineError",
+    "DisconnectedError",
+    "EngineError",
+    "EventPlaneError",
+    "KilledError",
+    "LeaseLostError",
+    "LocalProtocolError",
+    "ModelAlreadyExistsError",
+    "ModelNotFoundError",
+    "OverloadedError",
+    "ProtocolError",
+    "RefusedError",
+    "RemoteProtocolError",
+    "RequestError",
+    "TransportError",
+    "TrinamoError",
+    "UnavailableError",
+    "UnknownOutcomeError",
+    "error_from_wire",
+    "error_to_wire",
+]
+
+
+class TrinamoError(Exception):
+    """The root of the tree; never raised itself."""
+
+    code: ClassVar[str] = "internal"
+    default_definite: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, definite: bool | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.definite = self.default_definite if definite is None else definite
+
+
+class ConfigError(TrinamoError):
+    """The configuration is wrong. The operator mends the key the message names; nothing started."""
+
+    code = "config"
+    default_definite = True
+
+
+class RequestError(TrinamoError):
+    """The client's request is wrong; asking again without changing it is useless."""
+
+    code = "invalid_request"
+    default_definite = True
+
+    def __init__(
+        self, message: str, *, param: str | None = None, definite: bool | None = None
+    ) -> None:
+        super().__init__(message, definite=definite)
+        self.param = param
+
+
+class ModelNotFoundError(RequestError):
+    """The client asks for a model that no live worker serves. It should list the models."""
+
+    code = "model_not_found"
+
+
+class ModelAlreadyExistsError(TrinamoError):
+    """Our caller adds a model under a name that is taken. It removes the old one first."""
+
+    code = "model_already_exists"
+    default_definite = True
+
+
+class ProtocolError(TrinamoError):
+    """A step that the protocol tables do not list. Abstract: see the two sides below."""
+
+    code = "protocol"
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own bug: this side was about to take a step the tables forbid. Never retried."""
+
+    code = "local_protocol"
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer took a step the tables forbid, or sent bytes that are no frame.
+
+    It ends that one stream or connection, never the process.
+    """
+
+    code = "remote_protocol"
+
+
+class UnavailableError(TrinamoError):
+    """Nobody to ask: no live instance, a draining worker, an unknown endpoint. Try another."""
+
+    code = "unavailable"
+    default_definite = True
+
+
+class OverloadedError(TrinamoError):
+    """A named bound was reached. Ask another instance, or this one later."""
+
+    code = "overloaded"
+    default_definite = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        bound: str = "",
+        value: float = 0,
+        definite: bool | None = None,
+    ) -> None:
+        super().__init__(message, definite=definite)
+        self.bound = bound
+        self.value = value
+
+
+class RefusedError(TrinamoError):
+    """The peer said no before any work started (in its prologue, or with a `refused` frame)."""
+
+    code = "refused"
+    default_definite = True
+
+
+class TransportError(TrinamoError):
+    """The link failed. Bytes may have gone out: not definite unless the subclass says so."""
+
+    code = "transport"
+
+
+class ConnectError(TransportError):
+    """No connection could be made, so nothing was sent. Ask another instance."""
+
+    code = "connect"
+    default_definite = True
+
+
+class DisconnectedError(TransportError):
+    """The connection or the instance went away before the end mark.
+
+    The work may have been done in part: inhibit the instance, then migrate the request or fail it.
+    """
+
+    code = "disconnected"
+
+
+class UnknownOutcomeError(TransportError):
+    """A write to a plane was sent and its answer never came: it may or may not have happened.
+
+    Read the state again before deciding; writes guarded by a revision are safe to repeat.
+    """
+
+    code = "unknown_outcome"
+
+
+class ControlPlaneError(TrinamoError):
+    """The control store answered with an error that is none of the others here."""
+
+    code = "control_plane"
+
+
+class CompactedError(ControlPlaneError):
+    """The revision asked for is gone from the store's history. List again, then watch."""
+
+    code = "compacted"
+    default_definite = True
+
+    def __init__(
+        self, message: str, *, compact_revision: int = 0, definite: bool | None = None
+    ) -> None:
+        super().__init__(message, definite=definite)
+        self.compact_revision = compact_revision
+
+
+class LeaseLostError(ControlPlaneError):
+    """The store no longer knows the lease, so its keys are gone. Grant anew and put them again."""
+
+    code = "lease_lost"
+    default_definite = True
+
+
+class EventPlaneError(TrinamoError):
+    """The message broker answered with an error that is none of the others here."""
+
+    code = "event_plane"
+
+
+class EngineError(TrinamoError):
+    """The engine or handler raised. Carries the worker's words; the worker logged the rest."""
+
+    code = "engine"
+
+
+class DeadlineError(TrinamoError):
+    """The time given is up. What was asked may still be going on until its Kill arrives."""
+
+    code = "deadline"
+
+
+class KilledError(TrinamoError):
+    """The request was killed on our side, so no more of its answer is wanted.
+
+    Not a fault: whoever killed it knows why, and `reason` says it to everyone else.
+    """
+
+    code = "killed"
+
+    def __init__(self, message: str, *, reason: str = "", definite: bool | None = None) -> None:
+        super().__init__(message, definite=definite)
+        self.reason = reason
+
+
+def _concrete(cls: type[TrinamoError]) -> dict[str, type[TrinamoError]]:
+    found = {cls.code: cls}
+    for sub in cls.__subclasses__():
+        found |= _concrete(sub)
+    return found
+
+
+def error_to_wire(error: TrinamoError) -> dict[str, Any]:
+    """The three fields that travel: `code`, `message`, `definite`."""
+    return {"code": error.code, "message": error.message, "definite": error.definite}
+
+
+def error_from_wire(code: str, message: str, *, definite: bool) -> TrinamoError:
+    """Rebuild the error a peer told us about; an unknown code becomes an `EngineError`.
+
+    Codes that only make sense on the side that raised them (`killed`, `local_protocol`, `config`)
+    arrive as `EngineError` too: to us the peer's bug is an engine failure, not ours.
+    """
+    cls = _concrete(TrinamoError).get(code, EngineError)
+    if cls in (TrinamoError, KilledError, LocalProtocolError, ConfigError):
+        cls = EngineError
+    return cls(message, definite=definite)

@@ -1,0 +1,345 @@
+"""What the processes count, in the field's words: one class per role, methods named after events.
+
+Each object owns its registry, so that several runtimes in one process (tests, the simulator) do
+not share numbers. Children are cached per label set, because looking one up costs more than
+counting. The exposition is cached for a second: it blocks the loop, up to 20 ms with 100 models.
+Times come from `env.clock`. What this module does not do: serve the text (`http/models.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from .env import Env
+
+__all__ = [
+    "CANCELLED",
+    "CONTENT_TYPE",
+    "SUCCESS",
+    "UNKNOWN_MODEL",
+    "FrontendMetrics",
+    "LeaseState",
+    "Metrics",
+    "RequestRecord",
+    "WorkerMetrics",
+    "WorkerRecord",
+]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SUCCESS: Final = "success"
+"""The outcome of a request that ended with its whole answer; others are codes of `errors.py`."""
+CANCELLED: Final = "cancelled"
+"""The outcome of a request whose task was cancelled from outside, before it could say more."""
+UNKNOWN_MODEL: Final = "unknown"
+"""The model label before a model is found: a client's text must never make a new time series."""
+
+_RENDER_INTERVAL_S: Final = 1.0
+_DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FIRST_TOKEN_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60),
+)
+_TOKEN_GAP_BUCKETS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1, 2.5),
+)
+
+
+class LeaseState(enum.StrEnum):
+    """What a process knows of its lease."""
+
+    NONE = "none"
+    """Never granted, or given back."""
+    GRANTED = "granted"
+    LOST = "lost"
+    """The store forgot it; a new one is being asked for."""
+
+
+@attrs.frozen
+class _Samples:
+    """A view of a registry without the `_created` series, which double the text for nobody."""
+
+    registry: CollectorRegistry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+
+
+class Metrics:
+    """What every process has: a registry, its exposition, lease, live set, connections."""
+
+    def __init__(self, env: Env) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._clock = env.clock
+        self._rendered = b""
+        self._rendered_at: float | None = None
+        self._lease = self._gauge("lease_state", "1 at the lease's state, else 0", "state")
+        self._live = self._gauge("live_instances", "Instances in the live set", "endpoint")
+        self._inhibited = self._gauge(
+            "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
+        )
+        self._connections = self._gauge("connections", "Open connections", "kind")
+        self.lease_state(LeaseState.NONE)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"trinamo_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"trinamo_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"trinamo_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def lease_state(self, state: LeaseState) -> None:
+        """The lease is now in `state`."""
+        for known in LeaseState:
+            self._lease.labels(known.value).set(known is state)
+
+    def live_set(self, endpoint: str, *, live: int, inhibited: int) -> None:
+        """`endpoint` now has `live` instances, `inhibited` of them avoided by the router."""
+        self._live.labels(endpoint).set(live)
+        self._inhibited.labels(endpoint).set(inhibited)
+
+    def endpoint_gone(self, endpoint: str) -> None:
+        """Nobody watches `endpoint` any more: its series end."""
+        for gauge in (self._live, self._inhibited):
+            gauge.remove_by_labels({"endpoint": endpoint})
+
+    def connection_opened(self, kind: str) -> None:
+        """A connection of `kind` (`http`, `request`, `response`) is open."""
+        self._connections.labels(kind).inc()
+
+    def connection_closed(self, kind: str) -> None:
+        """A connection of `kind` is closed."""
+        self._connections.labels(kind).dec()
+
+    def render(self) -> bytes:
+        """The exposition in Prometheus' text format, at most a second old."""
+        now = self._clock.now()
+        if self._rendered_at is None or now - self._rendered_at >= _RENDER_INTERVAL_S:
+            self._rendered_at = now
+            self._rendered = generate_latest(_Samples(self.registry))
+        return self._rendered
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sample `trinamo_<name>` with exactly these labels, as of now; 0 if there is none."""
+        return self.registry.get_sample_value(f"trinamo_{name}", labels) or 0.0
+
+
+# --- frontend --------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _ModelSeries:
+    """The children of one model and endpoint."""
+
+    in_flight: Gauge
+    duration: Histogram
+    first_token: Histogram
+    token_gap: Histogram
+    tokens_in: Counter
+    tokens_out: Counter
+    disconnects: Counter
+
+
+class FrontendMetrics(Metrics):
+    """What a frontend counts about its clients' requests.
+
+    `endpoint` is `chat` or `completions`. A request is counted once, by its outcome, when it ends.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._series: dict[tuple[str, str], _ModelSeries] = {}
+        by_model = ("model", "endpoint")
+        self._requests = self._counter(
+            "requests", "Requests that ended", "model", "endpoint", "outcome"
+        )
+        self._in_flight = self._gauge("requests_in_flight", "Requests not ended yet", *by_model)
+        self._duration = self._histogram(
+            "request_duration_seconds", "Arrival to end", _DURATION_BUCKETS_S, *by_model
+        )
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "Arrival to the first token",
+            _FIRST_TOKEN_BUCKETS_S,
+            *by_model,
+        )
+        self._token_gap = self._histogram(
+            "inter_token_latency_seconds",
+            "From one step's tokens to the next, divided by the tokens of the step",
+            _TOKEN_GAP_BUCKETS_S,
+            *by_model,
+        )
+        self._tokens_in = self._counter("input_tokens", "Prompt tokens", *by_model)
+        self._tokens_out = self._counter("output_tokens", "Generated tokens", *by_model)
+        self._disconnects = self._counter(
+            "client_disconnects", "Clients that left before their answer's end", *by_model
+        )
+        self._cancellations = self._counter(
+            "cancellations", "Requests stopped or killed", "model", "reason"
+        )
+
+    @contextmanager
+    def request(self, model: str, endpoint: str) -> Iterator[RequestRecord]:
+        """Count one request while inside; set `outcome` before leaving."""
+        record = RequestRecord(self, model, endpoint, self._clock.now())
+        record.series.in_flight.inc()
+        try:
+            yield record
+        finally:
+            record.series.in_flight.dec()
+            record.series.duration.observe(self._clock.now() - record.started_at)
+            self._requests.labels(model, endpoint, record.outcome).inc()
+
+    def refused(self, endpoint: str, outcome: str) -> None:
+        """A request ended before its model was known."""
+        self._requests.labels(UNKNOWN_MODEL, endpoint, outcome).inc()
+
+    def now(self) -> float:
+        """The clock the records measure with."""
+        return self._clock.now()
+
+    def series(self, model: str, endpoint: str) -> _ModelSeries:
+        """The children for these labels, looked up once."""
+        key = (model, endpoint)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = _ModelSeries(
+                in_flight=self._in_flight.labels(*key),
+                duration=self._duration.labels(*key),
+                first_token=self._first_token.labels(*key),
+                token_gap=self._token_gap.labels(*key),
+                tokens_in=self._tokens_in.labels(*key),
+                tokens_out=self._tokens_out.labels(*key),
+                disconnects=self._disconnects.labels(*key),
+            )
+        return series
+
+    def cancelled(self, model: str, reason: str) -> None:
+        """A request was stopped or killed, for `reason`."""
+        self._cancellations.labels(model, reason).inc()
+
+
+class RequestRecord:
+    """One request of a frontend, from arrival to end."""
+
+    __slots__ = ("_last_token_at", "_metrics", "model", "outcome", "series", "started_at")
+
+    def __init__(
+        self, metrics: FrontendMetrics, model: str, endpoint: str, started_at: float
+    ) -> None:
+        self._metrics = metrics
+        self._last_token_at: float | None = None
+        self.model = model
+        self.outcome = CANCELLED
+        self.series = metrics.series(model, endpoint)
+        self.started_at = started_at
+
+    def prompt(self, tokens: int) -> None:
+        """The prompt has `tokens` tokens."""
+        self.series.tokens_in.inc(tokens)
+
+    def token(self, tokens: int) -> None:
+        """One step brought `tokens` tokens; none is no step."""
+        if tokens <= 0:
+            return
+        now = self._metrics.now()
+        if self._last_token_at is None:
+            self.series.first_token.observe(now - self.started_at)
+        else:
+            self.series.token_gap.observe((now - self._last_token_at) / tokens)
+        self._last_token_at = now
+        self.series.tokens_out.inc(tokens)
+
+    def disconnected(self) -> None:
+        """The client left before the answer's end."""
+        self.series.disconnects.inc()
+
+    def cancelled(self, reason: str) -> None:
+        """The request was stopped or killed, for `reason`."""
+        self._metrics.cancelled(self.model, reason)
+
+
+# --- worker ----------------------------------------------------------------------------------
+
+
+class WorkerMetrics(Metrics):
+    """What a worker counts about the requests it serves. `endpoint` is the endpoint's path."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._requests = self._counter(
+            "worker_requests", "Requests that ended", "endpoint", "outcome"
+        )
+        self._in_flight = self._gauge(
+            "worker_requests_in_flight", "Requests being served", "endpoint"
+        )
+        self._duration = self._histogram(
+            "worker_request_duration_seconds", "Acceptance to end", _DURATION_BUCKETS_S, "endpoint"
+        )
+        self._items = self._counter("worker_items", "Items yielded by handlers", "endpoint")
+        self._streams = self._gauge("worker_streams", "Open response streams")
+        self._cancellations = self._counter(
+            "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
+        )
+
+    @contextmanager
+    def request(self, endpoint: str) -> Iterator[WorkerRecord]:
+        """Count one request while inside; set `outcome` before leaving."""
+        record = WorkerRecord(self, endpoint, self._items.labels(endpoint))
+        in_flight = self._in_flight.labels(endpoint)
+        in_flight.inc()
+        started_at = self._clock.now()
+        try:
+            yield record
+        finally:
+            in_flight.dec()
+            self._duration.labels(endpoint).observe(self._clock.now() - started_at)
+            self._requests.labels(endpoint, record.outcome).inc()
+
+    def refused(self, endpoint: str, outcome: str) -> None:
+        """A request got a NACK; `outcome` is its status."""
+        self._requests.labels(endpoint, outcome).inc()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count one response stream while inside."""
+        self._streams.inc()
+        try:
+            yield
+        finally:
+            self._streams.dec()
+
+    def cancelled(self, endpoint: str, reason: str) -> None:
+        """A request was stopped or killed, for `reason`."""
+        self._cancellations.labels(endpoint, reason).inc()
+
+
+@attrs.define
+class WorkerRecord:
+    """One request of a worker."""
+
+    metrics: WorkerMetrics
+    endpoint: str
+    _items: Counter
+    outcome: str = CANCELLED
+
+    def item(self, count: int = 1) -> None:
+        """The handler yielded `count` items."""
+        self._items.inc(count)
+
+    def cancelled(self, reason: str) -> None:
+        """The request was stopped or killed, for `reason`."""
+        self.metrics.cancelled(self.endpoint, reason)

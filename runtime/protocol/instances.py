@@ -1,0 +1,197 @@
+"""The live set of one endpoint: what discovery says, minus what we found faulty ourselves.
+
+Sans-IO: `registration.py` writes the entries, `router.py` feeds the watch in and asks. An entry
+that does not decode is refused one at a time; the watcher lives on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+import msgspec
+
+from ..errors import RemoteProtocolError, RequestError
+
+__all__ = [
+    "INSTANCE_PREFIX",
+    "EndpointName",
+    "Instance",
+    "InstanceChange",
+    "LiveSet",
+    "decode_instance",
+    "encode_instance",
+]
+
+INSTANCE_PREFIX: Final = "instances/"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_ID: Final = re.compile(r"[0-9a-f]{1,16}")
+
+
+@attrs.frozen
+class EndpointName:
+    """`namespace/component/endpoint`: what callers ask for and workers serve."""
+
+    namespace: str
+    component: str
+    endpoint: str
+
+    def __attrs_post_init__(self) -> None:
+        for part in (self.namespace, self.component, self.endpoint):
+            if not _NAME.fullmatch(part):
+                raise RequestError(
+                    f"{part!r} is not a name: lower-case letters, digits, '.', '_' and '-', "
+                    "at most 63, starting with a letter or digit"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> EndpointName:
+        """The name in `namespace/component/endpoint`; `RequestError` for anything else."""
+        parts = text.split("/")
+        if len(parts) != 3:
+            raise RequestError(f"{text!r} is not namespace/component/endpoint")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.component}/{self.endpoint}"
+
+    @property
+    def key_prefix(self) -> str:
+        """Where its instances are registered; ends with `/`, so `foo` does not match `foobar`."""
+        return f"{INSTANCE_PREFIX}{self}/"
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker process serving one endpoint, as registered under its lease."""
+
+    endpoint: str
+    id: str
+    """16 hexadecimal digits; kept over a lost lease, new for every process."""
+    transports: dict[str, str]
+    """Request-plane transport to address, such as `{"tcp": "10.0.0.7:4711"}`."""
+    incarnation: int = 1
+    """Counts registrations under this id: a fresh one after every lost lease."""
+    draining: bool = False
+    """It finishes what it has and takes nothing new; it leaves when that is done."""
+    metadata: dict[str, str] = {}
+
+    @property
+    def key(self) -> str:
+        """Its key in the control plane."""
+        return f"{INSTANCE_PREFIX}{self.endpoint}/{self.id}"
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Instance)
+
+
+def encode_instance(instance: Instance) -> bytes:
+    """The value to register."""
+    return _encoder.encode(instance)
+
+
+def decode_instance(key: str, value: bytes) -> Instance:
+    """The instance registered under `key`; `RemoteProtocolError` if the two do not fit."""
+    try:
+        instance = _decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"{key}: not an instance: {error}") from error
+    if instance.key != key or not _ID.fullmatch(instance.id):
+        raise RemoteProtocolError(f"{key}: holds the instance {instance.endpoint}/{instance.id}")
+    return instance
+
+
+@attrs.frozen
+class InstanceChange:
+    """What one step changed. A re-registered instance is neither joined nor left."""
+
+    joined: tuple[Instance, ...] = ()
+    left: tuple[Instance, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Why entries were not taken, one sentence each."""
+
+
+class LiveSet:
+    """Instances by id, in the order they joined."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Instance] = {}
+        self._inhibited: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def instances(self) -> list[Instance]:
+        """All that discovery names, also the inhibited ones."""
+        return list(self._by_key.values())
+
+    def get(self, instance_id: str) -> Instance | None:
+        """The live instance with this id."""
+        return next((i for i in self._by_key.values() if i.id == instance_id), None)
+
+    def replace(self, entries: Iterable[tuple[str, bytes]]) -> InstanceChange:
+        """A snapshot or resync: what it does not name has left."""
+        fresh = dict(entries)
+        left = tuple(self._by_key.pop(key) for key in list(self._by_key) if key not in fresh)
+        joined: list[Instance] = []
+        refused: list[str] = []
+        for key, value in fresh.items():
+            change = self.put(key, value)
+            joined += change.joined
+            refused += change.refused
+        self._forget(left)
+        return InstanceChange(tuple(joined), left, tuple(refused))
+
+    def put(self, key: str, value: bytes) -> InstanceChange:
+        """One entry was written. A re-registration ends the instance's inhibition."""
+        try:
+            instance = decode_instance(key, value)
+        except RemoteProtocolError as error:
+            return InstanceChange(refused=(error.message,))
+        known = self._by_key.get(key)
+        self._by_key[key] = instance
+        if known != instance:
+            self._inhibited.pop(instance.id, None)
+        return InstanceChange(joined=() if known is not None else (instance,))
+
+    def delete(self, key: str) -> InstanceChange:
+        """One entry is gone."""
+        instance = self._by_key.pop(key, None)
+        left = () if instance is None else (instance,)
+        self._forget(left)
+        return InstanceChange(left=left)
+
+    def _forget(self, left: tuple[Instance, ...]) -> None:
+        for instance in left:
+            self._inhibited.pop(instance.id, None)
+
+    # --- what we found out ourselves ---
+
+    def inhibit(self, instance_id: str, until: float) -> None:
+        """Do not choose this instance before `until`, while there is another."""
+        if self.get(instance_id) is not None:
+            self._inhibited[instance_id] = until
+
+    def clear_inhibition(self, instance_id: str) -> None:
+        """The instance answered: choose it again."""
+        self._inhibited.pop(instance_id, None)
+
+    def inhibited_count(self, now: float) -> int:
+        """How many live instances are inhibited."""
+        return sum(until > now for until in self._inhibited.values())
+
+    def candidates(self, now: float) -> list[Instance]:
+        """Whom to choose from: the live ones not draining and not inhibited.
+
+        If inhibition leaves nobody, all that do not drain: their faults may have passed, and
+        refusing the request outright would certainly fail it.
+        """
+        for instance_id in [i for i, until in self._inhibited.items() if until <= now]:
+            del self._inhibited[instance_id]
+        open_ones = [i for i in self._by_key.values() if not i.draining]
+        if not self._inhibited:
+            return open_ones
+        return [i for i in open_ones if i.id not in self._inhibited] or open_ones

@@ -1,0 +1,23 @@
+"""TCP: the request plane, and the response plane in which workers call home.
+
+Read `stream_server.py` (caller) beside `stream_client.py` (worker), then `request_plane.py`
+(caller) beside `request_server.py` (worker). `outbox.py` is how everything is written,
+`channel.py` how items reach the consumer. Works unchanged on simulated sockets.
+"""
+
+from .request_plane import TcpRequestPlane, open_request_plane
+from .request_server import TcpRequestServer, open_request_server
+from .sockets import TcpOptions
+from .stream_client import TcpClient
+from .stream_server import TcpStreamServer, open_stream_server
+
+__all__ = [
+    "TcpClient",
+    "TcpOptions",
+    "TcpRequestPlane",
+    "TcpRequestServer",
+    "TcpStreamServer",
+    "open_request_plane",
+    "open_request_server",
+    "open_stream_server",
+]

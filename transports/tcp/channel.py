@@ -1,0 +1,168 @@
+"""The caller's end of one response stream, between the connection's reader and the consumer.
+
+The reader puts items in by the batch, synchronously; the consumer takes them out one by one,
+mostly without a schedule point. Bounded in bytes: over `bytes_max` the reader stops reading, and
+TCP's window carries that back to the worker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Self
+
+import trio
+
+from trinamo.runtime.errors import TrinamoError
+
+__all__ = ["Channel"]
+
+_ITEMS_PER_CHECKPOINT: Final = 32
+"""A consumer of a stream that is never empty still lets others run this often."""
+
+
+class Channel:
+    """Items, then exactly one terminal: the end of iteration, or one error.
+
+    One consumer at a time. A receive that is cancelled loses nothing.
+    """
+
+    __slots__ = (
+        "_bytes_max",
+        "_consumer",
+        "_ended",
+        "_error",
+        "_items",
+        "_opened",
+        "_room",
+        "_since_checkpoint",
+        "_told",
+        "buffered_bytes",
+    )
+
+    def __init__(self, bytes_max: int) -> None:
+        self._items: deque[bytes] = deque()
+        self.buffered_bytes = 0
+        self._bytes_max = bytes_max
+        self._opened = False
+        self._ended = False
+        self._error: TrinamoError | None = None
+        self._told = False
+        self._consumer: trio.lowlevel.Task | None = None
+        self._room: trio.Event | None = None
+        self._since_checkpoint = 0
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal is known; items before it may still wait to be taken."""
+        return self._ended
+
+    # --- the reader's side: plain functions, no checkpoint ---
+
+    def open(self) -> None:
+        """The prologue came: the handler has started."""
+        self._opened = True
+        self._wake()
+
+    def extend(self, items: list[bytes]) -> None:
+        """Queue a batch of items; dropped once the stream has ended."""
+        if self._ended:
+            return
+        self._items.extend(items)
+        for item in items:
+            self.buffered_bytes += len(item)
+        self._wake()
+
+    def complete(self) -> None:
+        """The end mark came: after the queued items iteration ends."""
+        self._end(None)
+
+    def fail(self, error: TrinamoError) -> None:
+        """After the queued items raise `error`; does nothing if the stream has ended."""
+        self._end(error)
+
+    def abandon(self, error: TrinamoError) -> None:
+        """Raise `error` at once: queued items are dropped, nobody wants them."""
+        if self._end(error):
+            self._items.clear()
+            self.buffered_bytes = 0
+            self._make_room()
+
+    def _end(self, error: TrinamoError | None) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
+        self._error = error
+        self._wake()
+        self._make_room()
+        return True
+
+    async def wait_room(self) -> None:
+        """Wait until fewer than half of `bytes_max` are buffered, or the stream has ended."""
+        if self._ended or self.buffered_bytes < self._bytes_max:
+            return
+        if self._room is None:
+            self._room = trio.Event()
+        await self._room.wait()
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    # --- the consumer's side ---
+
+    def _wake(self) -> None:
+        if self._consumer is not None:
+            task, self._consumer = self._consumer, None
+            trio.lowlevel.reschedule(task)
+
+    def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        self._consumer = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _wait(self) -> None:
+        if self._consumer is not None:
+            raise trio.BusyResourceError("another task is consuming this stream")
+        self._consumer = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    async def wait_prologue(self) -> None:
+        """Return once the handler has started; raise the terminal error if it never will."""
+        while not self._opened and not self._ended:
+            await self._wait()
+        if not self._opened and self._error is not None:
+            self._told = True
+            raise self._error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next item; `StopAsyncIteration` after Sentinel, else the terminal error, once."""
+        items = self._items
+        if items:
+            self._since_checkpoint += 1
+            if self._since_checkpoint >= _ITEMS_PER_CHECKPOINT:
+                self._since_checkpoint = 0
+                await trio.lowlevel.checkpoint()
+        while not items:
+            if self._ended:
+                if self._error is None or self._told:
+                    raise StopAsyncIteration
+                self._told = True
+                raise self._error
+            self._since_checkpoint = 0
+            await self._wait()
+        item = items.popleft()
+        self.buffered_bytes -= len(item)
+        if self._room is not None and self.buffered_bytes * 2 <= self._bytes_max:
+            self._make_room()
+        return item
+
+    def receive_nowait(self) -> list[bytes]:
+        """All items that wait now, possibly none. The caller makes checkpoints of its own."""
+        items = list(self._items)
+        self._items.clear()
+        self.buffered_bytes = 0
+        self._make_room()
+        return items

@@ -1,0 +1,182 @@
+"""The caller's end of the tcp request plane: one pipelined connection per worker process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import outcome
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.protocol.codec import FrameDecoder, encode_frame
+from trinamo.runtime.protocol.request import (
+    Ack,
+    Answer,
+    Envelope,
+    decode_answer,
+    encode_cancel,
+    encode_envelope,
+    raise_for_nack,
+)
+
+from .outbox import Outbox
+from .sockets import TcpOptions, dial
+
+__all__ = ["TcpRequestPlane", "open_request_plane"]
+
+
+class TcpRequestPlane:
+    """A `RequestPlane` over TCP. Connections are made on first use and kept."""
+
+    transport = "tcp"
+
+    def __init__(self, options: TcpOptions, nursery: trio.Nursery) -> None:
+        self.options = options
+        self._nursery = nursery
+        self._links: dict[str, _Link] = {}
+
+    @property
+    def connection_count(self) -> int:
+        """Connections held now."""
+        return len(self._links)
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        """Deliver a streaming request and return the worker's ACK or NACK.
+
+        Cancelled while waiting, it has told the worker to forget the request.
+        """
+        answer, _ = await self._ask(address, envelope, payload)
+        return answer.ack
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        """Deliver a unary request and return its encoded result.
+
+        Raises what the worker raised, `OverloadedError`, `UnavailableError` or `RequestError` for
+        a NACK, `ConnectError` (nothing sent) or `DisconnectedError` (it may have run).
+        """
+        answer, result = await self._ask(address, envelope, payload)
+        if answer.error is not None:
+            error = answer.error
+            raise error_from_wire(error.code, error.message, definite=error.definite)
+        raise_for_nack(answer.ack)
+        return result
+
+    async def _ask(self, address: str, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+        if len(payload) > self.options.data_bytes_max:
+            raise RequestError(
+                f"a payload of {len(payload)} bytes; at most {self.options.data_bytes_max}"
+            )
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = _Link(self, address)
+            self._nursery.start_soon(link.run)
+        return await link.ask(envelope, payload)
+
+    def forget(self, link: _Link) -> None:
+        """Drop a connection that ended, so that the next request makes a new one."""
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+
+
+class _Link:
+    """One connection to one worker, from dialling to its end; a task of the plane."""
+
+    def __init__(self, plane: TcpRequestPlane, address: str) -> None:
+        self.address = address
+        self._plane = plane
+        self._outbox = Outbox(plane.options.queue_bytes_max)
+        self._waiting: dict[str, trio.lowlevel.Task] = {}
+        self._connected = trio.Event()
+        self._error: TrinamoError | None = None
+
+    async def ask(self, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+        if not self._connected.is_set():
+            await self._connected.wait()
+        if self._outbox.queued_bytes >= self._plane.options.queue_bytes_max:
+            await self._outbox.drain()
+        if self._error is not None:
+            raise _copy(self._error)
+        request_id = envelope.id
+        assert request_id not in self._waiting, f"request id {request_id} asked twice"
+        self._outbox.put_nowait(encode_frame(encode_envelope(envelope), payload))
+        self._waiting[request_id] = trio.lowlevel.current_task()
+
+        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            del self._waiting[request_id]
+            self._outbox.put_nowait(encode_frame(encode_cancel(request_id)))
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)
+        return answer
+
+    async def run(self) -> None:
+        error: TrinamoError = DisconnectedError(f"the connection to {self.address} ended")
+        try:
+            async with await dial(self.address, self._plane.options) as stream:
+                self._connected.set()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, stream, nursery.cancel_scope)
+                    try:
+                        await self._read(stream)
+                    except RemoteProtocolError as bad:
+                        error = bad
+                    nursery.cancel_scope.cancel()
+        except ConnectError as failed:
+            error = failed
+        finally:
+            self._end(error)
+
+    def _end(self, error: TrinamoError) -> None:
+        self._plane.forget(self)
+        self._error = error if isinstance(error, ConnectError) else ConnectError(error.message)
+        self._connected.set()
+        self._outbox.discard()
+        waiting, self._waiting = self._waiting, {}
+        for task in waiting.values():
+            trio.lowlevel.reschedule(task, outcome.Error(_copy(error)))
+
+    async def _write(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        try:
+            await self._outbox.run(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            scope.cancel()
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        options = self._plane.options
+        decoder = FrameDecoder(
+            header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
+        )
+        try:
+            while data := await stream.receive_some(options.buffer_bytes):
+                for header, result in decoder.feed(bytes(data)):
+                    answer = decode_answer(header)
+                    if not answer.id:
+                        # An answer to no request: the worker calls our bytes malformed.
+                        raise RemoteProtocolError(f"turned away: {answer.message}")
+                    task = self._waiting.pop(answer.id, None)
+                    if task is not None:
+                        trio.lowlevel.reschedule(task, outcome.Value((answer, result)))
+                decoder.check()
+        except trio.BrokenResourceError:
+            pass
+
+
+def _copy(error: TrinamoError) -> TrinamoError:
+    """An exception of its own for every waiter: a shared one would mix their tracebacks."""
+    return type(error)(error.message)
+
+
+@asynccontextmanager
+async def open_request_plane(options: TcpOptions) -> AsyncIterator[TcpRequestPlane]:
+    """The caller's request plane; leaving it closes every connection."""
+    async with trio.open_nursery() as nursery:
+        yield TcpRequestPlane(options, nursery)
+        nursery.cancel_scope.cancel()

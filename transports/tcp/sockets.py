@@ -1,0 +1,162 @@
+"""TCP sockets as every tcp plane wants them: options, addresses, listeners, dialling.
+
+Goes through `trio.socket` only, so that the simulator's socket factory serves it unchanged.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket as stdlib_socket
+from typing import Final
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX
+
+from .interfaces import interface_address
+
+__all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
+
+_BACKLOG: Final = 1024
+
+
+@attrs.frozen(kw_only=True)
+class TcpOptions:
+    """Everything about TCP that an operator may set; the keys of `data_plane.tcp`.
+
+    `host` is bound, `advertise_host` is what others are told (default: the bound address, or the
+    machine's own if all are bound). `interface` names a network interface whose address to bind.
+    `port` 0 lets the kernel choose.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    interface: str | None = None
+    advertise_host: str | None = None
+    connect_timeout_s: float = 5.0
+    handshake_timeout_s: float = 10.0
+    linger_s: float = 1.0
+    keepalive_idle_s: int = 5
+    keepalive_interval_s: int = 2
+    keepalive_count: int = 3
+    user_timeout_s: float = 10.0
+    buffer_bytes: int = 64 * 1024
+    queue_bytes_max: int = 256 * 1024
+    header_bytes_max: int = HEADER_BYTES_MAX
+    data_bytes_max: int = DATA_BYTES_MAX
+    connections_max: int = 16384
+
+
+def tune(stream: trio.SocketStream, options: TcpOptions) -> None:
+    """No Nagle delay, and both halves of half-open detection.
+
+    Keep-alive notices a dead peer while we are silent, TCP_USER_TIMEOUT while data of ours is
+    unacknowledged; each alone misses the other case.
+    """
+    tcp = stdlib_socket.IPPROTO_TCP
+    try:
+        stream.setsockopt(tcp, stdlib_socket.TCP_NODELAY, 1)
+        stream.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
+        stream.setsockopt(tcp, stdlib_socket.TCP_KEEPIDLE, options.keepalive_idle_s)
+        stream.setsockopt(tcp, stdlib_socket.TCP_KEEPINTVL, options.keepalive_interval_s)
+        stream.setsockopt(tcp, stdlib_socket.TCP_KEEPCNT, options.keepalive_count)
+        stream.setsockopt(tcp, stdlib_socket.TCP_USER_TIMEOUT, int(options.user_timeout_s * 1000))
+    except OSError as error:
+        # The peer may be gone already; the first read says so in its own words.
+        if error.errno not in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
+            raise
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with brackets round an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host and port of `host:port` or `[v6]:port`; anything else is a `ConnectError`."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConnectError(f"{address!r} is not a host:port address")
+    return host, int(port)
+
+
+def _family(host: str) -> stdlib_socket.AddressFamily | None:
+    try:
+        version = ipaddress.ip_address(host.partition("%")[0]).version
+    except ValueError:
+        return None
+    return stdlib_socket.AF_INET if version == 4 else stdlib_socket.AF_INET6
+
+
+async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
+    """Bind and listen; the listener and the address to advertise.
+
+    Raises `ConfigError` naming the address when it is taken or not ours.
+    """
+    host = interface_address(options.interface) if options.interface else options.host
+    family = _family(host)
+    try:
+        if family is None:
+            listener = (await trio.open_tcp_listeners(options.port, host=host))[0]
+        else:
+            socket = trio.socket.socket(family, stdlib_socket.SOCK_STREAM)
+            try:
+                socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEADDR, 1)
+                await socket.bind((host, options.port))
+                socket.listen(_BACKLOG)
+            except BaseException:
+                socket.close()
+                raise
+            listener = trio.SocketListener(socket)
+    except OSError as error:
+        raise ConfigError(_bind_sentence(host, options.port, error)) from error
+    bound_host, bound_port = listener.socket.getsockname()[:2]
+    advertised = options.advertise_host or _reachable(bound_host)
+    return listener, format_address(advertised, bound_port)
+
+
+def _bind_sentence(host: str, port: int, error: OSError) -> str:
+    where = format_address(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return f"cannot listen on {where}: the port is in use; choose another, or 0 for any"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"cannot listen on {where}: this machine has no such address"
+    return f"cannot listen on {where}: {error.strerror or error}"
+
+
+def _reachable(bound_host: str) -> str:
+    """What to tell others when all addresses are bound: the machine's own name for itself."""
+    if bound_host not in ("0.0.0.0", "::"):  # noqa: S104 -- recognised here, not bound
+        return bound_host
+    return stdlib_socket.gethostname()
+
+
+async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
+    """Connect to `host:port`, tuned; `ConnectError` if that fails or takes too long."""
+    host, port = split_address(address)
+    family = _family(host)
+    try:
+        with trio.fail_after(options.connect_timeout_s):
+            if family is None:
+                stream = await trio.open_tcp_stream(host, port)
+            else:
+                # A literal address needs no resolver and no race of attempts: a third of the cost.
+                socket = trio.socket.socket(family, stdlib_socket.SOCK_STREAM)
+                try:
+                    await socket.connect((host, port))
+                except BaseException:
+                    socket.close()
+                    raise
+                stream = trio.SocketStream(socket)
+    except trio.TooSlowError:
+        raise ConnectError(
+            f"no connection to {address} within {options.connect_timeout_s:g} s"
+        ) from None
+    except OSError as error:
+        raise ConnectError(f"no connection to {address}: {error.strerror or error}") from error
+    tune(stream, options)
+    return stream
