@@ -68,6 +68,7 @@ __all__ = [
     "TcpConfig",
     "TlsConfig",
     "WorkerConfig",
+    "config_notices",
     "load_config",
     "preset_text",
 ]
@@ -194,7 +195,7 @@ class ShutdownConfig(Section, frozen=True, kw_only=True):
     stop_timeout_s: Annotated[Seconds, about("After Stop: let requests finish early.")] = 5.0
     kill_timeout_s: Annotated[Seconds, about("After Kill: let their tasks end.")] = 2.0
     transfer_timeout_s: Annotated[
-        Seconds, about("KV transfers in flight; blocks of those that outlast it are quarantined.")
+        Seconds, about("Wait for KV transfers in flight; this version has none.")
     ] = 5.0
     revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
     close_timeout_s: Annotated[Seconds, about("Close the planes.")] = 3.0
@@ -260,3 +261,25 @@ def load_config(
     settings |= read_environ(Config, os.environ if environ is None else environ)
     settings |= read_overrides(Config, overrides or {})
     return build_config(Config, settings)
+
+
+def config_notices(config: Config) -> list[str]:
+    """What is valid but not what it seems: sentences for the log at the start, and for doctor."""
+    found = []
+    data = config.data_plane
+    for name, section in (("nixl", data.nixl), ("mooncake", data.mooncake)):
+        if section.enabled:
+            found.append(
+                f"data_plane.{name}.enabled is true, but this version has no such transport;"
+                " tcp is used instead"
+            )
+    etcd, nats = config.control_plane.etcd, config.event_plane.nats
+    if config.control_plane.embedded is False and etcd.nodes != len(etcd.endpoints):
+        found.append(
+            f"control_plane.etcd.nodes is {etcd.nodes}, but there are {len(etcd.endpoints)} endpoints"
+        )
+    if config.event_plane.embedded is False and nats.nodes != len(nats.servers):
+        found.append(
+            f"event_plane.nats.nodes is {nats.nodes}, but there are {len(nats.servers)} servers"
+        )
+    return found

@@ -9,6 +9,7 @@ which reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import attrs
@@ -133,15 +134,17 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def section_types(root: type[Section], prefix: str = "") -> dict[str, type[Section]]:
+@cache
+def section_types(root: type[Section], prefix: str = "") -> Mapping[str, type[Section]]:
     """Every section under `root` by its dotted key, parents first; the root's own key is empty."""
-    found: dict[str, type[Section]] = {prefix: root}
+    found = {prefix: root}
     for name, kind in get_type_hints(root, include_extras=True).items():
         if _is_section(kind):
             found |= section_types(kind, f"{prefix}.{name}" if prefix else name)
     return found
 
 
+@cache
 def config_fields(root: type[Section]) -> Mapping[str, Field]:
     """Every key under `root` by its dotted name, in the order of the structs."""
     found: dict[str, Field] = {}

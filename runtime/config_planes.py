@@ -80,11 +80,9 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
     attempt_timeout_s: Annotated[
         Seconds, about("For one try; short, so that a lost leader costs little.")
     ] = 0.7
-    keepalive_time_s: Annotated[
-        Seconds, about("Idle time before an HTTP/2 ping; etcd refuses less than 5 s.")
-    ] = 10.0
-    keepalive_timeout_s: Annotated[Seconds, about("A ping unanswered this long ends it.")] = 5.0
-    value_bytes_max: Annotated[FrameBytes, about("Largest value we write.")] = 1 << 20
+    silence_s: Annotated[
+        Seconds, about("A watch stream that says nothing this long is given up for a new one.")
+    ] = 6.0
     data_dir: Annotated[
         Text | None, about("Where an embedded server keeps its data; null: a temporary folder.")
     ] = None
@@ -197,6 +195,7 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         Text | None, about("Address told to peers; null: the one we are bound to.")
     ] = None
     connect_timeout_s: Annotated[Seconds, about("For a connection to a peer.")] = 5.0
+    ack_timeout_s: Annotated[Seconds, about("For a worker's typed answer to an envelope.")] = 5.0
     handshake_timeout_s: Annotated[
         Seconds, about("A caller's connection that has not greeted by then is closed.")
     ] = 10.0
@@ -222,7 +221,11 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     ] = 262_144
     header_bytes_max: Annotated[FrameBytes, about("Largest frame header.")] = 131_072
     data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
-    connections_max: Annotated[Count, about("Open connections per listener.")] = 16_384
+    connections_max: Annotated[Count, about("Open connections per listener.")] = 4096
+    subjects_max: Annotated[Count, about("Subjects that may wait for a call home.")] = 4096
+    backlog: Annotated[
+        Annotated[int, Meta(ge=1, le=65_535)], about("Length of the accept queue.")
+    ] = 1024
 
 
 class NixlConfig(Section, frozen=True, kw_only=True):

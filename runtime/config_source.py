@@ -46,7 +46,7 @@ PREFIX = "TRINAMO_"
 RESERVED_VARIABLES: Mapping[str, str] = {
     "TRINAMO_CONFIG": "the configuration file, as `--config`",
     "TRINAMO_PRESET": "the preset, as `--preset`",
-    "TRINAMO_MODEL": "the GGUF file the llamacpp engine loads, or where it is fetched to",
+    "TRINAMO_MODEL": "the GGUF file that the llamacpp engine loads",
 }
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]i?B|B)?")
@@ -189,10 +189,14 @@ class _YamlWalk:
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
             self.count(key_node)
+            if not isinstance(key_node, yaml.ScalarNode) or not _is_word(key_node.value):
+                raise ConfigError(
+                    f"{prefix or 'the document'} ({self.origin(key_node)}): a key is one plain word"
+                )
             key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
-            if not isinstance(key_node, yaml.ScalarNode) or key in seen:
-                what = f"given twice, first in line {seen[key]}" if key in seen else "no plain key"
-                raise ConfigError(f"{key} ({self.origin(key_node)}): {what}")
+            if key in seen:
+                first = f"given twice, first in line {seen[key]}"
+                raise ConfigError(f"{key} ({self.origin(key_node)}): {first}")
             seen[key] = key_node.start_mark.line + 1
             if key in self.sections:
                 yield from self.section(value_node, key)
@@ -202,6 +206,11 @@ class _YamlWalk:
                 yield key, Setting(value, self.origin(key_node))
             else:
                 raise _unknown(key, self.origin(key_node), [*self.fields, *self.sections])
+
+
+def _is_word(text: str) -> bool:
+    """Whether it may stand in a message as it is; anything else can be no key of ours."""
+    return text.isprintable() and len(text) <= 80
 
 
 # --- environment and command line ------------------------------------------------------------
@@ -256,7 +265,7 @@ def build_config(root: type[_Root], settings: Mapping[str, Setting]) -> _Root:
     for key, setting in settings.items():
         prefix, _, name = key.rpartition(".")
         values[prefix][name] = _checked(fields[key], setting)
-    for prefix, section in reversed(section_types(root).items()):
+    for prefix, section in reversed(list(section_types(root).items())):
         if prefix:
             outer, _, name = prefix.rpartition(".")
             values[outer][name] = _built(section, prefix, values[prefix], settings)

@@ -156,21 +156,29 @@ class Runtime:
     # --- serving ---
 
     async def serve(
-        self, endpoint: EndpointName, handler: StreamHandler, *, request_type: Any = Any
+        self,
+        endpoint: EndpointName,
+        handler: StreamHandler,
+        *,
+        request_type: Any = Any,
+        metadata: Mapping[str, str] | None = None,
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found."""
         worker = self._serving_worker()
         worker.add_stream(endpoint, handler, request_type=request_type)
-        return await self.register(endpoint)
+        return await self.register(endpoint, metadata=metadata)
 
-    async def register(self, endpoint: EndpointName) -> Instance:
-        """Make an endpoint that `worker` already serves findable."""
+    async def register(
+        self, endpoint: EndpointName, *, metadata: Mapping[str, str] | None = None
+    ) -> Instance:
+        """Make an endpoint that `worker` already serves findable; `metadata` is for people."""
         self._serving_worker()
         assert self.instance_id is not None
         instance = Instance(
             endpoint=str(endpoint),
             id=self.instance_id,
             transports={s.transport: s.address for s in self._data.request_servers},
+            metadata=dict(metadata or {}),
         )
         self._instances[instance.key] = instance
         await self.registrar.register(instance.key, _renderer(instance))

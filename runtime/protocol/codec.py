@@ -74,23 +74,23 @@ class FrameDecoder:
     `check` and every later `feed` raise.
     """
 
-    __slots__ = ("_chunks", "_error", "_have", "_need", "data_bytes_max", "header_bytes_max")
+    __slots__ = ("_error", "_need", "_partial", "data_bytes_max", "header_bytes_max")
 
     def __init__(
         self, *, header_bytes_max: int = HEADER_BYTES_MAX, data_bytes_max: int = DATA_BYTES_MAX
     ) -> None:
         self.header_bytes_max = header_bytes_max
         self.data_bytes_max = data_bytes_max
-        # Pieces of an incomplete frame, joined once it is whole: a frame of n reads costs one copy.
-        self._chunks: list[bytes] = []
-        self._have = 0
+        # One buffer, not a list of pieces: a peer that sends byte by byte would make every byte cost
+        # an object, and the bound on a frame would no longer bound the memory.
+        self._partial = bytearray()
         self._need = PREFIX_BYTES
         self._error: RemoteProtocolError | None = None
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that is not complete yet; not zero at EOF means it was truncated."""
-        return self._have
+        return len(self._partial)
 
     def check(self) -> None:
         """Raise the `RemoteProtocolError` that ended decoding, if there is one."""
@@ -104,13 +104,12 @@ class FrameDecoder:
         ones call `check`.
         """
         self.check()
-        if self._chunks:
-            self._chunks.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._need:
                 return []
-            data = b"".join(self._chunks)
-            self._chunks.clear()
+            data = bytes(self._partial)
+            self._partial.clear()
         frames: list[Frame] = []
         position, end = 0, len(data)
         need = PREFIX_BYTES
@@ -126,14 +125,12 @@ class FrameDecoder:
             frames.append((data[position + PREFIX_BYTES : middle], data[middle : position + need]))
             position += need
             need = PREFIX_BYTES
-        self._have = end - position
         self._need = need
-        if self._have:
-            self._chunks.append(data[position:])
+        if position < end:
+            self._partial += data[position:]
         return frames
 
     def _refuse(self, header_bytes: int, data_bytes: int, *, raise_now: bool) -> None:
-        self._have = 0
         self._error = RemoteProtocolError(
             f"frame announces a header of {header_bytes} and data of {data_bytes} bytes; "
             f"at most {self.header_bytes_max} and {self.data_bytes_max} are taken"

@@ -10,9 +10,9 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from ..errors import RemoteProtocolError, TrinamoError, error_from_wire, error_to_wire
+from ..errors import RemoteProtocolError, TrinamoError, error_from_wire
 from .codec import Frame, encode_frame
-from .request import StreamType
+from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
 
 __all__ = [
     "Closed",
@@ -98,12 +98,6 @@ class Closed:
 Control = Handshake | Opened | Declined | Data | Sentinel | Failed | Stop | Kill | Refused | Closed
 
 
-class _WireError(msgspec.Struct, frozen=True):
-    code: str
-    message: str = ""
-    definite: bool = False
-
-
 class _WireRefusal(msgspec.Struct, frozen=True):
     code: str
     message: str = ""
@@ -115,11 +109,11 @@ class _WireHandshake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _WirePrologue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    error: _WireError | None
+    error: WireError | None
 
 
 class _WireFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    failed: _WireError
+    failed: WireError
 
 
 class _WireRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,11 +148,11 @@ def _to_wire(event: Control) -> Any:
         case Opened():
             return {"error": None}
         case Declined(error):
-            return {"error": error_to_wire(error)}
+            return {"error": wire_error(error)}
         case Failed(error):
-            return {"failed": error_to_wire(error)}
+            return {"failed": wire_error(error)}
         case Refused(code, message):
-            return {"refused": {"code": code, "message": message}}
+            return {"refused": {"code": code, "message": message[:MESSAGE_CHARS_MAX]}}
         case _:
             return _WORDS[type(event)]
 
@@ -193,7 +187,7 @@ def _from_wire(value: Any) -> Control:
             return Handshake(subject, stream_type)
         case _WirePrologue(None):
             return Opened()
-        case _WirePrologue(_WireError() as error):
+        case _WirePrologue(WireError() as error):
             return Declined(_error(error))
         case _WireFailed(error):
             return Failed(_error(error))
@@ -207,5 +201,5 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _error(error: _WireError) -> TrinamoError:
+def _error(error: WireError) -> TrinamoError:
     return error_from_wire(error.code, error.message, definite=error.definite)

@@ -38,9 +38,12 @@ __all__ = [
     "encode_envelope",
     "failure",
     "raise_for_nack",
+    "wire_error",
 ]
 
 REQUEST_ID_CHARS_MAX = 128
+MESSAGE_CHARS_MAX = 4096
+"""Longer error texts are cut: a header over its bound would cost the receiver the connection."""
 
 
 class StreamType(enum.StrEnum):
@@ -173,7 +176,13 @@ def decode_answer(header: bytes) -> Answer:
 
 def failure(request_id: str, error: TrinamoError) -> Answer:
     """The answer that says a unary request failed with `error`."""
-    return Answer(id=request_id, error=WireError(**error_to_wire(error)))
+    return Answer(id=request_id, error=wire_error(error))
+
+
+def wire_error(error: TrinamoError) -> WireError:
+    """`error` as it travels, its text cut to `MESSAGE_CHARS_MAX`."""
+    fields = error_to_wire(error)
+    return WireError(**fields | {"message": fields["message"][:MESSAGE_CHARS_MAX]})
 
 
 def encode_cancel(request_id: str) -> bytes:

@@ -34,6 +34,11 @@ class Outbox:
         """How many bytes the kernel has not taken yet."""
         return self._bytes
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more may be put."""
+        return self._closed
+
     def put_nowait(self, *parts: bytes) -> bool:
         """Queue bytes; whether there is room for more. After `discard` they are dropped."""
         if self._discarding:

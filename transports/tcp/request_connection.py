@@ -82,9 +82,10 @@ class InputRegistration:
             return
         self._ended = True
         self._machine.send(event)
-        if self.is_taken:
-            self._outbox.put_nowait(encode_control(event))
-            self._outbox.close()
+        # Before the call this waits in the outbox, for a worker that may be dialling already.
+        self._outbox.put_nowait(encode_control(event))
+        self._outbox.close()
+        self._called.set()
 
     async def send(self, item: bytes) -> None:
         """Queue one input item, waiting for the worker's call and while the bound is reached.
@@ -122,18 +123,23 @@ class InputRegistration:
         self._called.set()
         if self._stop_due:
             self._end(Stop())
+        broken: RemoteProtocolError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, stream, decoder, frames, nursery.cancel_scope)
                 await self._outbox.run(stream)
                 await stream.send_eof()
                 nursery.cancel_scope.deadline = trio.current_time() + self._server.options.linger_s
-        except* (trio.BrokenResourceError, RemoteProtocolError):
+        except* trio.BrokenResourceError:
             pass
+        except* RemoteProtocolError as group:
+            broken = next(e for e in group.exceptions if isinstance(e, RemoteProtocolError))
         finally:
             if not self._ended:
                 self._ended = True
-                self._error = DisconnectedError("the worker hung up before the input was complete")
+                self._error = broken or DisconnectedError(
+                    "the worker hung up before the input was complete"
+                )
             self._outbox.discard()
 
     async def _watch(

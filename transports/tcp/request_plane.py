@@ -53,8 +53,12 @@ class TcpRequestPlane:
 
         Cancelled while waiting, it has told the worker to forget the request.
         """
-        answer, _ = await self._ask(address, envelope, payload)
-        return answer.ack
+        with trio.move_on_after(self.options.ack_timeout_s):
+            answer, _ = await self._ask(address, envelope, payload)
+            return answer.ack
+        raise DisconnectedError(
+            f"{address} did not answer the envelope within {self.options.ack_timeout_s:g} s"
+        )
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         """Deliver a unary request and return its encoded result.
@@ -70,15 +74,21 @@ class TcpRequestPlane:
         return result
 
     async def _ask(self, address: str, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+        # The worker would hang up on more, and with it on every other request of this process.
         if len(payload) > self.options.data_bytes_max:
             raise RequestError(
                 f"a payload of {len(payload)} bytes; at most {self.options.data_bytes_max}"
+            )
+        header = encode_envelope(envelope)
+        if len(header) > self.options.header_bytes_max:
+            raise RequestError(
+                f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
             )
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(self, address)
             self._nursery.start_soon(link.run)
-        return await link.ask(envelope, payload)
+        return await link.ask(envelope.id, encode_frame(header, payload))
 
     def forget(self, link: _Link) -> None:
         """Drop a connection that ended, so that the next request makes a new one."""
@@ -97,16 +107,15 @@ class _Link:
         self._connected = trio.Event()
         self._error: TrinamoError | None = None
 
-    async def ask(self, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+    async def ask(self, request_id: str, frame: bytes) -> tuple[Answer, bytes]:
         if not self._connected.is_set():
             await self._connected.wait()
         if self._outbox.queued_bytes >= self._plane.options.queue_bytes_max:
             await self._outbox.drain()
         if self._error is not None:
             raise _copy(self._error)
-        request_id = envelope.id
         assert request_id not in self._waiting, f"request id {request_id} asked twice"
-        self._outbox.put_nowait(encode_frame(encode_envelope(envelope), payload))
+        self._outbox.put_nowait(frame)
         self._waiting[request_id] = trio.lowlevel.current_task()
 
         def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

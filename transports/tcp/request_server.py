@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from trinamo.runtime.errors import RemoteProtocolError, TrinamoError
+from trinamo.runtime.errors import EngineError, RemoteProtocolError, TrinamoError
 from trinamo.runtime.planes import RequestService
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
 from trinamo.runtime.protocol.request import (
@@ -165,6 +165,9 @@ class _Conversation:
             nursery.start_soon(self._answer_unary, envelope, payload)
 
     def _answer(self, answer: Ack | Answer, data: bytes = b"") -> None:
+        if self._outbox.is_closed:
+            # The caller was turned away while this request ran; it hears of that, not of this.
+            return
         self._outbox.put_nowait(encode_frame(encode_answer(answer), data))
 
     async def _answer_unary(self, envelope: Envelope, payload: bytes) -> None:
@@ -174,8 +177,17 @@ class _Conversation:
             except TrinamoError as error:
                 self._answer(failure(envelope.id, error))
             else:
-                self._answer(Ack(id=envelope.id, status=AckStatus.ACCEPTED), result)
+                self._answer_result(envelope.id, result)
         del self._unary[envelope.id]
+
+    def _answer_result(self, request_id: str, result: bytes) -> None:
+        bytes_max = self._server.options.data_bytes_max
+        if len(result) > bytes_max:
+            # Sent all the same, it would end the connection and every other request on it.
+            error = EngineError(f"a result of {len(result)} bytes; at most {bytes_max} are sent")
+            self._answer(failure(request_id, error))
+        else:
+            self._answer(Ack(id=request_id, status=AckStatus.ACCEPTED), result)
 
 
 @asynccontextmanager

@@ -129,8 +129,10 @@ class ResponseRegistration:
             self._disconnected("the worker's connection broke")
         finally:
             self._disconnected("this end of the stream closed")
+            # Nobody listens any more, and the server's nursery may close before the context ends.
+            controls, self._controls = self._controls, None
         # Half a control frame must not be cut off by the close that follows.
-        await self._controls.wait_finished()
+        await controls.wait_finished()
 
     def _catch_up(self) -> None:
         """Say what was decided before the worker called."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket as stdlib_socket
-from typing import Final
 
 import attrs
 import trio
@@ -19,8 +18,6 @@ from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX
 from .interfaces import interface_address
 
 __all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
-
-_BACKLOG: Final = 1024
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +34,7 @@ class TcpOptions:
     interface: str | None = None
     advertise_host: str | None = None
     connect_timeout_s: float = 5.0
+    ack_timeout_s: float = 5.0
     handshake_timeout_s: float = 10.0
     linger_s: float = 1.0
     keepalive_idle_s: int = 5
@@ -47,7 +45,9 @@ class TcpOptions:
     queue_bytes_max: int = 256 * 1024
     header_bytes_max: int = HEADER_BYTES_MAX
     data_bytes_max: int = DATA_BYTES_MAX
-    connections_max: int = 16384
+    connections_max: int = 4096
+    subjects_max: int = 4096
+    backlog: int = 1024
 
 
 def tune(stream: trio.SocketStream, options: TcpOptions) -> None:
@@ -101,13 +101,13 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     family = _family(host)
     try:
         if family is None:
-            listener = (await trio.open_tcp_listeners(options.port, host=host))[0]
+            listener = await _listen_by_name(host, options)
         else:
             socket = trio.socket.socket(family, stdlib_socket.SOCK_STREAM)
             try:
                 socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEADDR, 1)
                 await socket.bind((host, options.port))
-                socket.listen(_BACKLOG)
+                socket.listen(options.backlog)
             except BaseException:
                 socket.close()
                 raise
@@ -117,6 +117,14 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     bound_host, bound_port = listener.socket.getsockname()[:2]
     advertised = options.advertise_host or _reachable(bound_host)
     return listener, format_address(advertised, bound_port)
+
+
+async def _listen_by_name(host: str, options: TcpOptions) -> trio.SocketListener:
+    """The first address a name stands for; the others, if any, are left alone."""
+    first, *others = await trio.open_tcp_listeners(options.port, host=host, backlog=options.backlog)
+    for other in others:
+        await other.aclose()
+    return first
 
 
 def _bind_sentence(host: str, port: int, error: OSError) -> str:

@@ -16,7 +16,7 @@ import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder
 from trinamo.runtime.protocol.control import Handshake, Refused, encode_control, parse_frame
 from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
@@ -51,7 +51,10 @@ class TcpStreamServer:
         return len(self._registrations)
 
     def register(self, context: Context) -> ResponseRegistration:
-        """Open an unguessable subject for one response; use it as a context manager."""
+        """Open an unguessable subject for one response; use it as a context manager.
+
+        Raises `OverloadedError` at `subjects_max` open ones.
+        """
         registration = ResponseRegistration(self, self._connection(StreamType.RESPONSE), context)
         self._registrations[registration.connection.subject] = registration
         return registration
@@ -63,6 +66,12 @@ class TcpStreamServer:
         return registration
 
     def _connection(self, stream_type: StreamType) -> ConnectionInfo:
+        if len(self._registrations) >= self.options.subjects_max:
+            raise OverloadedError(
+                f"{len(self._registrations)} streams are open, which is the bound",
+                bound="subjects_max",
+                value=len(self._registrations),
+            )
         subject = f"{self.env.rng.getrandbits(_SUBJECT_BITS):032x}"
         return ConnectionInfo(self.address, subject, stream_type)
 

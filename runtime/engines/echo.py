@@ -1,0 +1,162 @@
+"""The engine without a model: it says the prompt back, word by word.
+
+For trying the runtime and for tests that need an answer of a known text, a long prefill or a
+steady pace. It keeps no KV. For real memory use `exact.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
+
+from ..context import Context
+from ..errors import OverloadedError, RequestError
+from ..protocol.generate import Delta, FinishReason, GenerateRequest
+from .generation import EngineInfo, EngineStatistics
+from .text import StopMatcher
+from .validation import check_prompt_fits, check_request
+
+__all__ = ["EchoEngine", "open_echo_engine"]
+
+_WORD = re.compile(r"\s*\S+|\s+$")
+
+
+class EchoEngine:
+    """Answers with the last user message, or the prompt; made by `open_echo_engine`.
+
+    A word with the white space before it is one token; its id is the CRC-32 of its text, since
+    there is no vocabulary, and so a prompt of token ids is a `RequestError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        delay_s: float,
+        prefill_s: float,
+        context_tokens_max: int,
+        running_max: int,
+    ) -> None:
+        self.info = EngineInfo(engine="echo", model=model, context_tokens_max=context_tokens_max)
+        self._delay_s = delay_s
+        self._prefill_s = prefill_s
+        self._running_max = running_max
+        self._running = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cancellations = 0
+
+    def statistics(self) -> EngineStatistics:
+        """The gauges and counters now; a step is one word of one answer."""
+        return EngineStatistics(
+            running=self._running,
+            steps=self._completion_tokens,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cancellations=self._cancellations,
+        )
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream the prompt back; see `GenerationEngine.generate`.
+
+        Stop wakes it from the prefill and from the pause before a word.
+        """
+        check_request(request)
+        words = _WORD.findall(_text_to_echo(request))
+        prompt_tokens = len(words)
+        check_prompt_fits(prompt_tokens, self.info.context_tokens_max)
+        room = self.info.context_tokens_max - prompt_tokens
+        tokens_max = room if request.max_tokens is None else min(request.max_tokens, room)
+        matcher = StopMatcher(request.stop)
+        is_truncated = len(words) > tokens_max
+        with self._place():
+            self._prompt_tokens += prompt_tokens
+            held_ids: list[int] = []
+            await _sleep_unless_stopped(self._prefill_s, context)
+            for word in words[:tokens_max]:
+                await _sleep_unless_stopped(self._delay_s, context)
+                if context.is_stopped:
+                    break
+                self._completion_tokens += 1
+                held_ids.append(zlib.crc32(word.encode()))
+                text = matcher.push(word)
+                if matcher.is_stopped:
+                    yield Delta(text, held_ids, FinishReason.STOP, prompt_tokens)
+                    return
+                if text:
+                    yield Delta(text, held_ids, None, prompt_tokens)
+                    held_ids, prompt_tokens = [], 0
+            reason = FinishReason.LENGTH if is_truncated else FinishReason.STOP
+            if context.is_stopped:
+                reason = FinishReason.CANCELLED
+                self._cancellations += 1
+            yield Delta(matcher.flush(), held_ids, reason, prompt_tokens)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self._running >= self._running_max:
+            raise OverloadedError(
+                f"echo answers at most {self._running_max} requests at once",
+                bound="running_max",
+                value=self._running_max,
+            )
+        self._running += 1
+        try:
+            yield
+        except (GeneratorExit, trio.Cancelled):
+            self._cancellations += 1
+            raise
+        finally:
+            self._running -= 1
+
+
+@asynccontextmanager
+async def open_echo_engine(
+    *,
+    model: str = "echo",
+    delay_s: float = 0.0,
+    prefill_s: float = 0.0,
+    context_tokens_max: int = 1_000_000,
+    running_max: int = 4096,
+) -> AsyncIterator[EchoEngine]:
+    """An `EchoEngine` that sleeps `prefill_s` before the first word and `delay_s` before each.
+
+    More than `running_max` answers at once are refused with `OverloadedError`.
+    """
+    await trio.lowlevel.checkpoint()
+    yield EchoEngine(
+        model=model,
+        delay_s=delay_s,
+        prefill_s=prefill_s,
+        context_tokens_max=context_tokens_max,
+        running_max=running_max,
+    )
+
+
+def _text_to_echo(request: GenerateRequest) -> str:
+    if request.token_ids is not None:
+        raise RequestError(
+            "echo has no vocabulary; send messages or a prompt instead of token_ids",
+            param="token_ids",
+        )
+    if request.messages is None:
+        return request.prompt or ""
+    for message in reversed(request.messages):
+        if message.role == "user":
+            return message.content
+    return request.messages[-1].content
+
+
+async def _sleep_unless_stopped(seconds: float, context: Context) -> None:
+    """Sleep, but wake at Stop. With zero seconds it is still a checkpoint."""
+    if seconds <= 0:
+        await trio.lowlevel.checkpoint()
+        return
+    with trio.move_on_after(seconds):
+        await context.wait_stopped()

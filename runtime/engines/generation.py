@@ -1,0 +1,83 @@
+"""What an engine is to a worker: a request and its context in, deltas out.
+
+An engine is opened with an async context manager (`open_echo_engine`, `open_engine_host`, …) that
+owns every task and buffer it needs. What happens inside is not this module's business: `step.py`
+says what a step engine is, `host.py` runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import attrs
+
+from ..context import Context
+from ..protocol.generate import Delta, GenerateRequest
+
+__all__ = ["EngineInfo", "EngineStatistics", "GenerationEngine"]
+
+
+@attrs.frozen(kw_only=True)
+class EngineInfo:
+    """What an engine is and how much it holds. Zero blocks: it keeps no KV."""
+
+    engine: str
+    """`echo`, `exact`, `llamacpp`, …"""
+    model: str
+    context_tokens_max: int
+    """Prompt and answer together."""
+    block_tokens: int = 0
+    block_count: int = 0
+    kv_fingerprint: str = ""
+    """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """Gauges and counters at one moment. All gauges are zero at quiescence."""
+
+    running: int = 0
+    """Sequences that hold a place in the steps, paused ones included."""
+    paused: int = 0
+    """Sequences, running or waiting, whose consumer is too slow."""
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_free: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Tokens computed in prefill, those computed again after a preemption included."""
+    completion_tokens: int = 0
+    preemptions: int = 0
+    cancellations: int = 0
+    """Requests that ended by Stop, Kill or an abandoned generator."""
+    failures: int = 0
+    """Requests that an engine error ended."""
+
+
+class GenerationEngine(Protocol):
+    """Generates answers for many requests at once."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is; constant while it is open."""
+        ...
+
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        """Stream one answer; the last delta carries the finish reason. Use it under `aclosing`.
+
+        Nothing happens before the first item is asked for. A slow consumer pauses its own answer
+        only. Once `context` is stopped the answer ends after at most one more step with
+        `CANCELLED`, and what was queued is still delivered. Closing the generator, or cancelling
+        the task inside it, has no checkpoint: it marks the sequence dead, and its memory is free
+        before the next step.
+
+        Raises `RequestError` for bad input, `OverloadedError` when the waiting queue is full (both
+        before the first delta), `EngineError` when a step failed, `UnavailableError` when the
+        engine is closing.
+        """
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """The engine's gauges and counters now."""
+        ...

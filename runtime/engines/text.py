@@ -1,0 +1,115 @@
+"""From token bytes to text: whole characters only, nothing of a stop string, any split the same.
+
+Sans-IO and shared by all engines. `TextStream` puts the two parts in a row: an incremental UTF-8
+decoder, which keeps an incomplete character back, and `StopMatcher`, which keeps back what may be
+the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+__all__ = ["StopMatcher", "TextStream"]
+
+
+class StopMatcher:
+    """Lets text through up to the stop string that is complete first.
+
+    Of several that end with the same character, the longest one counts. One Knuth-Morris-Pratt
+    automaton a stop string walks over the characters, so the result does not depend on how the
+    text was cut, and a character costs O(stop strings) however long they are.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        # Longest first, so that the first automaton to accept is the longest of a tie.
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        if not all(self._stops):
+            raise ValueError("a stop string must not be empty")
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+        self.is_stopped = False
+
+    @property
+    def held(self) -> str:
+        """The text kept back: the longest end of the input that begins a stop string."""
+        return self._held
+
+    def push(self, text: str) -> str:
+        """Take more text in and return what may be shown; nothing more once `is_stopped`."""
+        if self.is_stopped:
+            return ""
+        if not self._stops:
+            return text
+        pending = self._held + text
+        for index in range(len(self._held), len(pending)):
+            stop_chars = self._advance(pending[index])
+            if stop_chars:
+                self.is_stopped = True
+                self._held = ""
+                return pending[: index + 1 - stop_chars]
+        keep = len(pending) - max(self._matched)
+        self._held = pending[keep:]
+        return pending[:keep]
+
+    def flush(self) -> str:
+        """The text is over: return what was kept back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, char: str) -> int:
+        """Feed one character to every automaton; the length of the stop it completes, or 0."""
+        complete = 0
+        for number, stop in enumerate(self._stops):
+            matched = self._matched[number]
+            borders = self._borders[number]
+            while matched and stop[matched] != char:
+                matched = borders[matched - 1]
+            if stop[matched] == char:
+                matched += 1
+            self._matched[number] = matched
+            if matched == len(stop):
+                complete = complete or matched
+                # A complete automaton is never advanced again: the matcher has stopped.
+        return complete
+
+
+def _borders(pattern: str) -> list[int]:
+    """For each prefix of `pattern`, the length of its longest proper prefix that is its suffix."""
+    borders = [0] * len(pattern)
+    length = 0
+    for index in range(1, len(pattern)):
+        while length and pattern[index] != pattern[length]:
+            length = borders[length - 1]
+        if pattern[index] == pattern[length]:
+            length += 1
+        borders[index] = length
+    return borders
+
+
+class TextStream:
+    """The text of one answer, from the bytes of its tokens."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string is complete: no text follows."""
+        return self._matcher.is_stopped
+
+    def push(self, data: bytes) -> str:
+        """Take the bytes of one token and return the text that can be shown now.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
+        return self._matcher.push(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """The answer is over: return what was kept back, empty after a stop string."""
+        if self._matcher.is_stopped:
+            return ""
+        shown = self._matcher.push(self._decoder.decode(b"", final=True))
+        return shown + self._matcher.flush()

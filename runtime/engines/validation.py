@@ -1,0 +1,82 @@
+"""What every engine asks of a request before it looks at the text.
+
+Each failure is a `RequestError` that names the parameter. What only one engine can know (does the
+prompt fit, is a token id in the vocabulary) is checked there.
+"""
+
+from __future__ import annotations
+
+from ..errors import RequestError
+from ..protocol.generate import GenerateRequest
+
+__all__ = ["ROLES", "STOP_CHARS_MAX", "STOP_COUNT_MAX", "check_prompt_fits", "check_request"]
+
+ROLES = ("system", "user", "assistant")
+TEMPERATURE_MAX = 2
+STOP_COUNT_MAX = 32
+STOP_CHARS_MAX = 4096
+"""Of one stop string; the text that can be held back is as long."""
+
+
+def check_request(request: GenerateRequest) -> None:
+    """Raise `RequestError` unless the request is one an engine can take."""
+    _check_prompt(request)
+    _check_sampling(request)
+    if len(request.stop) > STOP_COUNT_MAX:
+        raise RequestError(
+            f"{len(request.stop)} stop strings; at most {STOP_COUNT_MAX} are allowed", param="stop"
+        )
+    if not all(0 < len(stop) <= STOP_CHARS_MAX for stop in request.stop):
+        raise RequestError(
+            f"every stop string must have 1 to {STOP_CHARS_MAX} characters", param="stop"
+        )
+
+
+def check_prompt_fits(prompt_tokens: int, context_tokens_max: int) -> None:
+    """Raise `RequestError` unless the prompt leaves room for at least one generated token."""
+    if prompt_tokens == 0:
+        raise RequestError("the prompt is empty", param="prompt")
+    if prompt_tokens >= context_tokens_max:
+        raise RequestError(
+            f"the prompt has {prompt_tokens} tokens, but the model's context holds"
+            f" {context_tokens_max} tokens, prompt and answer together; shorten it",
+            param="prompt",
+        )
+
+
+def _check_prompt(request: GenerateRequest) -> None:
+    given = [x for x in (request.messages, request.prompt, request.token_ids) if x is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"exactly one of messages, prompt and token_ids must be given, not {len(given)}",
+            param="messages",
+        )
+    if request.messages is not None:
+        if not request.messages:
+            raise RequestError("messages is empty; at least one is needed", param="messages")
+        for index, message in enumerate(request.messages):
+            if message.role not in ROLES:
+                raise RequestError(
+                    f"messages[{index}].role is {message.role!r}; known roles are"
+                    f" {', '.join(ROLES)}",
+                    param=f"messages[{index}].role",
+                )
+    elif not given[0]:
+        raise RequestError("the prompt is empty", param="prompt")
+
+
+def _check_sampling(request: GenerateRequest) -> None:
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens is {request.max_tokens}; it must be at least 1", param="max_tokens"
+        )
+    # Written so that a NaN is refused too.
+    if not 0 <= request.temperature <= TEMPERATURE_MAX:
+        raise RequestError(
+            f"temperature is {request.temperature}; it must be from 0 to {TEMPERATURE_MAX}",
+            param="temperature",
+        )
+    if not 0 < request.top_p <= 1:
+        raise RequestError(
+            f"top_p is {request.top_p}; it must be above 0 and at most 1", param="top_p"
+        )

@@ -1,0 +1,124 @@
+"""The routes of a frontend, and nothing else. Every answer that is an error has OpenAI's body."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import RequestError, TrinamoError
+from ..metrics import CONTENT_TYPE, Metrics
+from .admission import Admission
+from .chat import CHAT, COMPLETIONS, Inference, InferenceLimits
+from .models import DeploymentState, ModelManager
+from .status import MethodNotAllowedError, PathNotFoundError, answer_error
+
+__all__ = ["build_app", "build_starlette", "json_response", "metrics_route"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+def build_app(
+    state: DeploymentState,
+    admission: Admission,
+    limits: InferenceLimits,
+    *,
+    has_chat: bool = True,
+    has_completions: bool = True,
+) -> Starlette:
+    """The frontend's application over `state`."""
+    manager = ModelManager(state)
+
+    async def list_models(_: Request) -> Response:
+        return json_response(manager.describe_all())
+
+    async def describe_model(request: Request) -> Response:
+        return json_response(manager.describe(request.path_params["model"]))
+
+    async def health(_: Request) -> Response:
+        is_draining = admission.is_draining
+        return json_response(
+            {
+                "status": "draining" if is_draining else "ready",
+                "models": state.models(),
+                "in_flight": admission.in_flight,
+            },
+            503 if is_draining else 200,
+        )
+
+    routes = [
+        Route("/v1/models", list_models),
+        Route("/v1/models/{model:path}", describe_model),
+        Route("/health", health),
+        Route("/live", live),
+        metrics_route(state.metrics),
+    ]
+    if has_chat:
+        chat = Inference(CHAT, state, admission, limits)
+        routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
+    if has_completions:
+        completions = Inference(COMPLETIONS, state, admission, limits)
+        routes.append(Route("/v1/completions", completions, methods=["POST"]))
+    return build_starlette(routes)
+
+
+async def live(_: Request) -> Response:
+    """The process runs its loop; whether it is of use is what `/health` says."""
+    return json_response({"status": "live"})
+
+
+def metrics_route(metrics: Metrics) -> Route:
+    """`GET /metrics` in Prometheus' text format."""
+
+    async def expose(_: Request) -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    return Route("/metrics", expose)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """`value` as JSON."""
+    return Response(_encode(value), status, media_type="application/json")
+
+
+def build_starlette(routes: list[Route]) -> Starlette:
+    """An application whose errors all have OpenAI's body."""
+    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+        HTTPException: _answer_http_error,
+        TrinamoError: _answer_error,
+        Exception: _answer_error,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    # A redirect to a path with or without a slash would lose the body of a POST on the way.
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """What starlette's router says, in our words."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    ours: RequestError
+    if error.status_code == 405:
+        ours = MethodNotAllowedError(f"{request.method} is not allowed on {path}")
+    elif error.status_code == 404:
+        ours = PathNotFoundError(f"there is nothing at {path}")
+    else:
+        ours = RequestError(error.detail)
+    response = await _answer_error(request, ours)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    answer = answer_error(error)
+    response = Response(answer.to_body(), answer.status, media_type="application/json")
+    if answer.retry_after_s is not None:
+        response.headers["retry-after"] = str(answer.retry_after_s)
+    return response

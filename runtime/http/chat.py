@@ -1,0 +1,187 @@
+"""Both inference endpoints, which share one path: parse, find the engine, answer.
+
+`Inference` is an ASGI application. What it does not do: cancellation and the wire of the answer
+(`streaming.py`), routes (`app.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final
+
+import attrs
+
+from ..errors import EngineError, TrinamoError
+from ..metrics import RequestRecord
+from ..protocol.generate import Delta, GenerateRequest
+from ..protocol.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode_chat_request,
+    decode_completion_request,
+)
+from ..protocol.openai_answers import Answer, ChatAnswer, CompletionAnswer
+from .admission import Admission
+from .exchange import (
+    ClientGoneError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    make_ids,
+    read_body,
+    send_error,
+)
+from .models import DeploymentState, Engine
+from .status import answer_error
+from .streaming import AnswerWriter, OnDisconnect
+
+__all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference", "InferenceLimits"]
+
+
+@attrs.frozen
+class InferenceLimits:
+    """The bounds of one request."""
+
+    body_bytes_max: int = 4 << 20
+    body_timeout_s: float = 30.0
+    backlog_bytes_max: int = 1 << 16
+    write_timeout_s: float = 30.0
+    stop_grace_s: float = 30.0
+    on_disconnect: OnDisconnect = OnDisconnect.KILL
+
+
+@attrs.frozen
+class EndpointKind:
+    """Where the two endpoints differ. `name` is the metrics' label."""
+
+    name: str
+    decode: Callable[[bytes], ChatCompletionRequest | CompletionRequest]
+    find: Callable[[DeploymentState, str | None], tuple[str, Engine]]
+    answer: type[ChatAnswer | CompletionAnswer]
+
+
+CHAT: Final = EndpointKind(
+    "chat", decode_chat_request, DeploymentState.get_chat_completions_engine, ChatAnswer
+)
+COMPLETIONS: Final = EndpointKind(
+    "completions",
+    decode_completion_request,
+    DeploymentState.get_completions_engine,
+    CompletionAnswer,
+)
+
+
+@attrs.frozen
+class _Parsed:
+    request: ChatCompletionRequest | CompletionRequest
+    generate: GenerateRequest
+    engine: Engine
+
+
+class Inference:
+    """`POST /v1/chat/completions` or `POST /v1/completions`, as `kind` says."""
+
+    def __init__(
+        self,
+        kind: EndpointKind,
+        state: DeploymentState,
+        admission: Admission,
+        limits: InferenceLimits,
+    ) -> None:
+        self._kind, self._state = kind, state
+        self._admission, self._limits = admission, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        public_id, inner_id = make_ids(scope, self._state.env.rng)
+        headers: Headers = [(b"x-request-id", public_id.encode())]
+        try:
+            parsed = await self._parse(scope, receive)
+            with (
+                self._admission.admit(inner_id) as context,
+                self._state.metrics.request(parsed.generate.model, self._kind.name) as record,
+            ):
+                writer = AnswerWriter(
+                    receive,
+                    send,
+                    context,
+                    record,
+                    headers=headers,
+                    on_disconnect=self._limits.on_disconnect,
+                    stop_grace_s=self._limits.stop_grace_s,
+                    backlog_bytes_max=self._limits.backlog_bytes_max,
+                    write_timeout_s=self._limits.write_timeout_s,
+                )
+                answer = self._kind.answer(
+                    inner_id,
+                    parsed.generate.model,
+                    int(self._state.env.clock.wall()),
+                    wants_usage=parsed.request.wants_usage,
+                )
+                deltas = parsed.engine.generate(parsed.generate, context)
+                if parsed.request.is_streamed:
+                    await writer.stream(_events(deltas, answer, record))
+                else:
+                    await writer.whole(lambda: _body(deltas, answer, record))
+        except ClientGoneError:
+            self._state.metrics.refused(self._kind.name, "client_disconnect")
+        except TrinamoError as error:
+            refusal = answer_error(error)
+            self._state.metrics.refused(self._kind.name, refusal.code)
+            if self._admission.is_draining:
+                headers.append((b"connection", b"close"))
+            await send_error(send, refusal, headers)
+
+    async def _parse(self, scope: Scope, receive: Receive) -> _Parsed:
+        self._admission.check_open()
+        body = await read_body(
+            scope,
+            receive,
+            bytes_max=self._limits.body_bytes_max,
+            timeout_s=self._limits.body_timeout_s,
+        )
+        request = self._kind.decode(body)
+        model, engine = self._kind.find(self._state, request.model)
+        return _Parsed(request, request.to_generate(model), engine)
+
+
+async def _events(
+    deltas: AsyncGenerator[Delta, None], answer: Answer, record: RequestRecord
+) -> AsyncGenerator[bytes, None]:
+    """The events of a streamed answer; empty bytes say that there is nothing to tell yet."""
+    is_finished = False
+    async with aclosing(deltas):
+        # Read to the end, past the finish reason: leaving earlier would drop the stream before
+        # its Sentinel, which kills the worker's handler.
+        async for delta in deltas:
+            _count(delta, record)
+            is_finished |= delta.finish_reason is not None
+            yield answer.add_event(delta)
+    _check_finished(is_finished=is_finished)
+    yield answer.usage_event()
+
+
+async def _body(
+    deltas: AsyncGenerator[Delta, None], answer: Answer, record: RequestRecord
+) -> bytes:
+    is_finished = False
+    async with aclosing(deltas):
+        async for delta in deltas:
+            _count(delta, record)
+            is_finished |= delta.finish_reason is not None
+            answer.add_text(delta)
+    _check_finished(is_finished=is_finished)
+    return answer.to_body()
+
+
+def _count(delta: Delta, record: RequestRecord) -> None:
+    if delta.prompt_tokens:
+        record.prompt(delta.prompt_tokens)
+    record.token(len(delta.token_ids))
+
+
+def _check_finished(*, is_finished: bool) -> None:
+    """An answer that was cut short must not look whole."""
+    if not is_finished:
+        raise EngineError("the engine ended its answer without a finish reason")

@@ -1,0 +1,215 @@
+"""Who serves which model: engines by name, and the state all requests share.
+
+The seeds' semantics: the first model added is the default, and another takes its place when it
+is removed; a request without a model name gets the default. Everything here is synchronous, so
+no request ever sees half a change. Who calls `add_model` and `remove_model` when workers come and
+go is the watch on `models/…`, outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Generic, Protocol, TypeVar
+
+from ..context import Context
+from ..env import Env
+from ..errors import ModelAlreadyExistsError, ModelNotFoundError
+from ..metrics import FrontendMetrics
+from ..protocol.generate import Delta, GenerateRequest, ModelCard
+from ..protocol.openai_answers import Model, ModelList
+
+__all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager"]
+
+
+class Engine(Protocol):
+    """What answers for one model: in production a routed client, in a test anything that yields.
+
+    The generator runs inside `context.scope`, entered by its caller, so it must not enter that
+    scope itself. It raises errors of `runtime/errors.py`; whatever else it raises is our bug. It
+    ends after the delta that carries a finish reason.
+    """
+
+    def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]: ...
+
+
+T = TypeVar("T")
+
+
+class ModelEngines(Generic[T]):
+    """Engines by model name, with a default, in the order they were added."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, T] = {}
+        self._default: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    @property
+    def default(self) -> str | None:
+        """The model that a request without a name gets; None while there is no model."""
+        return self._default
+
+    def add(self, model: str, engine: T) -> None:
+        """Add an engine; raises `ModelAlreadyExistsError` and changes nothing if it is there."""
+        if model in self._engines:
+            raise ModelAlreadyExistsError(f"the model '{model}' is already served")
+        self._engines[model] = engine
+        if self._default is None:
+            self._default = model
+
+    def remove(self, model: str) -> None:
+        """Remove an engine; raises `ModelNotFoundError`. Requests already running keep it."""
+        if self._engines.pop(model, None) is None:
+            raise ModelNotFoundError(f"the model '{model}' is not served here", param="model")
+        if self._default == model:
+            self._default = next(iter(self._engines), None)
+
+    def get(self, model: str | None) -> tuple[str, T]:
+        """The name and engine of `model`, or of the default if the name is empty.
+
+        Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
+        """
+        name = model or self._default
+        if name is not None and name in self._engines:
+            return name, self._engines[name]
+        if not self._engines:
+            raise ModelNotFoundError("no model is served here at present", param="model")
+        known = ", ".join(list(self._engines)[:8])
+        raise ModelNotFoundError(
+            f"the model '{(name or '')[:80]}' does not exist; served here: {known}", param="model"
+        )
+
+    def list(self) -> list[str]:
+        """The names, oldest first."""
+        return list(self._engines)
+
+    def contains(self, model: str) -> bool:
+        return model in self._engines
+
+
+class DeploymentState:
+    """What all requests of one service share: the engines of both endpoints, and the metrics."""
+
+    def __init__(self, env: Env, metrics: FrontendMetrics) -> None:
+        self.env = env
+        self.metrics = metrics
+        self.chat_completion_engines: ModelEngines[Engine] = ModelEngines()
+        self.completion_engines: ModelEngines[Engine] = ModelEngines()
+        self.created: dict[str, int] = {}
+        """When each model came, in Unix seconds."""
+
+    def get_chat_completions_engine(self, model: str | None) -> tuple[str, Engine]:
+        """The name and engine for a chat; raises `ModelNotFoundError`."""
+        return self.chat_completion_engines.get(model)
+
+    def get_completions_engine(self, model: str | None) -> tuple[str, Engine]:
+        """The name and engine for a completion; raises `ModelNotFoundError`."""
+        return self.completion_engines.get(model)
+
+    def models(self) -> list[str]:
+        """The names of all models, oldest first."""
+        return [
+            *self.chat_completion_engines.list(),
+            *(
+                name
+                for name in self.completion_engines.list()
+                if not self.chat_completion_engines.contains(name)
+            ),
+        ]
+
+
+class ModelManager:
+    """Adds, removes and lists models while the service runs."""
+
+    def __init__(self, state: DeploymentState) -> None:
+        self._state = state
+
+    def state(self) -> DeploymentState:
+        """The state that the routes read."""
+        return self._state
+
+    def metrics(self) -> FrontendMetrics:
+        """The metrics of the service."""
+        return self._state.metrics
+
+    def has_model_any(self, model: str) -> bool:
+        """Whether either endpoint serves `model`."""
+        state = self._state
+        return state.chat_completion_engines.contains(model) or state.completion_engines.contains(
+            model
+        )
+
+    def list_chat_completions_models(self) -> list[str]:
+        return self._state.chat_completion_engines.list()
+
+    def list_completions_models(self) -> list[str]:
+        return self._state.completion_engines.list()
+
+    def add_chat_completions_model(self, model: str, engine: Engine, *, created: int = 0) -> None:
+        """Serve chats of `model`; `created` is in Unix seconds, 0 for now.
+
+        Raises `ModelAlreadyExistsError`.
+        """
+        self._state.chat_completion_engines.add(model, engine)
+        self._note_created(model, created)
+
+    def add_completions_model(self, model: str, engine: Engine, *, created: int = 0) -> None:
+        """Serve completions of `model`; `created` is in Unix seconds, 0 for now.
+
+        Raises `ModelAlreadyExistsError`.
+        """
+        self._state.completion_engines.add(model, engine)
+        self._note_created(model, created)
+
+    def remove_chat_completions_model(self, model: str) -> None:
+        """Serve no more chats of `model`; raises `ModelNotFoundError`."""
+        self._state.chat_completion_engines.remove(model)
+        self._forget_created(model)
+
+    def remove_completions_model(self, model: str) -> None:
+        """Serve no more completions of `model`; raises `ModelNotFoundError`."""
+        self._state.completion_engines.remove(model)
+        self._forget_created(model)
+
+    def add_model(self, card: ModelCard, engine: Engine) -> None:
+        """Serve what `card` offers, on both endpoints or on one; all of it or, if taken, nothing.
+
+        Raises `ModelAlreadyExistsError`.
+        """
+        if self.has_model_any(card.name):
+            raise ModelAlreadyExistsError(f"the model '{card.name}' is already served")
+        if card.chat:
+            self.add_chat_completions_model(card.name, engine, created=card.created)
+        if card.completions:
+            self.add_completions_model(card.name, engine, created=card.created)
+
+    def remove_model(self, model: str) -> None:
+        """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`."""
+        if not self.has_model_any(model):
+            raise ModelNotFoundError(f"the model '{model}' is not served here", param="model")
+        if self._state.chat_completion_engines.contains(model):
+            self.remove_chat_completions_model(model)
+        if self._state.completion_engines.contains(model):
+            self.remove_completions_model(model)
+
+    def describe(self, model: str) -> Model:
+        """The entry of `model` in the models list; raises `ModelNotFoundError`."""
+        if not self.has_model_any(model):
+            raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
+        return Model(id=model, created=self._state.created[model])
+
+    def describe_all(self) -> ModelList:
+        """The models list."""
+        return ModelList(data=[self.describe(name) for name in self._state.models()])
+
+    def _note_created(self, model: str, created: int) -> None:
+        if not created:
+            created = int(self._state.env.clock.wall())
+        self._state.created.setdefault(model, created)
+
+    def _forget_created(self, model: str) -> None:
+        if not self.has_model_any(model):
+            del self._state.created[model]

@@ -1,0 +1,197 @@
+"""Exception to HTTP status and OpenAI error body: the only table of HTTP codes.
+
+Also the two forms an error takes on the wire: a JSON body before the first byte of an answer, an
+event after it. Messages of our own bugs stay in the log; clients get a sentence without insides.
+"""
+
+from __future__ import annotations
+
+import http
+from typing import ClassVar, Final
+
+import attrs
+import msgspec
+
+from ..context import Reason
+from ..errors import (
+    ConfigError,
+    ConnectError,
+    ControlPlaneError,
+    DeadlineError,
+    EngineError,
+    EventPlaneError,
+    KilledError,
+    LocalProtocolError,
+    ModelAlreadyExistsError,
+    ModelNotFoundError,
+    OverloadedError,
+    ProtocolError,
+    RefusedError,
+    RequestError,
+    TransportError,
+    TrinamoError,
+    UnavailableError,
+)
+from ..protocol.openai_answers import ErrorBody, ErrorDetail
+from ..protocol.sse import encode_data
+
+__all__ = [
+    "STATUS_TABLE",
+    "BodyTimeoutError",
+    "BodyTooLargeError",
+    "ErrorAnswer",
+    "HttpVersionError",
+    "MethodNotAllowedError",
+    "PathNotFoundError",
+    "StatusRow",
+    "answer_error",
+    "unwrap",
+]
+
+RETRY_AFTER_S: Final = 1
+
+
+class PathNotFoundError(RequestError):
+    """The client asks for a path that is no route. It mends the URL."""
+
+    code: ClassVar[str] = "path_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    """The client uses a route with the wrong method."""
+
+    code: ClassVar[str] = "method_not_allowed"
+
+
+class HttpVersionError(RequestError):
+    """The client speaks HTTP/2. It speaks HTTP/1.1 instead."""
+
+    code: ClassVar[str] = "http_version_not_supported"
+
+
+class BodyTooLargeError(RequestError):
+    """The client's body is over the limit. It sends less, or the operator raises the limit."""
+
+    code: ClassVar[str] = "body_too_large"
+
+
+class BodyTimeoutError(RequestError):
+    """The client's body did not arrive in time. It sends faster."""
+
+    code: ClassVar[str] = "body_timeout"
+
+
+@attrs.frozen
+class StatusRow:
+    """What one class of errors means to an HTTP client."""
+
+    status: int
+    type: str
+    retry_after_s: int | None = None
+    shows_message: bool = True
+    """False where the message is about our insides: then only the log has it."""
+
+
+_CLIENT: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+
+# An exception has the row of the nearest class in its MRO.
+# fmt: off
+STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
+    RequestError:            StatusRow(400, _CLIENT),
+    ModelNotFoundError:      StatusRow(404, _CLIENT),
+    PathNotFoundError:       StatusRow(404, _CLIENT),
+    MethodNotAllowedError:   StatusRow(405, _CLIENT),
+    BodyTimeoutError:        StatusRow(408, _CLIENT),
+    ModelAlreadyExistsError: StatusRow(409, _CLIENT),
+    BodyTooLargeError:       StatusRow(413, _CLIENT),
+    HttpVersionError:        StatusRow(505, _CLIENT),
+    UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
+    OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
+    RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
+    ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
+    ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S),
+    EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
+    TransportError:          StatusRow(502, _SERVER),
+    ProtocolError:           StatusRow(502, _SERVER),
+    DeadlineError:           StatusRow(504, _SERVER),
+    EngineError:             StatusRow(500, _SERVER),
+    KilledError:             StatusRow(500, _SERVER),
+    LocalProtocolError:      StatusRow(500, _SERVER, shows_message=False),
+    ConfigError:             StatusRow(500, _SERVER, shows_message=False),
+    TrinamoError:            StatusRow(500, _SERVER),
+    BaseException:           StatusRow(500, _SERVER, shows_message=False),
+}
+
+# A kill is not a fault in itself; why it was done decides. 499 is nginx's word for a client that
+# left: nobody reads it but the metrics.
+KILLED_TABLE: Final[dict[str, StatusRow]] = {
+    Reason.CLIENT_DISCONNECT: StatusRow(499, _CLIENT),
+    Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S),
+    Reason.MIGRATION:         StatusRow(503, _SERVER, RETRY_AFTER_S),
+    Reason.DEADLINE:          StatusRow(504, _SERVER),
+    Reason.PROTOCOL_ERROR:    StatusRow(502, _SERVER),
+}
+# fmt: on
+
+_encode = msgspec.json.Encoder().encode
+
+
+@attrs.frozen
+class ErrorAnswer:
+    """An error as HTTP knows it."""
+
+    status: int
+    detail: ErrorDetail
+    retry_after_s: int | None = None
+
+    @property
+    def code(self) -> str:
+        """The outcome label of the metrics."""
+        return self.detail.code or "internal"
+
+    @property
+    def is_our_fault(self) -> bool:
+        """Whether it is worth a line with a traceback in the log."""
+        return self.status == http.HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def to_body(self) -> bytes:
+        """The JSON body of an answer that is an error."""
+        return _encode(ErrorBody(self.detail))
+
+    def to_event(self) -> bytes:
+        """The last event of a stream that broke after its first byte; no `[DONE]` follows."""
+        return encode_data(self.to_body())
+
+
+def answer_error(error: BaseException) -> ErrorAnswer:
+    """What a client is told about `error`; groups are unwrapped to the error that matters."""
+    error = unwrap(error)
+    row = next(STATUS_TABLE[cls] for cls in type(error).__mro__ if cls in STATUS_TABLE)
+    code = error.code if isinstance(error, TrinamoError) else TrinamoError.code
+    if isinstance(error, KilledError):
+        row = KILLED_TABLE.get(error.reason, row)
+        code = error.reason or code
+    message = str(error) if row.shows_message else "an internal error; the server's log has more"
+    return ErrorAnswer(
+        row.status,
+        ErrorDetail(
+            message=message or type(error).__name__,
+            type=row.type,
+            param=error.param if isinstance(error, RequestError) else None,
+            code=code,
+        ),
+        row.retry_after_s,
+    )
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The one leaf of a group that matters: one of ours if there is any, else the first."""
+    leaves = list(_leaves(error))
+    return next((leaf for leaf in leaves if isinstance(leaf, TrinamoError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]

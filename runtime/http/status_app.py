@@ -1,0 +1,41 @@
+"""The workers' status port: `/health`, `/live` and `/metrics`, without any model.
+
+Served by the same server code as the frontend: `Server(build_status_app(…), …)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..metrics import Metrics
+from .app import build_starlette, json_response, live, metrics_route
+
+__all__ = ["Health", "build_status_app"]
+
+
+@attrs.frozen
+class Health:
+    """What `/health` says: 200 if ready, else 503, with the status in a word and any facts."""
+
+    is_ready: bool
+    status: str
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+def build_status_app(metrics: Metrics, check_health: Callable[[], Health]) -> Starlette:
+    """The application of a status port; `check_health` is called per question and must not wait."""
+
+    async def health(_: Request) -> Response:
+        found = check_health()
+        return json_response(
+            {"status": found.status, **found.facts}, 200 if found.is_ready else 503
+        )
+
+    return build_starlette([Route("/health", health), Route("/live", live), metrics_route(metrics)])

@@ -1,0 +1,247 @@
+"""One answer to one ASGI client: whole, or as a stream of events that can break.
+
+Three tasks a stream: one drives the engine inside `context.scope`, one writes what is ready to
+the client, one waits in `receive()`, because a server tells nobody else that the client has left.
+The status is sent only once the first event is there, so an early failure has its real status;
+later errors become a last event, and the stream ends without `[DONE]`. What this file does not do:
+know what an answer looks like (`chat.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+import trio
+
+from ..context import Context, Reason
+from ..errors import KilledError
+from ..metrics import SUCCESS, RequestRecord
+from ..protocol.sse import DONE
+from .exchange import Headers, Receive, Send, send_error, send_whole
+from .status import answer_error
+
+__all__ = ["AnswerWriter", "OnDisconnect"]
+
+EVENT_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
+
+log = logging.getLogger("trinamo.http")
+
+
+class OnDisconnect(enum.StrEnum):
+    """What a client that leaves does to its request."""
+
+    KILL = "kill"
+    STOP = "stop"
+    """Ask the engine to finish early, and kill it after the grace period."""
+
+
+class AnswerWriter:
+    """The way of one request's answer to its client. Use one method, once.
+
+    Neither raises: what goes wrong is told to the client, as far as it is there, and becomes
+    `record.outcome`. Cancelled from outside, the engine's generator is closed before they leave.
+    `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
+    engine waits, but not longer than `write_timeout_s`: then the client counts as gone.
+    """
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        context: Context,
+        record: RequestRecord,
+        *,
+        headers: Headers,
+        on_disconnect: OnDisconnect = OnDisconnect.KILL,
+        stop_grace_s: float = 30.0,
+        backlog_bytes_max: int = 1 << 16,
+        write_timeout_s: float = 30.0,
+    ) -> None:
+        self._receive, self._send = receive, send
+        self._context, self._record = context, record
+        self._headers = headers
+        self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
+        self._backlog_bytes_max = backlog_bytes_max
+        self._write_timeout_s = write_timeout_s
+        self._write_scope = trio.CancelScope()
+        self._backlog: list[bytes] = []
+        self._backlog_bytes = 0
+        self._is_disconnected = False
+        self._is_produced = False
+        self._is_finished = False
+        self._error: Exception | None = None
+        self._to_write = trio.Event()
+        self._room = trio.Event()
+
+    async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
+        """Send `events` as they come, then `[DONE]`."""
+        async with trio.open_nursery() as watcher:
+            watcher.start_soon(self._watch_client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._produce, events)
+                with self._write_scope:
+                    await self._write()
+            watcher.cancel_scope.cancel()
+        self._settle()
+
+    async def whole(self, make_body: Callable[[], Awaitable[bytes]]) -> None:
+        """Send what `make_body` returns as one JSON answer."""
+        async with trio.open_nursery() as watcher:
+            watcher.start_soon(self._watch_client)
+            body = await self._make(make_body)
+            if not self._is_disconnected:
+                self._is_finished = True
+                if body is None:
+                    await self._send_error()
+                else:
+                    with trio.move_on_after(self._write_timeout_s):
+                        await send_whole(self._send, 200, body, self._headers)
+            watcher.cancel_scope.cancel()
+        self._settle()
+
+    # --- the engine's side -------------------------------------------------------------------
+
+    async def _make(self, make_body: Callable[[], Awaitable[bytes]]) -> bytes | None:
+        try:
+            with self._context.scope:
+                return await make_body()
+            self._error = self._killed()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the client is told
+            self._error = error
+        return None
+
+    async def _produce(self, events: AsyncGenerator[bytes, None]) -> None:
+        try:
+            with self._context.scope as scope:
+                async with aclosing(events):
+                    async for event in events:
+                        await self._offer(event)
+            if scope.cancelled_caught:
+                self._error = self._killed()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the client is told
+            self._error = error
+        finally:
+            self._is_produced = True
+            self._to_write.set()
+            # What is left is at most the backlog. hypercorn shields its sends, and `Connection` has
+            # a bound of its own; this one is for a server that does neither.
+            self._write_scope.deadline = trio.current_time() + self._write_timeout_s
+
+    async def _offer(self, event: bytes) -> None:
+        if self._is_disconnected or not event:
+            return
+        self._backlog.append(event)
+        self._backlog_bytes += len(event)
+        self._to_write.set()
+        if self._backlog_bytes < self._backlog_bytes_max:
+            return
+        with trio.move_on_after(self._write_timeout_s):
+            while self._backlog_bytes >= self._backlog_bytes_max and not self._is_disconnected:
+                self._room = trio.Event()
+                await self._room.wait()
+            return
+        self._client_left()
+        self._context.kill(Reason.CLIENT_DISCONNECT)
+
+    def _killed(self) -> KilledError:
+        reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
+        return KilledError(f"the request was ended: {reason.value}", reason=reason)
+
+    # --- the client's side -------------------------------------------------------------------
+
+    async def _watch_client(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._is_finished:
+            # hypercorn says the same when an answer is complete; nobody left early.
+            return
+        self._client_left()
+        if self._on_disconnect is OnDisconnect.STOP:
+            self._context.stop(Reason.CLIENT_DISCONNECT)
+            await trio.sleep(self._stop_grace_s)
+        self._context.kill(Reason.CLIENT_DISCONNECT)
+
+    def _client_left(self) -> None:
+        if not self._is_disconnected:
+            self._is_disconnected = True
+            self._record.disconnected()
+            self._to_write.set()
+            self._room.set()
+
+    async def _write(self) -> None:
+        batch = await self._take()
+        if self._is_disconnected:
+            return
+        if not batch and self._error is not None:
+            self._is_finished = True
+            await self._send_error()
+            return
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", EVENT_STREAM_TYPE),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    *self._headers,
+                ],
+            }
+        )
+        while batch:
+            await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+            batch = await self._take()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        if self._is_disconnected:
+            return
+        self._is_finished = True
+        last = DONE if self._error is None else answer_error(self._error).to_event()
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _take(self) -> bytes:
+        """Everything that is ready, joined; empty once nothing more is to be sent."""
+        while not (self._backlog or self._is_produced or self._is_disconnected):
+            self._to_write = trio.Event()
+            await self._to_write.wait()
+        if self._is_disconnected:
+            return b""
+        batch = b"".join(self._backlog)
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._room.set()
+        return batch
+
+    async def _send_error(self) -> None:
+        assert self._error is not None
+        await send_error(self._send, answer_error(self._error), self._headers)
+
+    # --- the books ---------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Say once how the request ended: to the metrics, and to the log if it failed."""
+        reason = self._context.reason
+        if reason is not None:
+            self._record.cancelled(reason)
+        if self._is_disconnected:
+            self._record.outcome = Reason.CLIENT_DISCONNECT
+            return
+        if self._error is None:
+            self._record.outcome = SUCCESS
+            return
+        answer = answer_error(self._error)
+        self._record.outcome = answer.code
+        log.log(
+            logging.ERROR if answer.is_our_fault else logging.WARNING,
+            "request %s to %s failed with %s: %s",
+            self._context.id,
+            self._record.model,
+            answer.status,
+            self._error,
+            exc_info=self._error if answer.is_our_fault else None,
+        )

@@ -1,0 +1,120 @@
+"""Which models there are: model cards under `models/…`, one per model and worker.
+
+A model is there as long as one worker publishes its card. Sans-IO: `http/discovery.py` feeds the
+watch in and tells the model manager what came and went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+import attrs
+import msgspec
+
+from ..errors import RemoteProtocolError
+from .generate import ModelCard
+
+__all__ = ["MODEL_PREFIX", "ModelChange", "ModelTable", "decode_card", "encode_card", "model_key"]
+
+MODEL_PREFIX: Final = "models/"
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(ModelCard)
+
+
+def model_key(model: str, instance_id: str) -> str:
+    """Where one worker publishes its card of `model`; any text is a legal model name."""
+    return f"{MODEL_PREFIX}{quote(model, safe='')}/{instance_id}"
+
+
+def encode_card(card: ModelCard) -> bytes:
+    """The value to publish."""
+    return _encoder.encode(card)
+
+
+def decode_card(key: str, value: bytes) -> ModelCard:
+    """The card published under `key`; `RemoteProtocolError` if the two do not fit."""
+    try:
+        card = _decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"{key}: not a model card: {error}") from error
+    if not key.startswith(model_key(card.name, "")):
+        raise RemoteProtocolError(f"{key}: holds the card of {card.name!r}")
+    return card
+
+
+@attrs.frozen
+class ModelChange:
+    """What one step changed: models that came, models that went, entries refused and why."""
+
+    added: tuple[ModelCard, ...] = ()
+    removed: tuple[ModelCard, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+class ModelTable:
+    """Cards by key; the first card of a model speaks for it until it goes."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, ModelCard] = {}
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """Each model with the oldest of its cards."""
+        found: dict[str, ModelCard] = {}
+        for card in self._cards.values():
+            found.setdefault(card.name, card)
+        return found
+
+    def replace(self, entries: Iterable[tuple[str, bytes]]) -> ModelChange:
+        """A snapshot or resync: what it does not name is gone."""
+        before = self.models
+        fresh = dict(entries)
+        for key in [k for k in self._cards if k not in fresh]:
+            del self._cards[key]
+        refused = [why for key, value in fresh.items() if (why := self._take(key, value))]
+        return self._change(before, tuple(refused))
+
+    def put(self, key: str, value: bytes) -> ModelChange:
+        """One card was published."""
+        before = self.models
+        why = self._take(key, value)
+        return self._change(before, (why,) if why else ())
+
+    def delete(self, key: str) -> ModelChange:
+        """One card is gone."""
+        before = self.models
+        self._cards.pop(key, None)
+        return self._change(before, ())
+
+    def _take(self, key: str, value: bytes) -> str:
+        try:
+            card = decode_card(key, value)
+        except RemoteProtocolError as error:
+            return error.message
+        known = self.models.get(card.name)
+        if known is not None and known.endpoint != card.endpoint and key not in self._cards:
+            return f"{key}: {card.name!r} is served by {known.endpoint}, not by {card.endpoint}"
+        self._cards[key] = card
+        return ""
+
+    def _change(self, before: dict[str, ModelCard], refused: tuple[str, ...]) -> ModelChange:
+        after = self.models
+        changed = {
+            name for name in before if name in after and not _is_same(before[name], after[name])
+        }
+        return ModelChange(
+            added=tuple(c for n, c in after.items() if n not in before or n in changed),
+            removed=tuple(c for n, c in before.items() if n not in after or n in changed),
+            refused=refused,
+        )
+
+
+def _is_same(one: ModelCard, other: ModelCard) -> bool:
+    """Whether frontends need not care that another worker's card now speaks for the model."""
+    return (one.endpoint, one.chat, one.completions) == (
+        other.endpoint,
+        other.chat,
+        other.completions,
+    )

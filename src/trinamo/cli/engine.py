@@ -1,0 +1,94 @@
+"""Which engine a worker runs, and how it is opened. Imports an engine only once it is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from trinamo.runtime.config import WorkerConfig
+from trinamo.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinamo.runtime.engines import GenerationEngine
+
+__all__ = ["Choice", "choose_engine", "open_engine"]
+
+_EXTRA_MODULES: Final = ("cyllama", "gguf", "tokenizers", "jinja2")
+
+
+@attrs.frozen
+class Choice:
+    """An engine and the sentence that says why it."""
+
+    engine: str
+    why: str
+
+
+def choose_engine(section: WorkerConfig) -> Choice:
+    """Resolve `auto`: llamacpp where its extra and model file are there, else exact."""
+    if section.engine != "auto":
+        return Choice(section.engine, "as configured")
+    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        return Choice(
+            "exact",
+            f"the extra llamacpp is not installed ({', '.join(missing)} missing); "
+            "pip install 'trinamo[llamacpp]'",
+        )
+    from trinamo.runtime.engines.model_file import find_model
+
+    try:
+        path = find_model(section.model_path)
+    except ConfigError as error:
+        if section.model_path:
+            raise
+        return Choice("exact", f"there is no model file: {error}")
+    return Choice("llamacpp", f"its extra is installed and the model is {path}")
+
+
+@asynccontextmanager
+async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
+    """The engine by name, with the bounds of the configuration."""
+    bounds = _given(section, "running_max", "waiting_max", "step_tokens_max", "chunk_tokens_max")
+    context = _given(section, "context_tokens_max")
+    if engine == "echo":
+        from trinamo.runtime.engines import open_echo_engine
+
+        async with open_echo_engine(model=section.model_name or "echo", **context) as echo:
+            yield echo
+    elif engine == "exact":
+        from trinamo.runtime.engines.exact import open_exact_engine
+
+        async with open_exact_engine(
+            model=section.model_name or "exact",
+            block_tokens=section.kv_block_tokens,
+            **({} if section.kv_blocks is None else {"block_count": section.kv_blocks}),
+            **context,
+            **bounds,
+        ) as exact:
+            yield exact
+    else:
+        from trinamo.runtime.engines.llamacpp import open_llamacpp_engine
+        from trinamo.runtime.engines.model_file import MODEL_NAME
+
+        blocks = section.kv_blocks
+        kv_tokens = None if blocks is None else blocks * section.kv_block_tokens
+        async with open_llamacpp_engine(
+            section.model_path,
+            model=section.model_name or MODEL_NAME,
+            threads=section.threads,
+            **({} if kv_tokens is None else {"kv_tokens": kv_tokens}),
+            **context,
+            **bounds,
+        ) as llama:
+            yield llama
+
+
+def _given(section: WorkerConfig, *names: str) -> dict[str, int]:
+    """The bounds that are configured; the engine knows best about the others."""
+    values = {name: getattr(section, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,63 @@
+"""The command tree, and what the process exits with.
+
+Exit codes: 0 it went well, 1 it could not be started or done, 2 the usage or configuration is
+wrong, 130 a second Ctrl-C cut the orderly end short. Each command is a module of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .chat import chat
+from .doctor import doctor
+from .failures import guarded
+from .serving import frontend, worker
+from .status import status
+from .up import up
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="trinamo",
+    help="trinamo: a distributed runtime for LLM inference. Start with `trinamo up`.",
+    epilog=(
+        "Examples:  trinamo up  ·  trinamo up --engine exact --workers 4  ·  "
+        'trinamo chat "Say hello"  ·  trinamo status  ·  trinamo doctor'
+    ),
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 -- costs 30 ms
+
+        typer.echo(f"trinamo {version('trinamo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """A distributed runtime for LLM inference: three planes, every task in a nursery."""
+
+
+for _command in (up, frontend, worker, status, chat, doctor):
+    app.command(_command.__name__, epilog=_command.__dict__.get("epilog"))(_command)
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(guarded(app))

@@ -1,0 +1,201 @@
+"""The composition root: which transport carries which plane, by configuration.
+
+The only module that names concrete transports. Everything else sees the interfaces of
+`trinamo.runtime.planes`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trinamo.runtime.config import Config, EtcdConfig, NatsConfig, Secret, TcpConfig, TlsConfig
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConnectError, TrinamoError
+from trinamo.runtime.lifespan import DataPlane
+from trinamo.transports.tcp import (
+    TcpClient,
+    TcpOptions,
+    open_request_plane,
+    open_request_server,
+    open_stream_server,
+)
+
+if TYPE_CHECKING:
+    from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
+
+__all__ = ["RealTransports", "tcp_options"]
+
+
+class RealTransports:
+    """A `Transports` that talks to the world."""
+
+    @asynccontextmanager
+    async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
+        """etcd, or the memory of this one process."""
+        section = config.control_plane
+        if section.backend == "memory":
+            from trinamo.transports.memory.control import MemoryControlPlane
+
+            yield MemoryControlPlane()
+            return
+        async with AsyncExitStack() as stack:
+            endpoints = list(section.etcd.endpoints)
+            if section.embedded:
+                from trinamo.transports.servers import open_etcd_server
+
+                directory = Path(section.etcd.data_dir) if section.etcd.data_dir else None
+                server = await stack.enter_async_context(open_etcd_server(directory))
+                endpoints = [server.endpoint]
+            plane = await stack.enter_async_context(open_control_plane(section.etcd, endpoints))
+            yield plane
+
+    @asynccontextmanager
+    async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
+        """NATS, or the memory of this one process."""
+        section = config.event_plane
+        if section.backend == "memory":
+            from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
+
+            yield MemoryEventPlane(MemoryBroker())
+            return
+        async with AsyncExitStack() as stack:
+            servers = list(section.nats.servers)
+            if section.embedded:
+                from trinamo.transports.servers import open_nats_server
+
+                directory = Path(section.nats.store_dir) if section.nats.store_dir else None
+                server = await stack.enter_async_context(open_nats_server(directory))
+                servers = [server.url]
+            plane = await stack.enter_async_context(open_event_plane(section.nats, servers))
+            yield plane
+
+    @asynccontextmanager
+    async def open_data(
+        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
+    ) -> AsyncIterator[DataPlane]:
+        """TCP for responses; for requests TCP, and NATS beside it if configured."""
+        options = tcp_options(config.data_plane.tcp)
+        # Whoever serves takes requests on the configured port; who only calls is called there.
+        home_options = tcp_options(config.data_plane.tcp, port=0) if serving else options
+        async with AsyncExitStack() as stack:
+            home = await stack.enter_async_context(open_stream_server(home_options, env))
+            tcp = await stack.enter_async_context(open_request_plane(options))
+            planes: dict[str, RequestPlane] = {tcp.transport: tcp}
+            servers: list[RequestServer] = []
+            if serving:
+                servers.append(await stack.enter_async_context(open_request_server(options)))
+            if config.data_plane.requests == "nats":
+                from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
+
+                nats = NatsRequestPlane(events, ack_timeout_s=config.data_plane.tcp.ack_timeout_s)
+                planes = {nats.transport: nats, **planes}
+                if serving:
+                    servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
+            yield DataPlane(
+                request_planes=planes,
+                request_servers=servers,
+                response_plane=home,
+                call_home=TcpClient(options),
+            )
+
+
+def tcp_options(section: TcpConfig, *, port: int | None = None) -> TcpOptions:
+    """The options of every TCP plane from `data_plane.tcp`."""
+    # The keys are the fields, name by name.
+    values: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
+    if port is not None:
+        values["port"] = port
+    return TcpOptions(**values)
+
+
+@asynccontextmanager
+async def open_control_plane(
+    section: EtcdConfig, endpoints: list[str]
+) -> AsyncIterator[ControlPlane]:
+    """etcd, known to answer; `ConnectError` with what to do if it does not."""
+    from trinamo.transports.etcd import open_etcd
+
+    tls = section.tls
+    async with open_etcd(
+        endpoints,
+        username=section.username,
+        password=_revealed(section.password) or None,
+        ca_file=_path(tls.ca_file),
+        cert_file=_path(tls.cert_file),
+        key_file=_path(tls.key_file),
+        timeout_s=section.request_timeout_s,
+        per_try_timeout_s=section.attempt_timeout_s,
+    ) as plane:
+        where = ", ".join(endpoints)
+        advice = (
+            f"no etcd answers at {where}. Start one there, name others with --etcd or "
+            "control_plane.etcd.endpoints, or let `trinamo up` start everything"
+        )
+        await _must_answer(plane, section.connect_timeout_s, advice)
+        yield plane
+
+
+@asynccontextmanager
+async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIterator[EventPlane]:
+    """NATS, connected; `ConnectError` with what to do if that fails."""
+    from trinamo.transports.nats import open_nats
+
+    where = ", ".join(servers)
+    async with AsyncExitStack() as stack:
+        try:
+            plane = await stack.enter_async_context(
+                open_nats(
+                    servers,
+                    username=section.username or "",
+                    password=_revealed(section.password),
+                    token=_revealed(section.token),
+                    credentials_path=section.credentials_file or "",
+                    tls=_tls_context(section.tls),
+                    connect_timeout_s=section.connect_timeout_s,
+                    reconnect_wait_s=section.reconnect_wait_s,
+                    reconnect_wait_max_s=section.reconnect_wait_max_s,
+                    ping_interval_s=section.ping_interval_s,
+                    drain_timeout_s=section.drain_timeout_s,
+                    outgoing_messages_max=section.outgoing_messages_max,
+                    outgoing_bytes_max=section.outgoing_bytes_max,
+                )
+            )
+        except ConnectError as error:
+            raise ConnectError(
+                f"no NATS answers at {where}. Start one there, name others with --nats or "
+                f"event_plane.nats.servers, or let `trinamo up` start everything ({error})"
+            ) from error
+        yield plane
+
+
+async def _must_answer(plane: ControlPlane, timeout_s: float, advice: str) -> None:
+    with trio.move_on_after(timeout_s):
+        try:
+            await plane.check_health()
+        except TrinamoError as error:
+            raise ConnectError(f"{advice} ({error})") from error
+        return
+    raise ConnectError(f"{advice} (no answer within {timeout_s:g} s)")
+
+
+def _revealed(secret: Secret | None) -> str:
+    return "" if secret is None else secret.reveal()
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _tls_context(section: TlsConfig) -> ssl.SSLContext | None:
+    if not section.enabled:
+        return None
+    context = ssl.create_default_context(cafile=section.ca_file)
+    if section.cert_file is not None:
+        context.load_cert_chain(section.cert_file, section.key_file)
+    return context

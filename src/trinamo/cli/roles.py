@@ -1,0 +1,207 @@
+"""What one process of a cluster does: a worker, or a frontend, from start to orderly end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from trinamo.runtime.config import Config
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.http.discovery import watch_models
+from trinamo.runtime.http.server import Server
+from trinamo.runtime.http.service import HttpService
+from trinamo.runtime.http.status_app import Health, build_status_app
+from trinamo.runtime.http.streaming import OnDisconnect
+from trinamo.runtime.lifespan import Runtime, open_runtime
+from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
+from trinamo.runtime.protocol.generate import GenerateRequest, ModelCard
+from trinamo.runtime.protocol.instances import EndpointName
+from trinamo.runtime.protocol.model_cards import encode_card, model_key
+
+from .engine import choose_engine, open_engine
+from .planes import RealTransports
+
+__all__ = ["FrontendReady", "WorkerReady", "run_frontend", "run_worker"]
+
+_log = logging.getLogger("trinamo.cli")
+
+
+@attrs.frozen
+class WorkerReady:
+    """A worker serves."""
+
+    instance_id: str
+    model: str
+    engine: str
+    why: str
+    """Why this engine."""
+    status_url: str
+    """Empty if there is no status port."""
+
+
+@attrs.frozen
+class FrontendReady:
+    """A frontend serves."""
+
+    url: str
+
+
+@asynccontextmanager
+async def _until_told() -> AsyncIterator[trio.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets; the second cancels the body."""
+    told = trio.Event()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def listen() -> None:
+                async for number in signals:
+                    if told.is_set():
+                        _log.warning("%s again: ending at once", signal.Signals(number).name)
+                        nursery.cancel_scope.cancel()
+                    else:
+                        _log.info("%s: shutting down in order", signal.Signals(number).name)
+                        told.set()
+
+            nursery.start_soon(listen)
+            yield told
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _single() -> AsyncIterator[None]:
+    """Unwrap the groups that nurseries make, so that one failure is told as one sentence."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, TrinamoError):
+            raise error from group
+        raise
+
+
+async def run_worker(
+    config: Config, *, ready: Callable[[WorkerReady], None], env: Env | None = None
+) -> None:
+    """Serve one model until SIGINT or SIGTERM, then leave in order.
+
+    Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    """
+    env = env or RealEnv()
+    section = config.worker
+    choice = choose_engine(section)
+    metrics = WorkerMetrics(env)
+    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
+    async with (
+        _single(),
+        _until_told() as told,
+        open_engine(section, choice.engine) as engine,
+        open_runtime(config, env, RealTransports(), serving=True, metrics=metrics) as runtime,
+        trio.open_nursery() as nursery,
+    ):
+        status_url = ""
+        if section.status_port is not None:
+            status = _status_server(config, runtime)
+            port = await nursery.start(status.serve)
+            status_url = f"http://{_bracketed(section.status_host)}:{port}"
+        info = engine.info
+        await runtime.serve(
+            endpoint,
+            engine.generate,
+            request_type=GenerateRequest,
+            metadata={
+                "engine": info.engine,
+                "model": info.model,
+                "pid": str(os.getpid()),
+                "status": status_url,
+            },
+        )
+        assert runtime.instance_id is not None
+        card = ModelCard(
+            name=info.model,
+            endpoint=str(endpoint),
+            context_tokens_max=info.context_tokens_max,
+            engine=info.engine,
+            created=int(env.clock.wall()),
+        )
+        await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
+        ready(WorkerReady(runtime.instance_id, info.model, info.engine, choice.why, status_url))
+        await told.wait()
+        await runtime.shutdown()
+        nursery.cancel_scope.cancel()
+
+
+def _status_server(config: Config, runtime: Runtime) -> Server:
+    worker = runtime.worker
+    assert worker is not None
+
+    def check_health() -> Health:
+        state = runtime.registrar.state
+        draining = worker.is_draining
+        status = "draining" if draining else "ready" if state.lease_id else "unregistered"
+        return Health(
+            is_ready=not draining,
+            status=status,
+            facts={
+                "instance_id": runtime.instance_id,
+                "active": worker.active_count,
+                "lease_id": f"{state.lease_id:x}",
+                "incarnation": state.incarnation,
+            },
+        )
+
+    assert config.worker.status_port is not None
+    return Server(
+        build_status_app(runtime.metrics, check_health),
+        metrics=runtime.metrics,
+        host=config.worker.status_host,
+        port=config.worker.status_port,
+        connections_max=64,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def run_frontend(
+    config: Config, *, ready: Callable[[FrontendReady], None], env: Env | None = None
+) -> None:
+    """Serve HTTP until SIGINT or SIGTERM, then refuse new work, finish, and leave.
+
+    Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    """
+    env = env or RealEnv()
+    metrics = FrontendMetrics(env)
+    async with (
+        _single(),
+        _until_told() as told,
+        open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
+        trio.open_nursery() as watching,
+    ):
+        service = _http_service(config, env, metrics)
+        await watching.start(watch_models, runtime.control, runtime.client, service.model_manager())
+        async with trio.open_nursery() as serving:
+            port = await serving.start(service.run)
+            ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
+            await told.wait()
+            service.stop()
+        watching.cancel_scope.cancel()
+
+
+def _http_service(config: Config, env: Env, metrics: FrontendMetrics) -> HttpService:
+    # The keys of `http` are the fields of the service's configuration, name by name.
+    settings: dict[str, Any] = {
+        name: getattr(config.http, name) for name in config.http.__struct_fields__
+    }
+    settings["on_disconnect"] = OnDisconnect(config.http.on_disconnect)
+    return HttpService.builder().env(env).metrics(metrics).config(**settings).build()
