@@ -91,12 +91,14 @@ class Client:
         env: Env,
         *,
         attempts_max: int = 3,
+        call_home_timeout_s: float = 10.0,
     ) -> None:
         self.router = router
         self._request_planes = request_planes
         self._response_plane = response_plane
         self._env = env
         self._attempts_max = attempts_max
+        self._call_home_timeout_s = call_home_timeout_s
         self._encode = msgspec.msgpack.Encoder().encode
 
     def new_id(self) -> str:
@@ -198,6 +200,7 @@ class Client:
                     own.enter_context(self.router.flight(instance)),
                     own.enter_context(self._response_plane.register(context)),
                     context,
+                    self._call_home_timeout_s,
                 )
                 envelope = self._envelope(attempt, metadata)
                 try:
@@ -253,12 +256,19 @@ class Client:
 class _Attempt:
     """One request at one instance, up to its prologue."""
 
-    def __init__(self, flight: Flight, registration: Registration, context: Context) -> None:
+    def __init__(
+        self,
+        flight: Flight,
+        registration: Registration,
+        context: Context,
+        call_home_timeout_s: float,
+    ) -> None:
         self.instance = flight.instance
         self.registration = registration
         self.context = context
         self.channel = registration.channel
         self._flight = flight
+        self._call_home_timeout_s = call_home_timeout_s
 
     async def run(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
@@ -267,6 +277,8 @@ class _Attempt:
         self._flight.on_gone = lambda: self.channel.fail(self._vanished())
         if self._flight.is_gone:
             raise self._vanished()
+        if not self.channel.is_called:
+            await self._wait_called()
         await self.channel.wait_prologue()
         # From here on the connection itself is the better witness of the worker's life.
         self._flight.on_gone = None
@@ -287,6 +299,20 @@ class _Attempt:
             reason = self.context.reason or Reason.CONSUMER_DROPPED
             raise KilledError(f"the request was killed: {reason}", reason=reason)
         raise self._vanished()
+
+    async def _wait_called(self) -> None:
+        """A worker calls before it works, so this wait, unlike the next, has a bound.
+
+        Otherwise a link cut between the ACK and the call would leave us waiting for a worker
+        that has long given up.
+        """
+        with trio.move_on_after(self._call_home_timeout_s):
+            await self.channel.wait_called()
+            return
+        raise DisconnectedError(
+            f"instance {self.instance.id} accepted the request but did not call home "
+            f"within {self._call_home_timeout_s:g} s"
+        )
 
     def _vanished(self) -> DisconnectedError:
         return DisconnectedError(f"instance {self.instance.id} vanished from discovery")

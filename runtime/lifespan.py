@@ -149,6 +149,7 @@ class Runtime:
             self._data.response_plane,
             self.env,
             attempts_max=self.config.router.attempts_max,
+            call_home_timeout_s=self.config.data_plane.tcp.handshake_timeout_s,
         )
         await self.control_nursery.start(router.run)
         return client

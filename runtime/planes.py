@@ -317,6 +317,15 @@ class RequestPlane(Protocol):
 class ResponseChannel(Protocol):
     """The caller's end of one response stream, after or before the worker's call."""
 
+    @property
+    def is_called(self) -> bool:
+        """Whether the worker has called home."""
+        ...
+
+    async def wait_called(self) -> None:
+        """Return once the worker has called home, or the stream has ended."""
+        ...
+
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raises what the prologue says went wrong."""
         ...

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
 
 import trio
 
@@ -68,7 +69,9 @@ class EchoEngine:
         Stop wakes it from the prefill and from the pause before a word.
         """
         check_request(request)
-        words = _WORD.findall(_text_to_echo(request))
+        found = _WORD.finditer(_text_to_echo(request))
+        # No more than would be too many: the text may be many megabytes.
+        words = [match[0] for match in islice(found, self.info.context_tokens_max)]
         prompt_tokens = len(words)
         check_prompt_fits(prompt_tokens, self.info.context_tokens_max)
         room = self.info.context_tokens_max - prompt_tokens
@@ -122,7 +125,7 @@ async def open_echo_engine(
     model: str = "echo",
     delay_s: float = 0.0,
     prefill_s: float = 0.0,
-    context_tokens_max: int = 1_000_000,
+    context_tokens_max: int = 131_072,
     running_max: int = 4096,
 ) -> AsyncIterator[EchoEngine]:
     """An `EchoEngine` that sleeps `prefill_s` before the first word and `delay_s` before each.

@@ -32,6 +32,7 @@ from .exact_tables import ROTATION_SCALE, SOFTMAX_STEPS, integers, rotations, so
 from .generation import EngineInfo
 from .host import EngineHost, open_engine_host
 from .step import Hop, StepItem, scramble
+from .validation import check_prompt_fits
 
 __all__ = ["VOCABULARY", "Dims", "ExactEngine", "Special", "open_exact_engine"]
 
@@ -151,13 +152,16 @@ class ExactEngine:
                     f"every token id must be from 0 to {VOCABULARY - 1}", param="token_ids"
                 )
             return list(request.token_ids)
-        if request.messages is None:
-            return [Special.START, *(request.prompt or "").encode("utf-8", "replace")]
+        messages = request.messages
+        contents = [request.prompt or ""] if messages is None else [m.content for m in messages]
+        texts = [content.encode("utf-8", "replace") for content in contents]
+        # Before there is a list of them: the text may be many megabytes.
+        check_prompt_fits(sum(map(len, texts)) + 1, self.info.context_tokens_max)
+        if messages is None:
+            return [Special.START, *texts[0]]
         token_ids = [int(Special.START)]
-        for message in request.messages:
-            token_ids.append(_ROLES[message.role])
-            token_ids += message.content.encode("utf-8", "replace")
-            token_ids.append(Special.END)
+        for message, text in zip(messages, texts, strict=True):
+            token_ids += [_ROLES[message.role], *text, Special.END]
         token_ids.append(Special.ASSISTANT)
         return token_ids
 

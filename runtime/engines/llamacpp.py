@@ -11,6 +11,7 @@ that are the same everywhere, take `exact.py`.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -122,8 +123,10 @@ class LlamaCppEngine:
             return list(request.token_ids)
         if request.messages is not None:
             return self._encode_chat(request.messages)
-        text = _characters(request.prompt or "")
-        self._check_size(text, "prompt")
+        text = request.prompt or ""
+        self._check_size(len(text), "prompt")
+        text = _characters(text)
+        self._check_size(len(text.encode()), "prompt")
         tokens = self._tokenize(text, is_template=False)
         if self._vocabulary.get_add_bos():
             tokens.insert(0, int(self._vocabulary.token_bos()))
@@ -132,9 +135,10 @@ class LlamaCppEngine:
     def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         if self._template is None:
             raise RequestError("the model has no chat template; send a prompt", param="messages")
+        self._check_size(sum(len(m.content) for m in messages), "messages")
         messages = [ChatMessage(m.role, _characters(m.content)) for m in messages]
         text = self._template.render(messages)
-        self._check_size(text, "messages")
+        self._check_size(len(text.encode()), "messages")
         if not any(mark in m.content for m in messages for mark in self._special_texts):
             return self._tokenize(text, is_template=True)
         # Someone writes special tokens in a message, perhaps to end it and go on as the system.
@@ -147,8 +151,9 @@ class LlamaCppEngine:
             tokens += self._tokenize(text, is_template=not is_content)
         return tokens
 
-    def _check_size(self, text: str, param: str) -> None:
-        if len(text.encode()) > self._prompt_bytes_max:
+    def _check_size(self, size_bytes: int, param: str) -> None:
+        """Called with the characters first, of which there are no more, then with the bytes."""
+        if size_bytes > self._prompt_bytes_max:
             raise RequestError(
                 f"the prompt has more than {self._prompt_bytes_max} bytes, more than the model's"
                 f" context of {self.info.context_tokens_max} tokens holds; shorten it",
@@ -228,15 +233,15 @@ class LlamaCppEngine:
 
 def _import_llama() -> ModuleType:
     try:
-        import cyllama.llama.llama_cpp as llama  # noqa: PLC0415 -- needs the extra
-        import jinja2  # noqa: F401, PLC0415 -- needs the extra
+        # By name, as a type checker cannot look into the extension module.
+        llama = importlib.import_module("cyllama.llama.llama_cpp")
+        importlib.import_module("jinja2")
     except ImportError as error:
         raise ConfigError(
             "the llamacpp engine needs an extra that is not installed"
             f" ({error}): pip install 'trinamo[llamacpp]'"
         ) from error
-    module: ModuleType = llama
-    return module
+    return llama
 
 
 def _load_model(llama: Any, path: Path) -> Any:

@@ -1,9 +1,9 @@
 """The edge: OpenAI's API over HTTP, on hypercorn's trio server.
 
 Reading order, the way a request goes: `server.py` and `connection.py` (sockets), `app.py`
-(routes), `chat.py` (both inference endpoints), `streaming.py` (an answer to ASGI), `status.py`
-(errors to HTTP), `models.py` (who serves which model), `service.py` (it all, with a builder),
-`status_app.py` (the workers' status port).
+(routes), `chat.py` (both inference endpoints), `admission.py` (who gets in), `exchange.py` (body,
+ids), `models.py` (who serves which model), `streaming.py` (the answer), `status.py` (errors).
+`service.py` is it all behind a builder; `status_app.py` is the workers' status port.
 """
 
 from .models import DeploymentState, Engine, ModelEngines, ModelManager

@@ -124,6 +124,7 @@ class Inference:
                     await writer.stream(_events(deltas, answer, record))
                 else:
                     await writer.whole(lambda: _body(deltas, answer, record))
+            self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
         except ClientGoneError:
             self._state.metrics.refused(self._kind.name, "client_disconnect")
         except TrinamoError as error:

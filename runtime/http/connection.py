@@ -7,7 +7,7 @@ slow reader out. This stream mends that from below, without touching hypercorn:
   doing. A client that pipelines more than that, behind a request in flight, hides its FIN; it is
   cut off after `write_timeout_s`.
 * `abort()` closes the socket under a blocked send, shielded or not. Writes that make no progress
-  for `write_timeout_s` abort the connection.
+  for `write_timeout_s` abort the connection; it is noticed within twice that time.
 * While a header is awaited, bytes are handed on in small pieces, so that the header limit holds.
 * A connection that closes before the request's body was read goes on reading it for a while:
   else the kernel would answer with RST, and the client might never see the answer.

@@ -192,7 +192,10 @@ class Server:
             finally:
                 connection.request_ended()
 
-        server = TCPServer(ASGIWrapper(app), self._config, self._context, {}, connection)
+        # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
+        framework: Any = app
+        stream: Any = connection
+        server = TCPServer(ASGIWrapper(framework), self._config, self._context, {}, stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.read_ahead)
             nursery.start_soon(connection.watch_writes)
@@ -239,7 +242,11 @@ async def _end_when_gone(
     timer running, after the connection is gone.
     """
     await connection.wait_gone()
-    await server.protocol.handle(Closed())
+    protocol = getattr(server, "protocol", None)
+    if protocol is None:
+        # The peer was gone before hypercorn had asked for its address.
+        return
+    await protocol.handle(Closed())
     with trio.move_on_after(GONE_GRACE_S):
         await connection.wait_idle()
     if connection.requests_in_flight:

@@ -40,7 +40,7 @@ class ServiceConfig:
     host: str = "127.0.0.1"
     enable_chat_endpoints: bool = True
     enable_cmpl_endpoints: bool = True
-    on_disconnect: OnDisconnect = OnDisconnect.KILL
+    on_disconnect: OnDisconnect = attrs.field(default=OnDisconnect.KILL, converter=OnDisconnect)
     body_bytes_max: int = 4 << 20
     body_timeout_s: float = 30.0
     header_bytes_max: int = 32 << 10
@@ -121,8 +121,8 @@ class HttpService:
             peer_timeout_s=config.peer_timeout_s,
         )
         async with trio.open_nursery() as nursery:
-            self.port = await nursery.start(server.serve)
-            task_status.started(self.port)
+            self.port = port = await nursery.start(server.serve)
+            task_status.started(port)
             await self._stopping.wait()
             await self._drain()
             server.close()
@@ -185,6 +185,8 @@ class HttpServiceBuilder:
             self._config = attrs.evolve(self._config, **changes)
         except TypeError as error:
             raise ConfigError(f"unknown HTTP setting: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"a wrong HTTP setting: {error}") from error
         return self
 
     def build(self) -> HttpService:

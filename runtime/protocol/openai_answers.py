@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import attrs
 import msgspec
 
-from ..errors import RemoteProtocolError
+from ..errors import RemoteProtocolError, error_from_wire
 from .generate import Delta
 from .sse import TextTemplate, encode_data
 
@@ -35,6 +35,7 @@ __all__ = [
     "TokenCount",
     "Usage",
     "decode_answer",
+    "decode_chunk",
 ]
 
 _encode = msgspec.json.Encoder().encode
@@ -141,6 +142,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+_ERROR_START = '{"error"'
 _AnswerT = TypeVar("_AnswerT")
 
 
@@ -150,6 +152,19 @@ def decode_answer(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"the server's {kind.__name__} is malformed: {error}") from error
+
+
+def decode_chunk(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
+    """The chunk in one event's data; raises the error that a broken stream ends with.
+
+    It comes back as the class it was on the server, without a claim to be definite. Whoever
+    reads `[DONE]` must not pass it here.
+    """
+    head = data[: len(_ERROR_START)]
+    if head in (_ERROR_START, _ERROR_START.encode()):
+        detail = decode_answer(data, ErrorBody).error
+        raise error_from_wire(detail.code or "internal", detail.message, definite=False)
+    return decode_answer(data, kind)
 
 
 # --- from deltas to answers ------------------------------------------------------------------

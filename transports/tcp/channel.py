@@ -28,6 +28,7 @@ class Channel:
 
     __slots__ = (
         "_bytes_max",
+        "_called",
         "_consumer",
         "_ended",
         "_error",
@@ -43,6 +44,7 @@ class Channel:
         self._items: deque[bytes] = deque()
         self.buffered_bytes = 0
         self._bytes_max = bytes_max
+        self._called = False
         self._opened = False
         self._ended = False
         self._error: TrinamoError | None = None
@@ -57,6 +59,11 @@ class Channel:
         return self._ended
 
     # --- the reader's side: plain functions, no checkpoint ---
+
+    def call(self) -> None:
+        """The worker has called home."""
+        self._called = True
+        self._wake()
 
     def open(self) -> None:
         """The prologue came: the handler has started."""
@@ -125,6 +132,16 @@ class Channel:
             raise trio.BusyResourceError("another task is consuming this stream")
         self._consumer = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the worker has called home."""
+        return self._called
+
+    async def wait_called(self) -> None:
+        """Return once the worker has called home, or the stream has ended. Safe to cancel."""
+        while not self._called and not self._ended:
+            await self._wait()
 
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raise the terminal error if it never will."""

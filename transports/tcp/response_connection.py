@@ -116,6 +116,7 @@ class ResponseRegistration:
         """Read one connection to its end. Called by the server, in the server's nursery."""
         options = self._server.options
         self._machine.receive(handshake)
+        self.channel.call()
         self._controls = ControlWriter(stream, self._server.spawn, linger_s=options.linger_s)
         try:
             with trio.CancelScope() as self._reading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "choose_engine", "open_engine"]
 
-_EXTRA_MODULES: Final = ("cyllama", "gguf", "tokenizers", "jinja2")
+_EXTRA_MODULES: Final = ("cyllama", "jinja2")
 
 
 @attrs.frozen
@@ -63,10 +63,13 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
     elif engine == "exact":
         from trinamo.runtime.engines.exact import open_exact_engine
 
+        blocks: dict[str, Any] = {}
+        if section.kv_blocks is not None:
+            blocks["block_count"] = section.kv_blocks
         async with open_exact_engine(
             model=section.model_name or "exact",
             block_tokens=section.kv_block_tokens,
-            **({} if section.kv_blocks is None else {"block_count": section.kv_blocks}),
+            **blocks,
             **context,
             **bounds,
         ) as exact:
@@ -75,20 +78,21 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
         from trinamo.runtime.engines.llamacpp import open_llamacpp_engine
         from trinamo.runtime.engines.model_file import MODEL_NAME
 
-        blocks = section.kv_blocks
-        kv_tokens = None if blocks is None else blocks * section.kv_block_tokens
+        tokens: dict[str, Any] = {}
+        if section.kv_blocks is not None:
+            tokens["kv_tokens"] = section.kv_blocks * section.kv_block_tokens
         async with open_llamacpp_engine(
             section.model_path,
             model=section.model_name or MODEL_NAME,
             threads=section.threads,
-            **({} if kv_tokens is None else {"kv_tokens": kv_tokens}),
+            **tokens,
             **context,
             **bounds,
         ) as llama:
             yield llama
 
 
-def _given(section: WorkerConfig, *names: str) -> dict[str, int]:
+def _given(section: WorkerConfig, *names: str) -> dict[str, Any]:
     """The bounds that are configured; the engine knows best about the others."""
     values = {name: getattr(section, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}

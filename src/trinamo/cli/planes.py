@@ -131,6 +131,7 @@ async def open_control_plane(
         key_file=_path(tls.key_file),
         timeout_s=section.request_timeout_s,
         per_try_timeout_s=section.attempt_timeout_s,
+        silence_s=section.silence_s,
     ) as plane:
         where = ", ".join(endpoints)
         advice = (

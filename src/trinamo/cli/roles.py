@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-from trinamo.runtime.config import Config
+from trinamo.runtime.config import Config, config_notices
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.discovery import watch_models
@@ -97,6 +97,7 @@ async def run_worker(
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     env = env or RealEnv()
+    _tell_notices(config)
     section = config.worker
     choice = choose_engine(section)
     metrics = WorkerMetrics(env)
@@ -140,6 +141,11 @@ async def run_worker(
         nursery.cancel_scope.cancel()
 
 
+def _tell_notices(config: Config) -> None:
+    for notice in config_notices(config):
+        _log.warning("%s", notice)
+
+
 def _status_server(config: Config, runtime: Runtime) -> Server:
     worker = runtime.worker
     assert worker is not None
@@ -181,6 +187,7 @@ async def run_frontend(
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     env = env or RealEnv()
+    _tell_notices(config)
     metrics = FrontendMetrics(env)
     async with (
         _single(),

@@ -1,0 +1,79 @@
+# Two commands matter: `make up` starts a cluster on this machine, `make test` runs every test.
+# Both set up what they need first; nothing is installed outside .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+# Two installers in one environment would trip over each other.
+.NOTPARALLEL:
+
+# The first of these that is 3.11, 3.12 or 3.13 makes the virtual environment.
+PYTHON ?= $(shell for each in python3.13 python3.12 python3.11 python3 python; do \
+	"$$each" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	>/dev/null 2>&1 && echo "$$each" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+# Options for the command behind a target: make up ARGS="--engine exact --workers 4".
+ARGS ?=
+
+.PHONY: help up test lint types docs bench clean model
+
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@echo '  Options for the command behind a target go into ARGS="…".'
+
+up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this machine.
+	$(BIN)/trinamo up $(ARGS)
+
+test: $(STAMPS)/dev model ## Install and run every test.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMPS)/dev ## Check style and format.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+docs: $(STAMPS)/dev ## Write the pages that are made from the code.
+	$(BIN)/python -m trinamo.runtime.config_reference > docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python -m trinamo.runtime.protocol.diagrams
+
+bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md.
+	for each in bench/bench_*.py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
+
+clean: ## Remove the virtual environment, caches and build results; models stay.
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without the model the cluster runs on the engine `exact`, so a failure here stops nothing.
+model: $(STAMPS)/run
+	@$(BIN)/python -m trinamo.runtime.engines.model_file || \
+		echo 'The model could not be fetched; the engine `exact` will be used instead.' >&2
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo 'trinamo needs Python 3.11, 3.12 or 3.13, and none was found.' \
+			'Install one, or name it: make PYTHON=/path/to/python3.12' >&2; exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+		echo '$(PYTHON) is not Python 3.11, 3.12 or 3.13; name another: make PYTHON=…' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { \
+		echo '$(PYTHON) cannot make virtual environments;' \
+			'on Debian or Ubuntu install python3-venv.' >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# The stamps say that what pyproject.toml asks for is installed; `dev` includes `run`.
+$(STAMPS)/run: pyproject.toml | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	[ pyproject.toml -ot $(STAMPS)/dev ] || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[embedded,llamacpp]'
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(STAMPS)/run

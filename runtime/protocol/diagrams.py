@@ -1,0 +1,98 @@
+"""The transition tables as pages: a mermaid diagram and a table for each role.
+
+`python -m trinamo.runtime.protocol.diagrams` writes `docs/protocols/`; a test keeps the pages equal
+to the code. `render` is a pure function of the tables; only `main` touches files.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from .machine import Role, Tables
+from .request_stream import REQUEST_STREAM
+from .response_stream import RESPONSE_STREAM
+
+__all__ = ["PAGES", "main", "render"]
+
+PAGES: Final = {"response_stream.md": RESPONSE_STREAM, "request_stream.md": REQUEST_STREAM}
+"""File name in `docs/protocols/` to the tables it shows."""
+
+
+def render(tables: Tables) -> str:
+    """One page of markdown for one protocol; ends with a newline."""
+    parts = [
+        f"# The {tables.name}\n",
+        "Made from the tables in the code by `python -m trinamo.runtime.protocol.diagrams`. A step "
+        "that is not listed\nis a `LocalProtocolError` when we were about to take it and a "
+        "`RemoteProtocolError` when the peer took it.\n",
+    ]
+    for role in Role:
+        parts.append(f"## The {role.value}\n")
+        parts.append(_diagram(tables, role))
+        parts.append(_table(tables.transitions[role]))
+    parts.append("## What one end's step does to the other\n")
+    parts.append(_couplings(tables))
+    return "\n".join(parts)
+
+
+def _diagram(tables: Tables, role: Role) -> str:
+    rows = tables.transitions[role]
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {tables.start[role].name}"]
+    for state, steps in rows.items():
+        arrows: dict[enum.Enum, list[str]] = {}
+        for event, following in steps.items():
+            arrows.setdefault(following, []).append(event.__name__)
+        lines += [
+            f"    {state.name} --> {following.name}: {', '.join(events)}"
+            for following, events in arrows.items()
+        ]
+        if not steps:
+            lines.append(f"    {state.name} --> [*]")
+    lines += [
+        f"    {before.name} --> {into.name}: {role.other.value} is {other.name}"
+        for before, other, into in _moved(tables, role)
+    ]
+    return "\n".join([*lines, "```", ""])
+
+
+def _moved(tables: Tables, role: Role) -> list[tuple[enum.Enum, enum.Enum, enum.Enum]]:
+    """The couplings that move `role`: its state before, the other end's state, its state after."""
+    return [
+        (worker, caller, into) if role is Role.WORKER else (caller, worker, into)
+        for (worker, caller), (moved, into) in tables.couplings.items()
+        if moved is role
+    ]
+
+
+def _table(rows: Mapping[enum.Enum, Mapping[type, enum.Enum]]) -> str:
+    lines = ["| state | meaning | step | next state |", "|---|---|---|---|"]
+    for state, steps in rows.items():
+        lines += [
+            f"| {state.name} | {state.value} | {event.__name__} | {following.name} |"
+            for event, following in steps.items()
+        ] or [f"| {state.name} | {state.value} | none | |"]
+    return "\n".join([*lines, ""])
+
+
+def _couplings(tables: Tables) -> str:
+    lines = ["| worker | caller | moves |", "|---|---|---|"]
+    lines += [
+        f"| {worker.name} | {caller.name} | the {moved.value} to {into.name} |"
+        for (worker, caller), (moved, into) in tables.couplings.items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Write every page under `docs/protocols/` of the working directory."""
+    folder = Path("docs", "protocols")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tables in PAGES.items():
+        (folder / name).write_text(render(tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

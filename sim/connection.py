@@ -1,0 +1,364 @@
+"""What the two kernels do with one TCP connection: segments, windows, FIN, RST, silence.
+
+An `Endpoint` is the kernel's half of a socket; it lives on when its process is paused or killed.
+Bytes travel in segments, first in first out per direction. What cannot pass a cut link waits and
+is sent again when the link heals, except RST, which TCP does not repeat.
+
+Kept from real TCP: data before an error is still read; an error is reported once, then EOF and
+EPIPE; closing with unread data, or with SO_LINGER 0, sends RST instead of FIN; data that reaches a
+closed socket is answered with RST; a sender may have `window_bytes` on the way or unread at the
+peer; unacknowledged data and idle connections on a cut link time out as TCP_USER_TIMEOUT and
+SO_KEEPALIVE say. Left out: congestion control, Nagle, urgent data, half-duplex TIME_WAIT.
+
+What this module does not do: set up connections (`network.py`), be a trio socket (`sockets.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import math
+import os
+import socket as stdlib
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+if TYPE_CHECKING:
+    from .host import Host
+    from .network import Network
+
+__all__ = ["Address", "Connection", "Endpoint", "SegmentKind", "os_error"]
+
+Address = tuple[str, int]
+
+RETRIES_S = 924.6
+"""How long Linux repeats unacknowledged data by default (tcp_retries2 = 15)."""
+
+
+class SegmentKind(enum.Enum):
+    """What a segment says."""
+
+    DATA = "data"
+    CREDIT = "credit"
+    """The reader took bytes: the sender may send as many more."""
+    FIN = "fin"
+    RST = "rst"
+
+
+class Segment(NamedTuple):
+    """What travels one way at once; `size` is the bytes of `data`, or those credited."""
+
+    kind: SegmentKind
+    data: bytes
+    size: int
+    number: int
+
+
+def os_error(number: int) -> OSError:
+    """The `OSError` (of the right subclass) that the kernel's `number` becomes."""
+    return OSError(number, os.strerror(number))
+
+
+class Connection(NamedTuple):
+    """Both halves of one established connection."""
+
+    id: int
+    client: Endpoint
+    server: Endpoint
+
+
+class Endpoint:
+    """One half of a connection, as its kernel keeps it."""
+
+    def __init__(self, network: Network, host: Host, local: Address | None) -> None:
+        self.host = host
+        self.local = local
+        self.remote: Address | None = None
+        self.id = 0
+        self.options: dict[tuple[int, int], int | bytes] = {}
+        self.is_open = True
+        """Whether the process still holds the socket."""
+        self.is_forgotten = False
+        """Whether the kernel has dropped the connection, after a reset or a timeout."""
+        self.has_sent_fin = False
+        self.has_eof = False
+        self.error = 0
+        self.buffer = bytearray()
+        self.readers, self.writers = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
+        self._network, self._world = network, network.world
+        self._peer: Endpoint | None = None
+        self._flight: deque[Segment] = deque()
+        self._sent_count = 0
+        self._attempt = 0
+        self._last_arrival_s = 0.0
+        self._outstanding_bytes = 0
+        self._uncredited_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.id} of {self.host.name} {self.local} -> {self.remote}>"
+
+    def pair(self, peer: Endpoint, connection_id: int, remote: Address) -> None:
+        """Make `peer` the other half; bytes may be written from now on."""
+        self._peer, self.id, self.remote = peer, connection_id, remote
+        self._last_arrival_s = self._world.current_time()
+
+    def hold_until(self, time_s: float) -> None:
+        """Nothing sent from here arrives before `time_s`: it is behind something already sent."""
+        self._last_arrival_s = max(self._last_arrival_s, time_s)
+
+    @property
+    def peer(self) -> Endpoint:
+        """The other half; `OSError` ENOTCONN if there is none."""
+        if self._peer is None:
+            raise os_error(errno.ENOTCONN)
+        return self._peer
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the handshake was done; stays true after the connection broke."""
+        return self._peer is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can happen to this half any more, so that it may be dropped."""
+        has_closed = not self.is_open and self.has_sent_fin and self.has_eof
+        return not self._flight and (self.is_forgotten or has_closed)
+
+    # --- the process's side: synchronous, never waits ----------------------------------------
+
+    @property
+    def room_bytes(self) -> int:
+        """How many more bytes `write` takes."""
+        return max(0, self._network.window_bytes - self._outstanding_bytes)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write` would say something else than: wait."""
+        return self.room_bytes > 0 or self.error != 0 or self.is_forgotten or self.has_sent_fin
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `read` would say something else than: wait."""
+        return bool(self.buffer) or self.error != 0 or self.has_eof or self.is_forgotten
+
+    def write(self, data: bytes) -> int:
+        """Send what there is room for; the count. Raises the connection's error, or EPIPE."""
+        self._raise_error()
+        if self.is_forgotten or self.has_sent_fin:
+            raise os_error(errno.EPIPE)
+        taken = data[: self.room_bytes]
+        if taken:
+            self._outstanding_bytes += len(taken)
+            self._transmit(SegmentKind.DATA, taken)
+            if not self.link_is_whole:
+                self._watch_silence()
+        return len(taken)
+
+    def read(self, count: int) -> bytes:
+        """Take up to `count` buffered bytes; empty at EOF. Raises the connection's error."""
+        if self.buffer:
+            taken = bytes(self.buffer[:count])
+            del self.buffer[:count]
+            self._uncredited_bytes += len(taken)
+            # One credit for many small reads, but never a stall: an empty buffer settles up.
+            if not self.buffer or self._uncredited_bytes * 4 >= self._network.window_bytes:
+                self._transmit(SegmentKind.CREDIT, b"", self._uncredited_bytes)
+                self._uncredited_bytes = 0
+            return taken
+        if not self.has_eof:
+            self._raise_error()
+        return b""
+
+    def _raise_error(self) -> None:
+        if self.error:
+            number, self.error, self.has_eof = self.error, 0, True
+            raise os_error(number)
+
+    def shut_down(self) -> None:
+        """Send FIN: no more will be written."""
+        if not self.has_sent_fin and not self.is_forgotten:
+            self.has_sent_fin = True
+            self._transmit(SegmentKind.FIN)
+
+    def close(self) -> None:
+        """The process lets go, by `close` or by dying."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if self._peer is not None and not self.is_forgotten:
+            if self.buffer or self._lingers_zero():
+                self.abort()
+            else:
+                self.shut_down()
+        self._wake()
+
+    def abort(self) -> None:
+        """Send RST and forget the connection."""
+        self._transmit(SegmentKind.RST)
+        self.is_forgotten = True
+        self._wake()
+
+    def _lingers_zero(self) -> bool:
+        value = self.options.get((stdlib.SOL_SOCKET, stdlib.SO_LINGER))
+        if not isinstance(value, bytes) or len(value) != 8:
+            return False
+        is_on, seconds = struct.unpack("ii", value)
+        return bool(is_on) and seconds == 0
+
+    def _wake(self) -> None:
+        self.readers.unpark_all()
+        self.writers.unpark_all()
+
+    # --- the wire ----------------------------------------------------------------------------
+
+    def _transmit(self, kind: SegmentKind, data: bytes = b"", size: int = 0) -> None:
+        if self.is_forgotten or self._peer is None:
+            return
+        link = self._network.link(self.host.name, self._peer.host.name)
+        self._sent_count += 1
+        segment = Segment(kind, data, size or len(data), self._sent_count)
+        if kind is SegmentKind.RST and link.is_cut:
+            self._add_row("lost", segment)
+            return
+        self._flight.append(segment)
+        if link.is_cut:
+            self._add_row("held", segment)
+        else:
+            self._launch(segment)
+
+    def _launch(self, segment: Segment) -> None:
+        delay_s = self._network.delay_s(
+            self.host.name, self.peer.host.name, has_jitter=segment.kind is not SegmentKind.CREDIT
+        )
+        arrival_s = max(self._last_arrival_s, self._world.current_time() + delay_s)
+        self._last_arrival_s = arrival_s
+        # An absolute time: a difference added up again may be a rounding error earlier, and
+        # overtake the segment before it.
+        self._world.at(arrival_s, self._arrive, segment, self._attempt)
+
+    def _arrive(self, segment: Segment, attempt: int) -> None:
+        if attempt != self._attempt:
+            return
+        if self._network.link(self.host.name, self.peer.host.name).is_cut:
+            if segment.kind is SegmentKind.RST:
+                self._flight.remove(segment)
+                self._add_row("lost", segment)
+            return
+        first = self._flight.popleft()
+        assert first is segment, "segments of one direction arrive in order"
+        if segment.kind is not SegmentKind.CREDIT:
+            self._add_row("arrive", segment)
+        self.peer._receive(segment)  # noqa: SLF001 -- the other half of the same connection
+
+    def _add_row(self, kind: str, segment: Segment) -> None:
+        self._world.add_row(
+            kind,
+            connection=self.id,
+            source=self.host.name,
+            segment=segment.kind.value,
+            number=segment.number,
+            size=segment.size,
+        )
+
+    def _receive(self, segment: Segment) -> None:
+        kind = segment.kind
+        if kind is SegmentKind.RST:
+            # Linux tells a process that already has the peer's FIN about its own writes instead.
+            self.fail(errno.EPIPE if self.has_eof else errno.ECONNRESET)
+        elif self.is_forgotten:
+            if kind is not SegmentKind.CREDIT:
+                self._answer_reset()
+        elif kind is SegmentKind.CREDIT:
+            self._outstanding_bytes -= segment.size
+            self.writers.unpark_all()
+        elif kind is SegmentKind.FIN:
+            self.has_eof = True
+            self.readers.unpark_all()
+        elif self.is_open:
+            self.buffer += segment.data
+            self.readers.unpark_all()
+        else:
+            self._answer_reset()
+
+    def _answer_reset(self) -> None:
+        # A kernel that has forgotten the connection still answers what reaches it.
+        self.is_forgotten = False
+        self.abort()
+
+    def heal(self) -> None:
+        """The link is back: send again whatever did not arrive, after the retransmission time."""
+        self._attempt += 1
+        self._last_arrival_s = self._world.current_time() + self._network.retransmit_s
+        for segment in self._flight:
+            self._launch(segment)
+
+    def fail(self, number: int) -> None:
+        """The connection breaks with error `number`; nothing is sent. Buffered data stays."""
+        if self.is_forgotten:
+            return
+        self.is_forgotten = True
+        if self.is_open:
+            self.error = number
+        self._wake()
+
+    def vanish(self) -> None:
+        """Drop what is on the way from here, as a middlebox does that resets a connection."""
+        self._attempt += 1
+        self._flight.clear()
+
+    # --- silence -----------------------------------------------------------------------------
+
+    @property
+    def link_is_whole(self) -> bool:
+        """Whether segments pass both ways, so that acknowledgements come back."""
+        here, there = self.host.name, self.peer.host.name
+        return not (
+            self._network.link(here, there).is_cut or self._network.link(there, here).is_cut
+        )
+
+    def link_was_cut(self) -> None:
+        """The link is no longer whole: timeouts start to run."""
+        self._watch_silence()
+        idle_s, interval_s, count = (
+            self._option(stdlib.IPPROTO_TCP, name, default)
+            for name, default in (
+                (stdlib.TCP_KEEPIDLE, 7200),
+                (stdlib.TCP_KEEPINTVL, 75),
+                (stdlib.TCP_KEEPCNT, 9),
+            )
+        )
+        if not self._option(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 0):
+            return
+        # As Linux does: the first probe goes out after `idle`; the connection ends at a later
+        # probe's time, once `count` are unanswered or, if it is set, the user timeout is over.
+        user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
+        if user_s:
+            count = max(1, math.ceil((user_s - idle_s) / max(1, interval_s)))
+        self._world.after(
+            idle_s + interval_s * count, self._time_out_if_silent, self._network.cut_count
+        )
+
+    def _watch_silence(self) -> None:
+        user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
+        if self._outstanding_bytes:
+            self._world.after(
+                user_s or RETRIES_S, self._time_out_if_unacknowledged, self._network.cut_count
+            )
+
+    def _time_out_if_unacknowledged(self, cut_count: int) -> None:
+        if self._outstanding_bytes:
+            self._time_out_if_silent(cut_count)
+
+    def _time_out_if_silent(self, cut_count: int) -> None:
+        # A later cut means that the link was whole in between, or is watched anew.
+        is_same_silence = cut_count == self._network.cut_count and not self.link_is_whole
+        if is_same_silence and not self.is_forgotten:
+            self._world.add_row("timeout", connection=self.id, source=self.host.name)
+            self.fail(errno.ETIMEDOUT)
+
+    def _option(self, level: int, name: int, default: int) -> int:
+        value = self.options.get((level, name), default)
+        return value if isinstance(value, int) else default

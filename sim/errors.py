@@ -1,0 +1,33 @@
+"""How a simulated run can fail on its own account, apart from what the code in it raises."""
+
+from __future__ import annotations
+
+__all__ = ["Deadlock", "Escape", "SimulationError", "StepLimit", "TimeLimit", "UnsupportedTrio"]
+
+
+class SimulationError(Exception):
+    """The root of the simulator's own findings."""
+
+
+class Deadlock(SimulationError):  # noqa: N818 -- the field's word
+    """Nothing can run and nothing is going to happen; the text says what each task waits for."""
+
+
+class StepLimit(SimulationError):  # noqa: N818 -- as above
+    """The run took more task steps than it was allowed: something spins."""
+
+
+class TimeLimit(SimulationError):  # noqa: N818 -- as above
+    """The run reached its virtual end; the text says what each task waits for."""
+
+
+class UnsupportedTrio(SimulationError):  # noqa: N818 -- as above
+    """This release of trio moved something the simulator relies on; the text says what."""
+
+
+class Escape(BaseException):
+    """Simulated code reached for the real world: time, dice, threads, sockets, names, processes.
+
+    Not an `Exception`, so that no handler in the simulated code takes it for a fault of the
+    network. Use `env.clock`, `env.rng` and trio's own sockets instead.
+    """

@@ -1,0 +1,320 @@
+"""Keeps a run closed: whatever would make two runs of one seed differ is replaced or refused.
+
+Inside a run time and dice raise `Escape`, unless the world was made with `ambient="virtual"`: then
+they answer from the virtual clock and the seed, for libraries that read them for themselves.
+Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. `logging` may
+stamp its records; it sees virtual time.
+
+What escapes: C code and names bound early (`from time import monotonic`, `datetime.now()`); a lint
+rule keeps those out of `runtime/` and `transports/tcp`. The order of a set of strings: the tests
+vary PYTHONHASHSEED.
+
+This is the only file that touches trio's private names. `check_trio` proves that they are where
+they should be, and do what they should, before anything relies on them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
+
+import trio
+from trio._core import _run as trio_run
+from trio._core._run import GLOBAL_RUN_CONTEXT
+from typing_extensions import override
+
+from .errors import Escape, UnsupportedTrio
+
+if TYPE_CHECKING:
+    from trio.lowlevel import Task
+
+    from .scheduler import Scheduler
+
+__all__ = ["Ambient", "Loop", "armed", "check_trio", "closed_world", "task_number"]
+
+Ambient = Literal["raise", "virtual"]
+
+_CLOCKS = ("time", "monotonic", "perf_counter")
+_DICE = tuple(
+    name
+    for name in random.__all__
+    if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
+    and name not in {"seed", "getstate", "setstate"}
+)
+_REFUSED_EVENTS = (
+    "socket.",
+    "_thread.start_new_thread",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+)
+_trap: Callable[[str], None] | None = None
+"""What the audit hook calls with a refused event; None outside runs."""
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    # Numeric look-ups are made by trio itself and reach no network; others are refused by the
+    # stand-in for socket.getaddrinfo.
+    if _trap is not None and event.startswith(_REFUSED_EVENTS) and event != "socket.getaddrinfo":
+        _trap(f"{event} {args!r:.100}")
+
+
+@cache
+def _install_audit_hook() -> None:
+    # An audit hook can never be removed, so there is one for all runs, and a switch.
+    sys.addaudithook(_audit)
+
+
+@contextmanager
+def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
+    """Refuse real sockets, threads and processes inside; entered once trio's loop has its own."""
+    global _trap
+
+    def trap(what: str) -> None:
+        escape = Escape(f"the simulated code reached for the real world: {what}")
+        on_escape(escape)
+        raise escape
+
+    _install_audit_hook()
+    _trap = trap
+    try:
+        yield
+    finally:
+        _trap = None
+
+
+@contextmanager
+def closed_world(
+    scheduler: Scheduler,
+    *,
+    ambient: Ambient,
+    wall: Callable[[], float],
+    now: Callable[[], float],
+    rng: random.Random,
+    on_escape: Callable[[Escape], None],
+) -> Iterator[None]:
+    """Put the stand-ins in place for one run, and everything back as it was afterwards."""
+    check_trio()
+
+    def refuse(what: str) -> Callable[..., Any]:
+        def refused(*_args: Any, **_keywords: Any) -> Any:
+            escape = Escape(f"the simulated code called {what}")
+            on_escape(escape)
+            raise escape
+
+        return refused
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (trio_run, "_r", scheduler),
+        (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        (threading.Thread, "start", refuse("threading.Thread.start")),
+        (trio.to_thread, "run_sync", refuse("trio.to_thread.run_sync")),
+        (trio.lowlevel, "start_thread_soon", refuse("trio.lowlevel.start_thread_soon")),
+        (trio, "run_process", refuse("trio.run_process")),
+        (trio.lowlevel, "open_process", refuse("trio.lowlevel.open_process")),
+        (time, "sleep", refuse("time.sleep")),
+        (uuid, "uuid1", refuse("uuid.uuid1")),
+        (socket, "getaddrinfo", _numeric_only(refuse("socket.getaddrinfo for a name"))),
+        (logging, "time", _LogTime(wall)),
+    ]
+    replaced += _clocks(ambient, wall, now, refuse) + _dice(ambient, rng, refuse)
+    dice_before = random.getstate()
+    collected = gc.isenabled()
+    # When a collection comes depends on what the process did before, and it runs finalisers.
+    gc.disable()
+    with ExitStack() as stack:
+        for owner, name, stand_in in replaced:
+            stack.enter_context(patch.object(owner, name, stand_in))
+        random.seed(rng.getrandbits(64))
+        try:
+            yield
+        finally:
+            random.setstate(dice_before)
+            if collected:
+                gc.enable()
+
+
+def _clocks(
+    ambient: Ambient,
+    wall: Callable[[], float],
+    now: Callable[[], float],
+    refuse: Callable[[str], Callable[..., Any]],
+) -> list[tuple[Any, str, Any]]:
+    replaced: list[tuple[Any, str, Any]] = []
+    for name in _CLOCKS:
+        read = wall if name == "time" else now
+        if ambient == "virtual":
+            replaced += [(time, name, read), (time, f"{name}_ns", _in_ns(read))]
+        else:
+            replaced += [(time, n, refuse(f"time.{n}")) for n in (name, f"{name}_ns")]
+    return replaced
+
+
+def _dice(
+    ambient: Ambient, rng: random.Random, refuse: Callable[[str], Callable[..., Any]]
+) -> list[tuple[Any, str, Any]]:
+    if ambient == "virtual":
+        # The generator behind random.random() and its kin is seeded instead.
+        return [(os, "urandom", rng.randbytes), (random, "_urandom", rng.randbytes)]
+    refused = [(random, name, refuse(f"random.{name}")) for name in _DICE]
+    refused.append((os, "urandom", refuse("os.urandom")))
+    refused.append((random, "_urandom", refuse("random.SystemRandom or secrets")))
+    return refused
+
+
+def _in_ns(read: Callable[[], float]) -> Callable[[], int]:
+    return lambda: int(read() * 1e9)
+
+
+def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *args: int, **keywords: int) -> Any:
+        flags = keywords.get("flags", args[3] if len(args) > 3 else 0)
+        if host is None or flags & socket.AI_NUMERICHOST:
+            return real(host, port, *args, **keywords)
+        return refused()
+
+    return getaddrinfo
+
+
+class _LogTime(SimpleNamespace):
+    """What `logging` finds under its global name `time`."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        super().__init__(time=wall, time_ns=_in_ns(wall))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+# --- trio's private parts -----------------------------------------------------------------------
+
+
+def task_number(task: Task) -> int:
+    """The place of `task` in the order of creation, counted over all runs of the process."""
+    return task._counter  # noqa: SLF001 -- checked by check_trio
+
+
+class Loop:
+    """The running trio loop, as far as the world must look into it."""
+
+    def __init__(self) -> None:
+        self._runner = GLOBAL_RUN_CONTEXT.runner
+
+    @property
+    def has_idle_waiter(self) -> bool:
+        """Whether a task sits in `trio.testing.wait_all_tasks_blocked`."""
+        return bool(self._runner.waiting_for_idle)
+
+    @property
+    def has_pending_callback(self) -> bool:
+        """Whether `run_sync_soon` was called and its callback has not run."""
+        return self._runner.entry_queue.size() > 0
+
+    def requeue(self, tasks: list[Task]) -> None:
+        """Put back runnable tasks that the scheduler had taken out."""
+        self._runner.runq.extend(tasks)
+
+    def tasks(self) -> list[Task]:
+        """All live tasks, oldest first."""
+        return sorted(self._runner.tasks, key=task_number)
+
+
+class _Probe(trio.abc.Clock):
+    """Clock and dice of a tiny run that records how trio uses them."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.asked: list[float] = []
+        self.batches: list[list[int]] = []
+        self.order: list[int] = []
+
+    @override
+    def start_clock(self) -> None:
+        pass
+
+    @override
+    def current_time(self) -> float:
+        return self.time_s
+
+    @override
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        if deadline != math.inf:
+            self.asked.append(deadline)
+            self.time_s = deadline
+        return 0
+
+    def shuffle(self, batch: list[Task]) -> None:
+        self.batches.append([task_number(task) for task in batch])
+        batch.reverse()
+
+    def random(self) -> float:
+        raise _moved("batches are not shuffled in deterministic mode")
+
+    async def main(self) -> None:
+        async def child(number: int) -> None:
+            self.order.append(number)
+
+        await trio.sleep(5)
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(child, number)
+        loop = Loop()
+        assert not loop.has_idle_waiter
+        assert not loop.has_pending_callback
+        assert trio.lowlevel.current_task() in loop.tasks()
+        loop.requeue([])
+
+    def findings(self) -> Iterator[str]:
+        if self.asked != [5.0]:
+            yield "the clock is not asked exactly once when nothing can run"
+        if not any(len(batch) >= 4 for batch in self.batches):
+            yield "batches are not shuffled as a whole"
+        if any(batch != sorted(batch) for batch in self.batches):
+            yield "batches are not sorted by creation before they are shuffled"
+        if self.order != [0, 1, 2, 3]:
+            yield "a batch is not worked through from its end after it was shuffled"
+
+
+@cache
+def check_trio() -> None:
+    """Prove that trio still has, and uses, what the simulator stands in for.
+
+    Raises `UnsupportedTrio` naming the release and what moved. Runs once per process.
+    """
+    for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
+        if not hasattr(trio_run, name):
+            raise _moved(f"trio._core._run.{name} is gone")
+    probe = _Probe()
+    with (
+        patch.object(trio_run, "_r", probe),
+        patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
+    ):
+        try:
+            trio.run(probe.main, clock=probe)
+        except (AttributeError, AssertionError, trio.TrioInternalError) as error:
+            raise _moved(f"{error!r}, caused by {error.__cause__!r}") from error
+    for finding in probe.findings():
+        raise _moved(finding)
+
+
+def _moved(what: str) -> UnsupportedTrio:
+    return UnsupportedTrio(f"trio {trio.__version__}: {what}")

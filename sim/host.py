@@ -1,0 +1,99 @@
+"""One simulated process and the machine it runs on.
+
+A host's tasks are known by a context variable that every task inherits from the one that started
+it, together with the incarnation it was booted in: what a restarted host's former self left behind
+never runs again. Read next: `world.py`, which boots, kills, pauses and resumes hosts.
+"""
+
+from __future__ import annotations
+
+import enum
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from trio.lowlevel import Task
+
+__all__ = [
+    "CURRENT",
+    "DRIVER",
+    "Host",
+    "HostState",
+    "Incarnation",
+    "current_host_name",
+    "incarnation_of",
+]
+
+DRIVER = "driver"
+"""The name of the host that scenario code runs on, outside every booted host."""
+
+
+class HostState(enum.Enum):
+    """What the process is doing; its kernel goes on in every state."""
+
+    DOWN = "down"
+    """Not booted yet, or its main function has returned."""
+    UP = "up"
+    PAUSED = "paused"
+    """As after SIGSTOP: sockets fill up, no task takes a step."""
+    DEAD = "dead"
+    """As after SIGKILL: no cleanup code of it runs inside the simulation."""
+
+
+class Host:
+    """One named process. `ended` is set once its main function returned or it was killed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.generation = 0
+        self.state = HostState.DOWN
+        self.wall_skew_s = 0.0
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.frozen: list[Task] = []
+        """Runnable tasks held back while the host is paused or dead."""
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}.{self.generation} {self.state.value}>"
+
+
+class Incarnation:
+    """One life of a host, from boot to end."""
+
+    __slots__ = ("generation", "host")
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.generation = host.generation
+
+    def __str__(self) -> str:
+        return f"{self.host.name}.{self.generation}"
+
+    @property
+    def may_run(self) -> bool:
+        """Whether tasks of this life may take a step now."""
+        host = self.host
+        return host.generation == self.generation and host.state in (HostState.UP, HostState.DOWN)
+
+    @property
+    def is_buried(self) -> bool:
+        """Whether this life was ended by a kill, so that its tasks are zombies."""
+        host = self.host
+        return host.generation != self.generation or host.state is HostState.DEAD
+
+
+CURRENT: ContextVar[Incarnation | None] = ContextVar("trinamo_sim_host", default=None)
+"""Which host the running task belongs to; None for scenario code and events."""
+
+
+def current_host_name() -> str:
+    """The host of the running task, `driver` outside all of them."""
+    incarnation = CURRENT.get()
+    return DRIVER if incarnation is None else incarnation.host.name
+
+
+def incarnation_of(task: Task) -> Incarnation | None:
+    """Whose task this is; None for scenario code and trio's own tasks."""
+    return task.context.get(CURRENT)

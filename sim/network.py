@@ -1,0 +1,348 @@
+"""Simulated TCP/IP between the hosts of a world, behind trio's own hooks.
+
+A `Network` is trio's socket factory and host name resolver during the run: host names are the
+world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Links are directed; each
+has a latency, a jitter and may be cut. Faults are methods: `cut`, `heal`, `reset`.
+
+What this module does not do: what happens on an established connection (`connection.py`), the
+socket a process holds (`sockets.py`). IPv6, UDP, TLS and bandwidth are not simulated; asking for
+another family raises EAFNOSUPPORT, as on a machine without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket as stdlib
+from collections import deque
+from typing import Any
+
+import trio
+from typing_extensions import override
+
+from .connection import Address, Connection, Endpoint
+from .host import Host, HostState, current_host_name
+from .sockets import SimSocket
+from .world import World
+
+__all__ = ["Dial", "Link", "Listener", "Network"]
+
+JITTER_STEPS = 16
+SWEEP_MIN = 64
+"""How many endpoints may pile up before those that are over are dropped."""
+FIRST_RETRY_S = 1.0
+LOOPBACK = "127.0.0.1"
+WILDCARDS = ("", "0.0.0.0")  # noqa: S104 -- compared with, not bound to
+
+
+class Link:
+    """One direction between two hosts."""
+
+    __slots__ = ("is_cut", "jitter_s", "latency_s")
+
+    def __init__(self, latency_s: float, jitter_s: float) -> None:
+        self.latency_s, self.jitter_s = latency_s, jitter_s
+        self.is_cut = False
+
+
+class Listener:
+    """A listening socket as its kernel keeps it."""
+
+    def __init__(self, host: Host, address: Address, backlog: int) -> None:
+        self.host, self.address, self.backlog = host, address, backlog
+        self.is_open = True
+        self.ready: deque[Endpoint] = deque()
+        self.accepters = trio.lowlevel.ParkingLot()
+
+
+class Dial:
+    """One connection attempt: SYN out, until SYN-ACK, RST or the timeout answers."""
+
+    def __init__(self, client: Endpoint, remote: Address, give_up_s: float) -> None:
+        self.client, self.remote, self.give_up_s = client, remote, give_up_s
+        self.server: Endpoint | None = None
+        self.is_done = False
+        self.error = 0
+        self.waiters = trio.lowlevel.ParkingLot()
+
+    def settle(self, error: int) -> None:
+        """Wake whoever waits, with `error` or 0."""
+        if not self.is_done:
+            self.is_done, self.error = True, error
+            self.waiters.unpark_all()
+
+
+class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
+    """All links, listeners and connections of a world.
+
+    `tear_one_in` and `short_one_in` say how often a read or a write takes only a part of what it
+    could (0: never). `window_bytes` bounds what one direction of a connection holds. A SYN that is
+    not answered is repeated and given up after `connect_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        latency_s: float = 0.0005,
+        jitter_s: float = 0.0002,
+        tear_one_in: int = 0,
+        short_one_in: int = 0,
+        window_bytes: int = 65536,
+        connect_timeout_s: float = 127.0,
+        retransmit_s: float = 0.2,
+    ) -> None:
+        self.world = world
+        self.tear_one_in, self.short_one_in = tear_one_in, short_one_in
+        self.window_bytes = window_bytes
+        self.connect_timeout_s, self.retransmit_s = connect_timeout_s, retransmit_s
+        self.connections: list[Connection] = []
+        """Those that are not over, oldest first; some that are, until they are swept."""
+        self.cut_count = 0
+        """How many cuts there have been; tells one silence from the next."""
+        self._latency_s, self._jitter_s = latency_s, jitter_s
+        self._links: dict[tuple[str, str], Link] = {}
+        self._names: dict[str, str] = {}
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._endpoints: list[Endpoint] = []
+        self._sweep_at = SWEEP_MIN
+        self._ports = itertools.count(40000)
+        self._ids = itertools.count(1)
+        world.on_start.append(self._install)
+        world.on_end.append(self._process_ended)
+
+    def _install(self) -> None:
+        trio.socket.set_custom_socket_factory(self)
+        trio.socket.set_custom_hostname_resolver(self)
+
+    # --- who is where ------------------------------------------------------------------------
+
+    def address_of(self, name: str) -> str:
+        """The IPv4 address of the host called `name`, given out in the order of first use."""
+        for address, owner in self._names.items():
+            if owner == name:
+                return address
+        number = len(self._names) + 1
+        address = f"10.0.{number >> 8}.{number & 255}"
+        self._names[address] = name
+        return address
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link in this direction; change its fields to change its behaviour."""
+        key = (source, destination)
+        if key not in self._links:
+            self._links[key] = Link(self._latency_s, self._jitter_s)
+        return self._links[key]
+
+    def delay_s(self, source: str, destination: str, *, has_jitter: bool = True) -> float:
+        """How long the next segment takes."""
+        link = self.link(source, destination)
+        if not has_jitter or not link.jitter_s:
+            return link.latency_s
+        step = self.world.choices.below(JITTER_STEPS, "jitter")
+        return link.latency_s + link.jitter_s * step / (JITTER_STEPS - 1)
+
+    def free_port(self) -> int:
+        """A port nobody was given before."""
+        return next(self._ports)
+
+    # --- trio's hooks ------------------------------------------------------------------------
+
+    @override
+    def socket(
+        self, family: int = stdlib.AF_INET, type: int = stdlib.SOCK_STREAM, proto: int = 0
+    ) -> SimSocket:
+        if family != stdlib.AF_INET:
+            raise OSError(errno.EAFNOSUPPORT, "the simulated network is IPv4 only")
+        if type != stdlib.SOCK_STREAM:
+            raise OSError(errno.EPROTONOSUPPORT, "the simulated network is TCP only")
+        return SimSocket(self, self.open_endpoint())
+
+    def open_endpoint(self) -> Endpoint:
+        """An unconnected half for the running task's host."""
+        endpoint = Endpoint(self, self.world.host(current_host_name()), None)
+        self._keep(endpoint)
+        return endpoint
+
+    def _keep(self, endpoint: Endpoint) -> None:
+        self._endpoints.append(endpoint)
+        if len(self._endpoints) > self._sweep_at:
+            self.connections = [c for c in self.connections if not self._is_over(c)]
+            self._endpoints = [
+                e for e in self._endpoints if e.is_open or (e.is_connected and not e.is_over)
+            ]
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self._endpoints))
+
+    @staticmethod
+    def _is_over(connection: Connection) -> bool:
+        return connection.client.is_over and connection.server.is_over
+
+    @override
+    async def getaddrinfo(
+        self,
+        host: bytes | None,
+        port: bytes | str | int | None,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> Any:
+        await trio.lowlevel.checkpoint()
+        name = "localhost" if host is None else host.decode()
+        if name == "localhost":
+            address = LOOPBACK
+        elif family in (stdlib.AF_UNSPEC, stdlib.AF_INET) and self.world.knows(name):
+            address = self.address_of(name)
+        else:
+            raise stdlib.gaierror(stdlib.EAI_NONAME, f"no simulated host is called {name!r}")
+        number = int(port or 0)
+        return [(stdlib.AF_INET, stdlib.SOCK_STREAM, stdlib.IPPROTO_TCP, "", (address, number))]
+
+    @override
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        await trio.lowlevel.checkpoint()
+        address = str(sockaddr[0])
+        return self._names.get(address, address), str(sockaddr[1])
+
+    # --- connecting ----------------------------------------------------------------------------
+
+    def listen(self, host: Host, address: Address, backlog: int) -> Listener:
+        """Start listening; raises EADDRINUSE if the port is taken on this host."""
+        key = (host.name, address[1])
+        if key in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"{address} on {host.name} is in use")
+        self._listeners[key] = listener = Listener(host, address, max(1, backlog))
+        return listener
+
+    def unlisten(self, listener: Listener) -> None:
+        """Stop listening; connections nobody accepted are reset."""
+        if listener.is_open:
+            listener.is_open = False
+            del self._listeners[listener.host.name, listener.address[1]]
+            for endpoint in listener.ready:
+                endpoint.is_open = False
+                endpoint.abort()
+            listener.accepters.unpark_all()
+
+    def dial(self, client: Endpoint, remote: Address) -> Dial:
+        """Start connecting; wait on the result's `waiters` until `is_done`."""
+        now_s = self.world.current_time()
+        dial = Dial(client, remote, now_s + self.connect_timeout_s)
+        if client.local is None:
+            own = self.address_of(client.host.name)
+            client.local = (LOOPBACK if remote[0] == LOOPBACK else own, self.free_port())
+        self._send_syn(dial, FIRST_RETRY_S)
+        return dial
+
+    def _target(self, dial: Dial) -> str | None:
+        if dial.remote[0] == LOOPBACK:
+            return dial.client.host.name
+        return self._names.get(dial.remote[0])
+
+    def _send_syn(self, dial: Dial, retry_s: float) -> None:
+        if dial.is_done or dial.server is not None or not dial.client.is_open:
+            return
+        remaining_s = dial.give_up_s - self.world.current_time()
+        if remaining_s <= 0:
+            dial.settle(errno.ETIMEDOUT)
+            return
+        source, target = dial.client.host.name, self._target(dial)
+        if target is not None and not self.link(source, target).is_cut:
+            self.world.after(self.delay_s(source, target), self._syn_arrives, dial, target)
+        self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
+
+    def _syn_arrives(self, dial: Dial, target: str) -> None:
+        source = dial.client.host.name
+        if dial.is_done or dial.server is not None:
+            return
+        if self.link(source, target).is_cut or self.link(target, source).is_cut:
+            # Without an answer the client repeats its SYN.
+            return
+        back_s = self.delay_s(target, source)
+        listener = self._listeners.get((target, dial.remote[1]))
+        if listener is None or not self._reaches(listener, dial.remote[0]):
+            self.world.after(back_s, dial.settle, errno.ECONNREFUSED)
+            return
+        if len(listener.ready) >= listener.backlog:
+            return
+        dial.server = server = Endpoint(self, listener.host, dial.remote)
+        self._keep(server)
+        connection_id = next(self._ids)
+        assert dial.client.local is not None
+        server.pair(dial.client, connection_id, dial.client.local)
+        self.world.add_row("connect", connection=connection_id, source=source, target=target)
+        # Sent first and so also first to arrive: no data of the server overtakes its SYN-ACK.
+        server.hold_until(self.world.current_time() + back_s)
+        self.world.after(back_s, self._syn_ack_arrives, dial, connection_id)
+        self.connections.append(Connection(connection_id, dial.client, server))
+        listener.ready.append(server)
+        listener.accepters.unpark_all()
+
+    def _syn_ack_arrives(self, dial: Dial, connection_id: int) -> None:
+        assert dial.server is not None
+        dial.client.pair(dial.server, connection_id, dial.remote)
+        if dial.client.is_open:
+            dial.settle(0)
+        else:
+            # The process gave up meanwhile; its kernel has no such connection.
+            dial.client.abort()
+
+    @staticmethod
+    def _reaches(listener: Listener, address: str) -> bool:
+        bound = listener.address[0]
+        return bound in WILDCARDS or bound == address
+
+    # --- faults ----------------------------------------------------------------------------------
+
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Nothing passes from `a` to `b`, nor back unless `one_way`, until `heal`."""
+        self.world.add_row("cut", source=a, target=b, one_way=one_way)
+        self.cut_count += 1
+        self.link(a, b).is_cut = True
+        if not one_way:
+            self.link(b, a).is_cut = True
+        for connection in self._between(a, b):
+            connection.client.link_was_cut()
+            connection.server.link_was_cut()
+
+    def heal(self, a: str, b: str) -> None:
+        """Undo `cut` in both directions; what was held back is sent again."""
+        self.world.add_row("heal", source=a, target=b)
+        self.link(a, b).is_cut = self.link(b, a).is_cut = False
+        for connection in self._between(a, b):
+            connection.client.heal()
+            connection.server.heal()
+
+    def reset(self, a: str, b: str) -> int:
+        """Reset every connection between the two hosts, as a middlebox would; how many."""
+        hit = self._between(a, b)
+        for connection in hit:
+            self.world.add_row("reset", connection=connection.id)
+            for endpoint in (connection.client, connection.server):
+                endpoint.vanish()
+                endpoint.fail(errno.ECONNRESET)
+        return len(hit)
+
+    def _between(self, a: str, b: str) -> list[Connection]:
+        return [
+            connection
+            for connection in self.connections
+            if {connection.client.host.name, connection.server.host.name} == {a, b}
+            and connection.client.is_connected
+            and not self._is_over(connection)
+        ]
+
+    def open_sockets(self, name: str) -> int:
+        """How many sockets the processes of host `name` hold, listeners included."""
+        held = sum(e.is_open and e.host.name == name for e in self._endpoints)
+        return held + sum(host == name for host, _ in self._listeners)
+
+    def _process_ended(self, host: Host) -> None:
+        """The kernel closes what a dead process held; one that returned has closed its own."""
+        if host.state is not HostState.DEAD:
+            return
+        for key in [key for key in self._listeners if key[0] == host.name]:
+            self.unlisten(self._listeners[key])
+        for endpoint in self._endpoints:
+            if endpoint.host is host:
+                endpoint.close()

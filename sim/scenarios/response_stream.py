@@ -1,0 +1,355 @@
+"""One worker streams answers to one caller over simulated TCP; both ends are the real ones.
+
+The caller registers a subject and consumes its channel; the worker calls home, sends numbered
+items and finishes. How the connection info gets to the worker is not under test: a channel in
+memory stands in for the request plane. Until the prologue the caller hears, late, of a worker or a
+handler that ended, as discovery and the request's own connection would tell it; from then on the
+response stream is on its own. Faults strike at a time or after the nth note. Afterwards the outcome is held against the invariants I1,
+I2, I5 and I15 of the stream protocol.
+
+What this module does not do: draw plans (`properties/test_response_stream_in_simulation.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import trio
+
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.errors import ConnectError, DisconnectedError, KilledError, TrinamoError
+from trinamo.runtime.planes import ResponseChannel
+from trinamo.runtime.protocol.request import ConnectionInfo
+from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
+
+from ..choices import Choices
+from ..env import SimEnv
+from ..host import Host, HostState
+from ..network import Network
+from ..scheduler import Policy
+from ..world import World
+
+__all__ = ["Fault", "FaultKind", "Outcome", "Plan", "run"]
+
+CALLER, WORKER = "caller", "worker"
+PRESENCE_DELAY_S = 1.0
+"""How long after the end of a worker, or of a handler, the caller hears of it by other means."""
+SETTLE_S = 30.0
+"""Bound on the end of everything once the faults are over: half-open detection and lingering."""
+
+HANDLER_END_S_MAX = 0.005
+"""From the caller's end of a stream to the handler's, one latency included."""
+
+FaultKind = Literal[
+    "reset",
+    "kill worker",
+    "kill caller",
+    "pause worker",
+    "pause caller",
+    "cut",
+    "cut worker to caller",
+    "cut caller to worker",
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` strikes `at_s` after the start, or after the `nth` note `on`.
+
+    Cuts and pauses are undone after `lasts_s`; infinite means never, which only cuts may be.
+    """
+
+    kind: FaultKind
+    at_s: float = 0.0
+    on: str = ""
+    nth: int = 1
+    lasts_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is streamed, how the consumer behaves, what the network does, what breaks.
+
+    `stop_after`, `kill_after` and `leave_after` count items consumed of each stream; -1 is never.
+    """
+
+    streams: int = 2
+    items: int = 20
+    item_bytes: int = 40
+    gap_s: float = 0.002
+    stop_after: int = -1
+    kill_after: int = -1
+    leave_after: int = -1
+    tear_one_in: int = 4
+    short_one_in: int = 4
+    window_bytes: int = 65536
+    policy: Policy = "batch"
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What became of a run: the trace's digest, each stream's two ends, what was left over."""
+
+    world: World
+    plan: Plan
+    digest: str = ""
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    got: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    """Streams whose handler said Sentinel after all its items."""
+    terminals: dict[int, list[str]] = field(default_factory=dict)
+    handlers: dict[int, bool] = field(default_factory=dict)
+    """Streams whose handler was started, and whether it has ended."""
+    leftovers: list[str] = field(default_factory=list)
+
+    def violations(self) -> list[str]:
+        """The invariants that do not hold, in words; empty if all is well."""
+        broken = list(self.leftovers)
+        is_caller_alive = self.world.host(CALLER).state is not HostState.DEAD
+        is_worker_alive = self.world.host(WORKER).state is not HostState.DEAD
+        for stream in range(self.plan.streams):
+            sent, got = self.sent.get(stream, []), self.got.get(stream, [])
+            terminals = self.terminals.get(stream, [])
+            if got != sent[: len(got)]:
+                broken.append(f"I1: stream {stream} got {got}, which is no prefix of {sent}")
+            if len(terminals) > 1 or (is_caller_alive and not terminals):
+                broken.append(f"I2: stream {stream} has the terminals {terminals}")
+            if terminals == ["complete"] and (stream not in self.finished or got != sent):
+                broken.append(f"I2: stream {stream} is complete with {len(got)} of {len(sent)}")
+            if is_worker_alive and self.handlers.get(stream) is False:
+                broken.append(f"I5: the handler of stream {stream} has not ended")
+        return broken if self.plan.faults else broken + self._late_handlers()
+
+    def _late_handlers(self) -> list[str]:
+        """I4 on a whole network: a consumer that is gone ends its handler, asleep or not."""
+        trace, late = self.world.trace, []
+        ended_s = {row.field("stream"): row.time_s for row in trace.of_kind("handler.end")}
+        for row in trace.of_kind("stream.end"):
+            stream = row.field("stream")
+            delay_s = ended_s.get(stream, math.inf) - row.time_s
+            if "complete" not in row.field("terminal") and delay_s > HANDLER_END_S_MAX:
+                late.append(f"I4: the handler of stream {stream} ended {delay_s:.4f} s late")
+        return late
+
+
+def run(plan: Plan, choices: Choices) -> Outcome:
+    """Play `plan` in a fresh world; raises what `World.run` raises."""
+    world = World(choices, policy=plan.policy, virtual_s_max=300.0)
+    network = Network(
+        world,
+        tear_one_in=plan.tear_one_in,
+        short_one_in=plan.short_one_in,
+        window_bytes=plan.window_bytes,
+        connect_timeout_s=10.0,
+    )
+    scenario = _Scenario(plan, world, network)
+    outcome = scenario.outcome
+    outcome.digest = world.run(scenario.play)
+    return outcome
+
+
+class _Scenario:
+    def __init__(self, plan: Plan, world: World, network: Network) -> None:
+        self.plan, self.world, self.network = plan, world, network
+        self.outcome = Outcome(world, plan)
+        self._calls_in, self._calls_out = trio.open_memory_channel[tuple[int, ConnectionInfo]](
+            math.inf
+        )
+        self._server: TcpStreamServer | None = None
+        self._client: TcpClient | None = None
+        self._go = trio.Event()
+        self._all_told = trio.Event()
+        self._over = [trio.Event() for _ in range(plan.streams)]
+        """Per stream: its handler has ended, or its worker has."""
+        world.on_end.append(self._worker_ended)
+
+    async def play(self) -> None:
+        world = self.world
+        caller, worker = world.boot(CALLER, self._caller), world.boot(WORKER, self._worker)
+        await trio.sleep(0.01)
+        baseline = self._census()
+        for fault in self.plan.faults:
+            self._arm(fault)
+        self._go.set()
+        with trio.move_on_after(self._bound_s()):
+            await self._told_or_ended()
+        if not (self._all_told.is_set() or caller.ended.is_set()):
+            self.outcome.leftovers.append(f"I15: streams have not ended\n{world.waiting()}")
+        with trio.move_on_after(SETTLE_S):
+            # Quiescence is no event anybody could set: it is looked for.
+            while self._leftover(baseline):  # noqa: ASYNC110
+                await trio.sleep(0.25)
+        if self._leftover(baseline):
+            self.outcome.leftovers.append(f"I5: left {self._leftover(baseline)}\n{world.waiting()}")
+        for host in (caller, worker):
+            if host.state is HostState.UP:
+                world.stop(host.name)
+                await host.ended.wait()
+        world.note("result", sent=self.outcome.sent, got=self.outcome.got)
+
+    def _bound_s(self) -> float:
+        """Until every stream must have its terminal: the work, the faults, and the detection."""
+        faults_s = sum(f.lasts_s for f in self.plan.faults if f.lasts_s != math.inf)
+        starts_s = sum(fault.at_s for fault in self.plan.faults)
+        return SETTLE_S + self.plan.items * self.plan.gap_s * 20 + faults_s * 2 + starts_s
+
+    async def _told_or_ended(self) -> None:
+        async def end_wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_wait, self._all_told)
+            nursery.start_soon(end_wait, self.world.host(CALLER).ended)
+
+    def _leftover(self, baseline: dict[str, int]) -> dict[str, int]:
+        """What living hosts hold more, or less, than they did before the first request."""
+        return {key: n - baseline[key] for key, n in self._census().items() if n != baseline[key]}
+
+    def _census(self) -> dict[str, int]:
+        """Tasks and sockets of the living, and what each end counts itself."""
+        counted: dict[str, int] = {}
+        for name in (CALLER, WORKER):
+            if self.world.host(name).state is HostState.DEAD:
+                continue
+            counted[f"{name} tasks"] = self.world.task_count(name)
+            counted[f"{name} sockets"] = self.network.open_sockets(name)
+        if f"{CALLER} tasks" in counted and self._server is not None:
+            counted["subjects"] = self._server.registered_count
+        if f"{WORKER} tasks" in counted and self._client is not None:
+            counted["calls"] = self._client.open_count
+        return counted
+
+    # --- the two hosts ---------------------------------------------------------------------------
+
+    async def _caller(self) -> None:
+        env = SimEnv(self.world, CALLER)
+        options = TcpOptions(host="0.0.0.0", advertise_host=CALLER)  # noqa: S104 -- simulated
+        async with open_stream_server(options, env) as self._server:
+            await self._go.wait()
+            async with trio.open_nursery() as nursery:
+                for stream in range(self.plan.streams):
+                    nursery.start_soon(self._ask, self._server, stream)
+            self._all_told.set()
+            await trio.sleep_forever()
+
+    async def _ask(self, server: TcpStreamServer, stream: int) -> None:
+        terminals = self.outcome.terminals.setdefault(stream, [])
+        with Context(f"r{stream}") as context, server.register(context) as registration:
+            self._calls_in.send_nowait((stream, registration.connection))
+            channel = registration.channel
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_presence, stream, channel.fail)
+                    await channel.wait_prologue()
+                    # From here on the connection alone must tell.
+                    nursery.cancel_scope.cancel()
+                terminals.append(await self._consume(channel, context, stream))
+            except* TrinamoError as group:
+                terminals += [type(error).__name__ for error in group.exceptions]
+            if terminals != ["left"]:
+                async for item in channel:
+                    terminals.append(f"item {_index(item)} after the end")
+        self.world.note("stream.end", stream=stream, terminal=terminals)
+
+    async def _consume(self, channel: ResponseChannel, context: Context, stream: int) -> str:
+        plan, got = self.plan, self.outcome.got.setdefault(stream, [])
+        async for item in channel:
+            got.append(_index(item))
+            self.world.note("stream.got", stream=stream, index=got[-1])
+            if len(got) == plan.stop_after:
+                context.stop(Reason.STOP_REQUESTED)
+            if len(got) == plan.kill_after:
+                context.kill(Reason.CLIENT_DISCONNECT)
+            if len(got) == plan.leave_after:
+                return "left"
+        return "complete"
+
+    async def _watch_presence(self, stream: int, fail: Callable[[TrinamoError], None]) -> None:
+        await self._over[stream].wait()
+        await trio.sleep(PRESENCE_DELAY_S)
+        fail(DisconnectedError("the worker is gone, or gave the request up"))
+
+    def _worker_ended(self, host: Host) -> None:
+        if host.name == WORKER:
+            for event in self._over:
+                event.set()
+
+    async def _worker(self) -> None:
+        self._client = TcpClient(TcpOptions())
+        async with trio.open_nursery() as nursery:
+            async for stream, connection in self._calls_out:
+                nursery.start_soon(self._answer, self._client, stream, connection)
+
+    async def _answer(self, client: TcpClient, stream: int, connection: ConnectionInfo) -> None:
+        outcome, plan = self.outcome, self.plan
+        outcome.handlers[stream] = False
+        sent = outcome.sent.setdefault(stream, [])
+        with Context(f"r{stream}") as context:
+            try:
+                async with client.call_home(connection, context) as sender:
+                    with context.cancelled_by_kill():
+                        sender.open()
+                        for index in range(plan.items):
+                            await trio.sleep(plan.gap_s)
+                            if context.is_stopped:
+                                break
+                            sent.append(index)
+                            self.world.note("stream.sent", stream=stream, index=index)
+                            if not sender.send_nowait(_item(index, plan.item_bytes)):
+                                await sender.drain()
+                        outcome.finished.add(stream)
+                        sender.finish()
+            except (ConnectError, KilledError) as error:
+                self.world.note("call.failed", stream=stream, error=type(error).__name__)
+        outcome.handlers[stream] = True
+        self._over[stream].set()
+        self.world.note("handler.end", stream=stream, state=context.state)
+
+    # --- faults ------------------------------------------------------------------------------------
+
+    def _arm(self, fault: Fault) -> None:
+        def strike() -> None:
+            do, undo = self._effect(fault.kind)
+            do()
+            if fault.lasts_s != math.inf:
+                self.world.after(fault.lasts_s, undo)
+
+        if fault.on:
+            self.world.after_note(fault.on, fault.nth, strike, delay_s=fault.at_s)
+        else:
+            self.world.after(fault.at_s, strike)
+
+    def _effect(self, kind: FaultKind) -> tuple[Callable[[], object], Callable[[], object]]:
+        world, network = self.world, self.network
+
+        def heal() -> None:
+            network.heal(CALLER, WORKER)
+
+        match kind:
+            case "reset":
+                return lambda: network.reset(CALLER, WORKER), lambda: None
+            case "kill worker" | "kill caller":
+                name = kind.removeprefix("kill ")
+                return lambda: world.kill(name), lambda: None
+            case "pause worker" | "pause caller":
+                name = kind.removeprefix("pause ")
+                return lambda: world.pause(name), lambda: world.resume(name)
+            case "cut":
+                return lambda: network.cut(CALLER, WORKER), heal
+            case "cut worker to caller":
+                return lambda: network.cut(WORKER, CALLER, one_way=True), heal
+            case "cut caller to worker":
+                return lambda: network.cut(CALLER, WORKER, one_way=True), heal
+
+
+def _item(index: int, size: int) -> bytes:
+    return index.to_bytes(4, "big").ljust(size, b".")
+
+
+def _index(item: bytes) -> int:
+    return int.from_bytes(item[:4], "big")

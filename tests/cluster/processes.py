@@ -1,0 +1,181 @@
+"""A whole cluster of real processes for one test: etcd, NATS, workers, a frontend."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
+
+ROLE = Path(__file__).with_name("role.py")
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+@attrs.define
+class Member:
+    """One process and what it said when it was ready."""
+
+    process: trio.Process
+    facts: dict[str, Any]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """As hard as it gets: SIGKILL."""
+        self.process.kill()
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGTERM)
+        with trio.fail_after(STOP_TIMEOUT_S):
+            return await self.process.wait()
+
+    def fd_count(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+@attrs.define
+class Cluster:
+    """Everything a test may want to hurt."""
+
+    etcd: EmbeddedServer
+    nats: EmbeddedServer
+    workers: list[Member]
+    frontend: Member
+    client: httpx.AsyncClient
+
+    @property
+    def url(self) -> str:
+        return str(self.frontend.facts["url"])
+
+    async def metric(self, url: str, name: str, **labels: str) -> float:
+        """The sum of the samples of `trinamo_<name>` that carry these labels."""
+        text = (await self.client.get(f"{url}/metrics")).text
+        total = 0.0
+        for line in text.splitlines():
+            if not line.startswith((f"trinamo_{name}{{", f"trinamo_{name} ")):
+                continue
+            if all(f'{key}="{value}"' in line for key, value in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    async def wait_models(self, count: int = 1) -> None:
+        await until(lambda: self._has_models(count), "the models appear")
+
+    async def _has_models(self, count: int) -> bool:
+        response = await self.client.get(f"{self.url}/v1/models")
+        return len(response.json()["data"]) >= count
+
+    async def wait_live(self, count: int) -> None:
+        """Until the frontend's live set has exactly `count` instances."""
+
+        async def is_reached() -> bool:
+            return await self.metric(self.url, "live_instances") == count
+
+        await until(is_reached, f"{count} instances are live")
+
+
+async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
+    """Poll a condition of other processes, which no event of ours can announce."""
+    with trio.move_on_after(timeout_s):
+        while not await is_true():  # noqa: ASYNC110 -- the event is in another process
+            await trio.sleep(0.05)
+        return
+    raise AssertionError(f"within {timeout_s:g} s it did not happen that {what}")
+
+
+async def start(role: str, settings: dict[str, Any], log: Path) -> Member:
+    command = [sys.executable, str(ROLE), role, *(f"{k}={v}" for k, v in settings.items())]
+    with log.open("wb") as stderr:
+        process = await trio.lowlevel.open_process(
+            command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "PYTHONWARNINGS": ""}
+        )
+    assert process.stdout is not None
+    line = b""
+    with trio.move_on_after(START_TIMEOUT_S):
+        while not line.endswith(b"\n"):
+            piece = await process.stdout.receive_some(4096)
+            if not piece:
+                break
+            line += piece
+    if not line.endswith(b"\n"):
+        process.kill()
+        await process.wait()
+        raise AssertionError(f"{role} did not start; its log is {log}")
+    return Member(process, json.loads(line), log)
+
+
+@asynccontextmanager
+async def open_cluster(
+    directory: Path,
+    *,
+    workers: int = 2,
+    engine: str = "echo",
+    settings: dict[str, Any] | None = None,
+) -> AsyncIterator[Cluster]:
+    """Start a cluster; leaving ends every process of it, by force if it must."""
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(open_etcd_server())
+        nats = await stack.enter_async_context(open_nats_server())
+        common = {
+            "control_plane.etcd.endpoints": etcd.endpoint,
+            "event_plane.nats.servers": nats.url,
+            "worker.engine": engine,
+            "http.port": 0,
+            **(settings or {}),
+        }
+        members: list[Member] = []
+        stack.push_async_callback(_end, members)
+        for number in range(workers):
+            member = await start("worker", common, directory / f"worker{number}.log")
+            members.append(member)
+        frontend = await start("frontend", common, directory / "frontend.log")
+        served = members.copy()
+        members.append(frontend)
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
+        )
+        cluster = Cluster(etcd, nats, served, frontend, client)
+        await cluster.wait_models()
+        await cluster.wait_live(workers)
+        yield cluster
+
+
+async def _end(members: list[Member]) -> None:
+    for member in reversed(members):
+        if member.is_running:
+            member.process.send_signal(signal.SIGTERM)
+    with trio.move_on_after(STOP_TIMEOUT_S):
+        for member in members:
+            await member.process.wait()
+    for member in members:
+        if member.is_running:
+            member.kill()
+            await member.process.wait()
+        assert member.process.stdout is not None
+        await member.process.stdout.aclose()
+
+
+def chat(text: str, *, stream: bool = False, **more: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"messages": [{"role": "user", "content": text}], "stream": stream, **more}

@@ -1,0 +1,27 @@
+"""Fixtures every test may use: one real etcd and one real NATS server per session.
+
+They start on first use. Tests that take them are marked `services`; the machinery is in
+`servers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[SessionEtcd]:
+    """A real etcd; `.endpoint` is its `host:port`. Shared: use a key prefix of your own."""
+    with session_etcd() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[SessionNats]:
+    """A real nats-server with JetStream; `.url` is its `nats://host:port`. Shared likewise."""
+    with session_nats() as server:
+        yield server

@@ -1,0 +1,80 @@
+"""What every engine promises a worker, on each engine that needs no model file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines import GenerationEngine, open_echo_engine
+from trinamo.runtime.engines.exact import open_exact_engine
+from trinamo.runtime.errors import RequestError
+from trinamo.runtime.protocol.generate import ChatMessage, Delta, FinishReason, GenerateRequest
+
+Open = Callable[[], AbstractAsyncContextManager[GenerationEngine]]
+PROMPT = "one two three four five six"
+
+ENGINES: list[Open] = [open_echo_engine, open_exact_engine]
+
+every_engine = pytest.mark.parametrize("open_engine", ENGINES)
+
+
+async def collect(
+    engine: GenerationEngine, request: GenerateRequest, context: Context
+) -> list[Delta]:
+    async with aclosing(engine.generate(request, context)) as deltas:
+        return [delta async for delta in deltas]
+
+
+@every_engine
+async def test_a_complete_answer_ends_with_its_reason_and_counts_its_tokens(
+    open_engine: Open,
+) -> None:
+    async with open_engine() as engine:
+        request = GenerateRequest(model="m", messages=[ChatMessage("user", PROMPT)], max_tokens=4)
+        deltas = await collect(engine, request, Context("r"))
+        assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+        assert sum(len(delta.token_ids) for delta in deltas) == 4
+        assert deltas[0].prompt_tokens > 0
+        assert not any(delta.prompt_tokens for delta in deltas[1:])
+
+
+@every_engine
+async def test_a_stopped_request_is_answered_with_what_there_is(open_engine: Open) -> None:
+    async with open_engine() as engine:
+        context = Context("r")
+        context.stop()
+        deltas = await collect(engine, GenerateRequest(model="m", prompt=PROMPT), context)
+        assert deltas[-1].finish_reason is FinishReason.CANCELLED
+        assert sum(len(delta.token_ids) for delta in deltas) <= 1
+
+
+@every_engine
+async def test_a_killed_request_leaves_nothing_behind(open_engine: Open) -> None:
+    async with open_engine() as engine:
+        context = Context("r")
+        with context.scope:
+            async with aclosing(
+                engine.generate(GenerateRequest(model="m", prompt=PROMPT), context)
+            ) as deltas:
+                async for _ in deltas:
+                    context.kill()
+        assert context.scope.cancelled_caught
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        statistics = engine.statistics()
+        assert (statistics.running, statistics.waiting, statistics.blocks_used) == (0, 0, 0)
+        assert statistics.cancellations == 1
+
+
+@every_engine
+async def test_a_prompt_longer_than_the_context_is_refused(open_engine: Open) -> None:
+    async with open_engine() as engine:
+        prompt = "a " * engine.info.context_tokens_max
+        with pytest.raises(RequestError, match="shorten it"):
+            await collect(engine, GenerateRequest(model="m", prompt=prompt), Context("r"))

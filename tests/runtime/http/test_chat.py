@@ -1,0 +1,312 @@
+"""Both inference endpoints: what a client gets, and what the engine is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.errors import DisconnectedError, UnavailableError
+from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai_answers import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    ErrorBody,
+    Usage,
+    decode_answer,
+)
+from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
+
+# Makes a generator of a function that yields nothing.
+NO_DELTAS: list[Delta] = []
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def events(body: bytes) -> list[str]:
+    return [event.data for event in SseParser().feed(body)]
+
+
+async def post(running: Any, path: str, body: Any, **headers: str) -> Any:
+    async with running.client() as client:
+        return await client.post(path, json=body, headers=headers)
+
+
+async def test_a_chat_is_answered_whole(serve: Any) -> None:
+    running = await serve()
+    response = await post(running, "/v1/chat/completions", {"model": "local", **HELLO})
+    assert response.status_code == 200
+    answer = decode_answer(response.content, ChatCompletion)
+    assert answer.choices[0].message.content == "Hello ✓"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage == Usage(5, 4, 9)
+    assert (answer.model, answer.object) == ("local", "chat.completion")
+
+
+async def test_a_chat_is_streamed_in_order_and_ends_with_done(serve: Any) -> None:
+    running = await serve()
+    response = await post(running, "/v1/chat/completions", {"stream": True, **HELLO})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *chunks, done = events(response.content)
+    assert done == DONE_DATA
+    decoded = [decode_answer(chunk, ChatChunk) for chunk in chunks]
+    assert [chunk.choices[0].delta.content for chunk in decoded] == ["Hel", "lo", " ✓"]
+    assert [chunk.choices[0].finish_reason for chunk in decoded] == [None, None, "stop"]
+    assert decoded[0].choices[0].delta.role == "assistant"
+    assert len({chunk.id for chunk in decoded}) == 1
+    assert all("usage" not in json.loads(chunk) for chunk in chunks)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_usage_comes_last_and_only_when_asked_for(serve: Any, path: str) -> None:
+    running = await serve()
+    question = HELLO if "chat" in path else {"prompt": "hi"}
+    body = {"stream": True, "stream_options": {"include_usage": True}, **question}
+    response = await post(running, path, body)
+    *chunks, usage, done = [json.loads(data) for data in events(response.content)[:-1]] + [None]
+    assert done is None
+    assert [chunk["usage"] for chunk in chunks] == [None, None, None]
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+
+
+async def test_a_completion_is_answered_whole_and_streamed(serve: Any) -> None:
+    running = await serve()
+    whole = await post(running, "/v1/completions", {"prompt": "hi"})
+    assert decode_answer(whole.content, Completion).choices[0].text == "Hello ✓"
+    streamed = await post(running, "/v1/completions", {"prompt": ["hi"], "stream": True})
+    *chunks, done = events(streamed.content)
+    assert done == DONE_DATA
+    decoded = [decode_answer(chunk, Completion) for chunk in chunks]
+    assert "".join(chunk.choices[0].text for chunk in decoded) == "Hello ✓"
+    assert decoded[-1].choices[0].finish_reason == "stop"
+
+
+async def test_the_engine_gets_what_the_client_asked(serve: Any) -> None:
+    running = await serve()
+    body = {
+        **HELLO,
+        "max_completion_tokens": 7,
+        "temperature": 0,
+        "top_p": 0.5,
+        "seed": -3,
+        "stop": "END",
+        "user": "ignored",
+    }
+    assert (await post(running, "/v1/chat/completions", body)).status_code == 200
+    (request,) = running.engine.requests
+    assert request.model == "local"
+    assert (request.max_tokens, request.temperature, request.top_p) == (7, 0.0, 0.5)
+    assert (request.seed, request.stop) == (-3, ["END"])
+
+
+@pytest.mark.parametrize("model", [None, ""])
+async def test_without_a_name_the_default_model_answers(serve: Any, model: str | None) -> None:
+    running = await serve()
+    response = await post(running, "/v1/chat/completions", {"model": model, **HELLO})
+    assert response.json()["model"] == "local"
+
+
+async def test_deltas_without_text_are_no_chunks_but_are_counted(serve: Any) -> None:
+    async def hold_back(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1], None, 2)
+        yield Delta("", [2, 3])
+        yield Delta("", [], FinishReason.LENGTH)
+
+    running = await serve(hold_back)
+    body = {"stream": True, "stream_options": {"include_usage": True}, **HELLO}
+    response = await post(running, "/v1/chat/completions", body)
+    chunks = [json.loads(data) for data in events(response.content)[:-1]]
+    assert [c["choices"][0]["delta"] for c in chunks[:-1]] == [
+        {"role": "assistant", "content": "a"},
+        {},
+    ]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_deltas_that_are_ready_at_once_travel_together(serve: Any) -> None:
+    async def burst(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for i in range(50):
+            yield Delta("x", [i])
+        yield Delta("", [], FinishReason.STOP)
+
+    running = await serve(burst)
+    stream = await running.connect()
+    await stream.send_all(running.post(stream=True))
+    received = b""
+    with trio.fail_after(10):
+        while b"[DONE]" not in received:
+            received += await stream.receive_some()
+    # The head ends at the first empty line; after it, each HTTP chunk has a size line.
+    body = received.partition(b"\r\n\r\n")[2]
+    assert body.count(b"data: ") == 52
+    assert body.count(b"\r\ndata: ") == 2
+    await stream.aclose()
+
+
+async def test_the_first_token_is_sent_before_the_second_exists(serve: Any) -> None:
+    may_go_on = trio.Event()
+
+    async def wait_between(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("first", [1])
+        await may_go_on.wait()
+        yield Delta("second", [2], FinishReason.STOP)
+
+    running = await serve(wait_between)
+    async with (
+        running.client() as client,
+        client.stream("POST", "/v1/chat/completions", json={"stream": True, **HELLO}) as response,
+    ):
+        lines = response.aiter_lines()
+        assert "first" in await anext(lines)
+        may_go_on.set()
+        assert [line async for line in lines if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_early_failure_has_its_real_status(serve: Any, is_streamed: bool) -> None:
+    async def refuse(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for never in NO_DELTAS:
+            yield never
+        raise UnavailableError("no live instance")
+
+    running = await serve(refuse)
+    response = await post(running, "/v1/chat/completions", {"stream": is_streamed, **HELLO})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["error"] == {
+        "message": "no live instance",
+        "type": "server_error",
+        "param": None,
+        "code": "unavailable",
+    }
+
+
+async def test_a_late_failure_is_the_last_event_and_there_is_no_done(serve: Any) -> None:
+    async def break_off(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        raise DisconnectedError("the worker went away")
+
+    running = await serve(break_off)
+    response = await post(running, "/v1/chat/completions", {"stream": True, **HELLO})
+    assert response.status_code == 200
+    first, last = events(response.content)
+    assert '"a"' in first
+    assert decode_answer(last, ErrorBody).error.code == "disconnected"
+    await running.wait_quiet()
+    assert (
+        running.value("requests_total", model="local", endpoint="chat", outcome="disconnected") == 1
+    )
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_without_a_finish_reason_is_no_whole_answer(
+    serve: Any, is_streamed: bool
+) -> None:
+    async def cut_short(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+
+    running = await serve(cut_short)
+    response = await post(running, "/v1/chat/completions", {"stream": is_streamed, **HELLO})
+    assert response.status_code == (200 if is_streamed else 500)
+    assert "without a finish reason" in response.text
+    assert "[DONE]" not in response.text
+
+
+async def test_the_generator_is_read_to_its_end(serve: Any) -> None:
+    """Left at the finish reason, a stream would be killed before its Sentinel."""
+    ended: list[bool] = []
+
+    async def then_end(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1], FinishReason.STOP)
+        await trio.lowlevel.checkpoint()
+        ended.append(True)
+
+    running = await serve(then_end)
+    for is_streamed in (True, False):
+        await post(running, "/v1/chat/completions", {"stream": is_streamed, **HELLO})
+    assert ended == [True, True]
+
+
+async def test_the_client_s_request_id_is_echoed_without_unsafe_characters(serve: Any) -> None:
+    running = await serve()
+    response = await post(
+        running,
+        "/v1/chat/completions",
+        HELLO,
+        **{"x-request-id": "abc-1.2:3_<script>" + "y" * 500},
+    )
+    echoed = response.headers["x-request-id"]
+    assert echoed.startswith("abc-1.2:3_scripty")
+    assert len(running.engine.contexts[0].id) <= 128
+
+
+async def test_a_repeated_request_id_is_unique_inside(serve: Any) -> None:
+    """A worker remembers cancelled ids: a client must not cancel its next request with one."""
+    running = await serve()
+    for _ in range(2):
+        response = await post(running, "/v1/chat/completions", HELLO, **{"x-request-id": "same"})
+        assert response.headers["x-request-id"] == "same"
+    first, second = running.engine.contexts
+    assert first.id != second.id
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (b"", None, "not valid JSON"),
+        (b"{", None, "not valid JSON"),
+        (b'{"x": ' + b"[" * 100_000, None, "not valid JSON"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', None, "not valid JSON"),
+        (b"[]", None, "the body is wrong"),
+        (b"{}", "messages", "'messages' is missing"),
+        (b'{"messages": []}', "messages", "at least one message"),
+    ],
+)
+async def test_a_bad_body_is_a_400_in_openai_s_form(
+    serve: Any, body: bytes, param: str | None, message: str
+) -> None:
+    running = await serve()
+    async with running.client() as client:
+        response = await client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert message in error["message"]
+    assert running.engine.requests == []
+    assert (
+        running.value("requests_total", model="unknown", endpoint="chat", outcome="invalid_request")
+        == 1
+    )
+
+
+async def test_an_unknown_model_is_a_404_that_lists_the_models(serve: Any) -> None:
+    running = await serve()
+    response = await post(running, "/v1/chat/completions", {"model": "nope", **HELLO})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "local" in error["message"]
+
+
+async def test_requests_over_the_limit_are_told_so(serve: Any) -> None:
+    async def sleep(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for never in NO_DELTAS:
+            yield never
+        await trio.sleep_forever()
+
+    running = await serve(sleep, requests_max=1)
+    stream = await running.connect()
+    await stream.send_all(running.post())
+    await running.wait_for(lambda: running.engine.running == 1)
+    response = await post(running, "/v1/chat/completions", HELLO)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+    await stream.aclose()
+    await running.wait_quiet()

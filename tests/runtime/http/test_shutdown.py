@@ -1,0 +1,154 @@
+"""The graceful stop: streams finish, new work is refused, and no client can hold it up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.errors import LocalProtocolError
+from trinamo.runtime.http import HttpService
+from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+
+
+async def one_token_then_sleep(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+    yield Delta("first", [1], None, 3)
+    await trio.sleep_forever()
+
+
+async def tokens_for_ever(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+    while True:
+        yield Delta("x" * 10_000, [1])
+        await trio.lowlevel.checkpoint()
+
+
+async def wait_closed(running: Any) -> None:
+    """Wait until the service has returned: nothing listens on its port any more."""
+
+    async def is_refused() -> bool:
+        try:
+            stream = await running.connect()
+        except OSError:
+            return True
+        await stream.aclose()
+        return False
+
+    with trio.fail_after(10):
+        while not await is_refused():  # noqa: ASYNC110 -- a real socket sets the pace
+            await trio.sleep(0.01)
+    await running.wait_quiet()
+
+
+async def test_a_stream_in_flight_finishes_while_new_work_is_refused(serve: Any) -> None:
+    may_finish = trio.Event()
+
+    async def wait_then_finish(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        await may_finish.wait()
+        yield Delta("b", [2], FinishReason.STOP)
+
+    running = await serve(wait_then_finish)
+    async with running.client() as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            running.service.stop()
+            refused = await client.post("/v1/chat/completions", json=body)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert refused.headers["connection"] == "close"
+            assert refused.json()["error"]["code"] == "unavailable"
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "draining")
+            assert (await client.get("/live")).status_code == 200
+            may_finish.set()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+    await wait_closed(running)
+
+
+async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) -> None:
+    running = await serve(one_token_then_sleep, drain_timeout_s=0.02, stop_grace_s=0.02)
+    async with running.client() as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            running.service.stop()
+            rest = [line async for line in lines if line]
+    assert '"code":"worker_shutdown"' in rest[-1]
+    (context,) = running.engine.contexts
+    assert context.stop_reason is Reason.WORKER_SHUTDOWN
+    assert context.kill_reason is Reason.WORKER_SHUTDOWN
+    await wait_closed(running)
+
+
+async def test_an_idle_keep_alive_connection_does_not_hold_the_stop_up(serve: Any) -> None:
+    running = await serve()
+    stream = await running.connect()
+    await stream.send_all(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+    received = b""
+    while not received.endswith(b'{"status":"live"}'):
+        received += await stream.receive_some()
+    running.service.stop()
+    with trio.fail_after(5):
+        assert await stream.receive_some() == b""
+    await stream.aclose()
+    await wait_closed(running)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_client_that_never_reads_does_not_hold_the_stop_up(
+    serve: Any, is_streamed: bool
+) -> None:
+    async def much(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("x" * 20_000_000, [1], FinishReason.STOP)
+
+    running = await serve(
+        tokens_for_ever if is_streamed else much, drain_timeout_s=0.02, stop_grace_s=0.02
+    )
+    stream = await running.connect()
+    await stream.send_all(running.post(stream=is_streamed))
+    await running.wait_for(lambda: bool(running.engine.contexts))
+    await trio.sleep(0.1)  # until the socket's buffers are full
+    running.service.stop()
+    await wait_closed(running)
+    await stream.aclose()
+
+
+async def test_cancelling_the_service_closes_everything_at_once() -> None:
+    """Also under a blocked send, which hypercorn shields from cancellation."""
+
+    class Engine:
+        generate = staticmethod(tokens_for_ever)
+
+    service = HttpService.builder().port(0).build()
+    service.model_manager().add_chat_completions_model("local", Engine())
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(service.run)
+        never_reading, idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+        await never_reading.send_all(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(body), body)
+        )
+        with trio.fail_after(5):
+            while not service.admission.in_flight:  # noqa: ASYNC110 -- a real socket sets the pace
+                await trio.sleep(0.001)
+        await trio.sleep(0.1)  # until the socket's buffers are full
+        nursery.cancel_scope.cancel()
+    assert service.admission.in_flight == 0
+    assert service.metrics.value("connections", kind="http") == 0
+    await never_reading.aclose()
+    await idle.aclose()
+
+
+async def test_a_service_runs_once(serve: Any) -> None:
+    running = await serve()
+    with pytest.raises(LocalProtocolError, match="runs once"):
+        await running.service.run()

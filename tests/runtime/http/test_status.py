@@ -1,0 +1,107 @@
+"""The table of HTTP codes, row by row, and over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from trinamo.runtime import errors
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.errors import KilledError, TrinamoError
+from trinamo.runtime.http.status import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    HttpVersionError,
+    MethodNotAllowedError,
+    PathNotFoundError,
+    answer_error,
+    unwrap,
+)
+from trinamo.runtime.protocol.generate import Delta, GenerateRequest
+
+# Makes a generator of a function that yields nothing.
+NO_DELTAS: list[Delta] = []
+
+ROWS = [
+    (errors.RequestError("m"), 400, "invalid_request_error", None),
+    (errors.ModelNotFoundError("m"), 404, "invalid_request_error", None),
+    (PathNotFoundError("m"), 404, "invalid_request_error", None),
+    (MethodNotAllowedError("m"), 405, "invalid_request_error", None),
+    (BodyTimeoutError("m"), 408, "invalid_request_error", None),
+    (errors.ModelAlreadyExistsError("m"), 409, "invalid_request_error", None),
+    (BodyTooLargeError("m"), 413, "invalid_request_error", None),
+    (HttpVersionError("m"), 505, "invalid_request_error", None),
+    (KilledError("m", reason=Reason.CLIENT_DISCONNECT), 499, "invalid_request_error", None),
+    (errors.EngineError("m"), 500, "server_error", None),
+    (errors.ConfigError("m"), 500, "server_error", None),
+    (errors.LocalProtocolError("m"), 500, "server_error", None),
+    (KilledError("m"), 500, "server_error", None),
+    (TrinamoError("m"), 500, "server_error", None),
+    (ValueError("m"), 500, "server_error", None),
+    (errors.TransportError("m"), 502, "server_error", None),
+    (errors.DisconnectedError("m"), 502, "server_error", None),
+    (errors.UnknownOutcomeError("m"), 502, "server_error", None),
+    (errors.RemoteProtocolError("m"), 502, "server_error", None),
+    (KilledError("m", reason=Reason.PROTOCOL_ERROR), 502, "server_error", None),
+    (errors.UnavailableError("m"), 503, "server_error", "1"),
+    (errors.OverloadedError("m"), 503, "server_error", "1"),
+    (errors.RefusedError("m"), 503, "server_error", "1"),
+    (errors.ConnectError("m"), 503, "server_error", "1"),
+    (errors.ControlPlaneError("m"), 503, "server_error", "1"),
+    (errors.LeaseLostError("m"), 503, "server_error", "1"),
+    (errors.CompactedError("m"), 503, "server_error", "1"),
+    (errors.EventPlaneError("m"), 503, "server_error", "1"),
+    (KilledError("m", reason=Reason.WORKER_SHUTDOWN), 503, "server_error", "1"),
+    (KilledError("m", reason=Reason.MIGRATION), 503, "server_error", "1"),
+    (errors.DeadlineError("m"), 504, "server_error", None),
+    (KilledError("m", reason=Reason.DEADLINE), 504, "server_error", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "retry_after"), ROWS, ids=repr)
+async def test_what_an_engine_raises_reaches_the_client_as_its_row_says(
+    serve: Any, error: Exception, status: int, kind: str, retry_after: str | None
+) -> None:
+    async def fail(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for never in NO_DELTAS:
+            yield never
+        raise error
+
+    running = await serve(fail)
+    async with running.client() as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == kind
+    assert response.headers.get("retry-after") == retry_after
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_every_error_of_the_tree_has_a_row_under_test() -> None:
+    def tree(cls: type[TrinamoError]) -> set[type[TrinamoError]]:
+        return {cls}.union(*(tree(sub) for sub in cls.__subclasses__()))
+
+    known = {cls for cls in tree(TrinamoError) if cls.__module__.startswith("trinamo.")}
+    # Abstract: only its two sides are raised.
+    assert known - {errors.ProtocolError} == {
+        type(error) for error, *_ in ROWS if isinstance(error, TrinamoError)
+    }
+
+
+def test_the_error_that_matters_is_found_in_a_group() -> None:
+    ours = errors.UnavailableError("ours")
+    group = ExceptionGroup("g", [ValueError("v"), ExceptionGroup("h", [ours])])
+    assert unwrap(group) is ours
+    assert answer_error(group).status == 503
+    assert isinstance(unwrap(ExceptionGroup("g", [ValueError("v")])), ValueError)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("insides"), errors.LocalProtocolError("insides")], ids=repr
+)
+def test_our_own_bugs_are_not_shown_to_clients(error: Exception) -> None:
+    answer = answer_error(error)
+    assert "insides" not in answer.detail.message
+    assert answer.is_our_fault

@@ -1,0 +1,29 @@
+"""The workers' status port."""
+
+from __future__ import annotations
+
+import httpx
+import trio
+
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.server import Server
+from trinamo.runtime.http.status_app import Health, build_status_app
+from trinamo.runtime.metrics import LeaseState, WorkerMetrics
+
+
+async def test_it_tells_health_life_and_metrics() -> None:
+    metrics = WorkerMetrics(RealEnv())
+    metrics.lease_state(LeaseState.GRANTED)
+    health = Health(is_ready=True, status="ready", facts={"instance": "7"})
+    server = Server(build_status_app(metrics, lambda: health), metrics=metrics)
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(server.serve)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            assert (await http.get("/health")).json() == {"status": "ready", "instance": "7"}
+            assert (await http.get("/live")).status_code == 200
+            assert 'trinamo_lease_state{state="granted"} 1.0' in (await http.get("/metrics")).text
+            health = Health(is_ready=False, status="draining")
+            answer = await http.get("/health")
+            assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+            assert (await http.get("/v1/models")).json()["error"]["code"] == "path_not_found"
+        server.close()

@@ -1,0 +1,163 @@
+"""The answer writer alone, over an ASGI client that reads and leaves when the dice say so.
+
+On a virtual clock, so that every interleaving is cheap and repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings, strategies as st
+
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.http.streaming import AnswerWriter, OnDisconnect
+from trinamo.runtime.metrics import SUCCESS, FrontendMetrics
+from trinamo.runtime.protocol.sse import DONE
+
+
+@attrs.define
+class AsgiClient:
+    """Takes `read_s` for each message, and leaves at `leave_at` if that is not None."""
+
+    read_s: float
+    leave_at: float | None
+    messages: list[MutableMapping[str, Any]] = attrs.field(factory=list)
+    in_send: bool = False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self.leave_at is None:
+            await trio.sleep_forever()
+            raise AssertionError
+        await trio.sleep_until(self.leave_at)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        assert not self.in_send, "two tasks write at once"
+        self.in_send = True
+        try:
+            await trio.sleep(self.read_s)
+        finally:
+            self.in_send = False
+        self.messages.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+times = st.sampled_from([0, 0.001, 0.01, 0.1])
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    gaps=st.lists(times, max_size=8),
+    fails=st.booleans(),
+    read_s=times,
+    leave_at=st.none() | st.floats(min_value=0, max_value=0.5),
+    policy=st.sampled_from(OnDisconnect),
+    backlog=st.sampled_from([1, 4, 1 << 16]),
+)
+def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
+    *,
+    gaps: list[float],
+    fails: bool,
+    read_s: float,
+    leave_at: float | None,
+    policy: OnDisconnect,
+    backlog: int,
+) -> None:
+    """What the client reads is a gapless prefix of the events; `[DONE]` means all of them.
+
+    A client that stays sees exactly one end: `[DONE]`, an error event, or an error status if
+    nothing came before. Whatever happens, the generator is closed and the books say how it ended.
+    """
+    events = [b"data: %d\n\n" % i for i in range(len(gaps))]
+    metrics = FrontendMetrics(RealEnv())
+    client = AsgiClient(read_s, leave_at)
+    context = Context("1")
+    is_closed = False
+
+    async def generate() -> AsyncGenerator[bytes, None]:
+        nonlocal is_closed
+        try:
+            for gap, event in zip(gaps, events, strict=True):
+                await trio.sleep(gap)
+                yield event
+            if fails:
+                raise UnavailableError("no live instance")
+        finally:
+            is_closed = True
+
+    async def main() -> str:
+        with metrics.request("m", "chat") as record:
+            writer = AnswerWriter(
+                client.receive,
+                client.send,
+                context,
+                record,
+                headers=[],
+                on_disconnect=policy,
+                backlog_bytes_max=backlog,
+            )
+            await writer.stream(generate())
+        return record.outcome
+
+    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert is_closed or not client.messages
+    whole = b"".join(events)
+    told = client.body.removesuffix(DONE)
+    is_done = told != client.body
+    is_error = b'"error"' in told
+    if is_error and client.messages[0]["status"] == 200:
+        told = told[: told.index(b"data: {")]
+    if outcome == SUCCESS:
+        assert client.body == whole + DONE
+    elif outcome == Reason.CLIENT_DISCONNECT:
+        assert leave_at is not None
+        assert whole.startswith(told)
+        assert not is_error
+        assert context.reason is Reason.CLIENT_DISCONNECT
+    else:
+        assert (outcome, is_error, is_done) == ("unavailable", True, False)
+        assert client.messages[0]["status"] == (200 if events else 503)
+        assert told == whole or not events
+    if leave_at is None:
+        assert outcome == ("unavailable" if fails else SUCCESS)
+        assert client.messages[-1]["more_body"] is False
+    assert metrics.value("requests_in_flight", model="m", endpoint="chat") == 0
+
+
+@given(leave_at=st.floats(min_value=0, max_value=0.02))
+@settings(deadline=None)
+def test_a_client_that_waits_for_a_whole_answer_kills_it_by_leaving(*, leave_at: float) -> None:
+    """A unary request ends when its client leaves, at any moment before the answer is sent."""
+    client = AsgiClient(0, leave_at)
+    context = Context("1")
+    metrics = FrontendMetrics(RealEnv())
+
+    async def make_body() -> bytes:
+        await trio.sleep(0.01)
+        return b"{}"
+
+    async def main() -> str:
+        with metrics.request("m", "chat") as record:
+            writer = AnswerWriter(client.receive, client.send, context, record, headers=[])
+            await writer.whole(make_body)
+        return record.outcome
+
+    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    if client.messages:
+        assert (client.body, outcome, context.is_killed) == (b"{}", SUCCESS, False)
+    else:
+        assert (outcome, context.kill_reason) == (
+            Reason.CLIENT_DISCONNECT,
+            Reason.CLIENT_DISCONNECT,
+        )

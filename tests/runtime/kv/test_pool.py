@@ -1,0 +1,57 @@
+"""The block pool: who owns a block, and what is a bug."""
+
+from __future__ import annotations
+
+import pytest
+
+from trinamo.runtime.kv.pool import BlockPool, block_count_for
+
+
+def test_blocks_taken_are_distinct_and_the_sum_stays() -> None:
+    pool = BlockPool(10)
+    first = pool.take(4)
+    second = pool.take(6)
+    assert first is not None
+    assert second is not None
+    assert sorted(first + second) == list(range(10))
+    assert (pool.free_count, pool.used_count, pool.block_count) == (0, 10, 10)
+
+
+def test_asking_for_too_many_takes_nothing() -> None:
+    pool = BlockPool(3)
+    pool.take(1)
+    assert pool.take(3) is None
+    assert (pool.free_count, pool.used_count) == (2, 1)
+
+
+def test_the_block_given_back_last_is_taken_first() -> None:
+    pool = BlockPool(5)
+    taken = pool.take(3)
+    assert taken is not None
+    pool.give_back([taken[1]])
+    assert pool.take(1) == [taken[1]]
+
+
+def test_giving_a_block_back_twice_is_a_bug() -> None:
+    pool = BlockPool(2)
+    taken = pool.take(1)
+    assert taken is not None
+    pool.give_back(taken)
+    with pytest.raises(AssertionError, match="was free"):
+        pool.give_back(taken)
+
+
+@pytest.mark.parametrize("block_id", [-1, 2])
+def test_a_block_of_another_pool_is_a_bug(block_id: int) -> None:
+    with pytest.raises(AssertionError, match="not of this pool"):
+        BlockPool(2).give_back([block_id])
+
+
+def test_a_pool_without_blocks_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(0)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
+def test_tokens_fill_blocks(tokens: int, blocks: int) -> None:
+    assert block_count_for(tokens, 16) == blocks

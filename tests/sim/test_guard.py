@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio._core import _run as trio_run
+
+from trinamo.sim import Escape, Network, SeedChoices, UnsupportedTrio, World, check_trio
+
+# Looked up when called: the guard replaces the names.
+# ruff: noqa: PLW0108
+ESCAPES: dict[str, Callable[[], Any]] = {
+    "time.time": lambda: time.time(),
+    "time.monotonic_ns": lambda: time.monotonic_ns(),
+    "time.perf_counter": lambda: time.perf_counter(),
+    "time.sleep": lambda: time.sleep(0),
+    "random.random": lambda: random.random(),
+    "random.shuffle": lambda: random.shuffle([1, 2]),
+    "os.urandom": lambda: os.urandom(4),
+    "uuid.uuid1": lambda: uuid.uuid1(),
+    "uuid4": lambda: uuid.uuid4(),
+    "secrets": lambda: secrets.token_hex(4),
+    "thread": lambda: threading.Thread(target=int).start(),
+    "socket": lambda: socket.socket(),
+    "gethostname": lambda: socket.gethostname(),
+    "getaddrinfo": lambda: socket.getaddrinfo("example.invalid", 80),
+    "subprocess": lambda: subprocess.run(["true"], check=True),
+    "os.system": lambda: os.system("true"),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_reaching_for_the_real_world_raises_escape(name: str) -> None:
+    world = World(SeedChoices(1))
+    Network(world)
+
+    async def main() -> None:
+        ESCAPES[name]()
+
+    with pytest.raises(Escape):
+        world.run(main)
+
+
+ASYNC_ESCAPES: dict[str, Callable[[], Any]] = {
+    "to_thread": lambda: trio.to_thread.run_sync(len, "x"),
+    "run_process": lambda: trio.run_process(["true"]),  # noqa: ASYNC105 -- the test awaits it
+}
+
+
+@pytest.mark.parametrize("name", ASYNC_ESCAPES)
+def test_trio_threads_and_processes_raise_escape(name: str) -> None:
+    async def main() -> None:
+        await ASYNC_ESCAPES[name]()
+
+    with pytest.raises(Escape):
+        World(SeedChoices(1)).run(main)
+
+
+def test_an_escape_that_the_code_swallows_still_fails_the_run() -> None:
+    async def main() -> None:
+        with contextlib.suppress(BaseException):
+            time.time()
+        await trio.sleep(1)
+
+    with pytest.raises(Escape, match=r"time\.time"):
+        World(SeedChoices(1)).run(main)
+
+
+def test_everything_is_as_before_after_a_run_that_failed() -> None:
+    dice, clock, scheduler = random.getstate(), time.time, trio_run._r
+
+    async def main() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        World(SeedChoices(1)).run(main)
+    assert random.getstate() == dice
+    assert time.time is clock
+    assert trio_run._r is scheduler
+    socket.socket().close()
+
+
+def test_ambient_time_and_dice_may_be_virtual() -> None:
+    def draw(seed: int) -> list[Any]:
+        seen: list[Any] = []
+
+        async def main() -> None:
+            await trio.sleep(2)
+            seen.extend((time.monotonic(), time.time(), time.time_ns()))
+            seen.extend((random.random(), os.urandom(4), uuid.uuid4(), secrets.token_hex(4)))
+
+        World(SeedChoices(seed), ambient="virtual").run(main)
+        return seen
+
+    first, again, other = draw(1), draw(1), draw(2)
+    assert first == again
+    assert first[:3] == [2.0, 1_700_000_002.0, 1_700_000_002_000_000_000]
+    assert all(a != b for a, b in zip(first[3:], other[3:], strict=True))
+
+
+def test_log_records_carry_virtual_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        await trio.sleep(3)
+        logging.getLogger("trinamo.sim.test").warning("in the simulation")
+
+    World(SeedChoices(1)).run(main)
+    assert caplog.records[0].created == 1_700_000_003.0
+
+
+def test_a_trio_without_its_random_generator_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(trio_run, "_r")
+    with pytest.raises(UnsupportedTrio, match=rf"trio {trio.__version__}: trio\._core\._run\._r"):
+        check_trio.__wrapped__()
+
+
+def test_a_trio_that_does_not_shuffle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trio_run, "list", lambda queue: _Unsorted(queue), raising=False)
+    with pytest.raises(UnsupportedTrio, match="not sorted by creation"):
+        check_trio.__wrapped__()
+
+
+class _Unsorted(list[Any]):
+    """A batch that ignores the request to be sorted."""
+
+    def sort(self, **_keywords: Any) -> None:
+        super().sort(**_keywords)
+        self.reverse()

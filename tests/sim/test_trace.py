@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import enum
+
+import pytest
+
+from trinamo.sim import Trace, first_difference
+
+
+def test_equal_rows_give_equal_digests_and_others_do_not() -> None:
+    def trace(size: int) -> Trace:
+        made = Trace()
+        made.add(0.5, "a.1", "send", {"size": size})
+        return made
+
+    assert trace(1).digest == trace(1).digest
+    assert trace(1).digest != trace(2).digest
+    assert first_difference(trace(1), trace(1)) == ""
+    assert "row 0" in first_difference(trace(1), trace(2))
+
+
+def test_a_shorter_trace_differs_where_it_ends() -> None:
+    longer, shorter = Trace(), Trace()
+    longer.add(0, "a", "x", {})
+    assert "None" in first_difference(longer, shorter)
+
+
+def test_values_without_an_order_or_with_an_address_are_refused() -> None:
+    trace = Trace()
+    for value in ({1, 2}, object()):
+        with pytest.raises(TypeError, match="plain values only"):
+            trace.add(0, "a", "x", {"value": value})
+
+
+def test_nested_plain_values_are_frozen() -> None:
+    class Colour(enum.Enum):
+        RED = 1
+
+    trace = Trace()
+    trace.add(0, "a", "x", {"value": [Colour.RED, {"b": 1, "a": bytearray(b"z")}, None, 1.5]})
+    assert trace.rows[0].field("value") == ("RED", (("a", b"z"), ("b", 1)), None, 1.5)
+
+
+def test_a_muted_trace_takes_nothing_and_an_unkept_one_only_the_digest() -> None:
+    trace = Trace(keep=False)
+    empty = trace.digest
+    trace.add(0, "a", "x", {})
+    assert (trace.count, trace.rows) == (1, [])
+    before = trace.digest
+    assert before != empty
+    trace.is_muted = True
+    trace.add(1, "a", "y", {})
+    assert trace.digest == before
+
+
+def test_rows_are_found_by_kind() -> None:
+    trace = Trace()
+    for kind in ("a", "b", "a"):
+        trace.add(0, "h", kind, {})
+    assert len(trace.of_kind("a")) == 2

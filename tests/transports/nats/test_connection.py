@@ -1,0 +1,350 @@
+"""The life of a connection to NATS: opening, losing, closing, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.transports.nats.brokers import (
+    eventually,
+    fresh_subject,
+    private_server,
+    wait_away,
+    wait_back,
+)
+from trinamo.runtime.errors import ConfigError, ConnectError, RequestError
+from trinamo.runtime.planes import EventPlane, Message
+from trinamo.transports.nats import NatsEventPlane, open_nats
+from trinamo.transports.nats.outbox import Interest
+from trinamo.transports.servers.binaries import find_nats_server
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    server_url: str = request.getfixturevalue("nats_server").url
+    return server_url
+
+
+def raises_connect_error(text: str) -> pytest.RaisesExc[ConnectError]:
+    return pytest.RaisesExc(
+        ConnectError, check=lambda error: text in error.message and error.definite
+    )
+
+
+async def open_and_leave(servers: list[str], **options: object) -> None:
+    with trio.fail_after(20):
+        async with open_nats(servers, **options) as plane:  # type: ignore[arg-type]
+            await plane.check_health()
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_plane_is_an_event_plane(url: str) -> None:
+    async with open_nats([url]) as plane:
+        as_interface: EventPlane = plane
+        assert "nats-server 2." in await as_interface.check_health()
+        assert plane.is_connected
+        assert plane.connection_count == 1
+        assert plane.message_bytes_max == 1_048_576
+
+
+async def test_a_server_that_is_not_there_is_a_connect_error_without_its_password() -> None:
+    port = unused_port()
+    with raises_connect_error(f"at 127.0.0.1:{port}: ") as caught:
+        await open_and_leave([f"nats://admin:secret@127.0.0.1:{port}"])
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "servers", [[], "", ["nats://127.0.0.1:70000"], ["nats://[::1"], ["localhost:4222"]]
+)
+async def test_an_address_that_is_none_is_a_config_error(servers: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        await open_and_leave(servers)
+
+
+@pytest.mark.skipif(find_spec("nkeys") is not None, reason="the nkeys package is there")
+async def test_a_missing_package_is_a_config_error_that_says_how_to_mend_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="pip install"):
+        await open_and_leave([url], nkey_seed="SU" + "A" * 56)
+
+
+async def test_one_server_may_be_given_as_text(url: str) -> None:
+    async with open_nats(url) as plane:
+        await plane.check_health()
+
+
+async def test_the_next_server_is_tried(url: str) -> None:
+    await open_and_leave([f"nats://127.0.0.1:{unused_port()}", url])
+
+
+async def test_username_and_password_are_checked_by_the_server() -> None:
+    with private_server(find_nats_server(), "--user", "u", "--pass", "p") as server:
+        await open_and_leave([server.url], username="u", password="p")
+        with raises_connect_error("Authorization Violation"):
+            await open_and_leave([server.url], username="u", password="wrong")
+        with raises_connect_error("Authorization Violation"):
+            await open_and_leave([server.url])
+
+
+async def test_a_token_is_checked_by_the_server() -> None:
+    with private_server(find_nats_server(), "--auth", "t") as server:
+        await open_and_leave([server.url], token="t")
+        with raises_connect_error("Authorization Violation"):
+            await open_and_leave([server.url], token="wrong")
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names.split(), *files], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+@pytest.mark.slow
+async def test_tls_connects_with_the_right_authority_only(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    arguments = ("--tls", "--tlscert", str(certificate), "--tlskey", str(key))
+    with private_server(find_nats_server(), *arguments) as server:
+        url = server.url.replace("nats://", "tls://")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        await open_and_leave([url], tls=trusting)
+        with raises_connect_error("CERTIFICATE_VERIFY_FAILED"):
+            await open_and_leave([url], tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"INFO {\r\n", b""])
+async def test_something_else_at_the_port_is_a_connect_error(greeting: bytes) -> None:
+    async def greet(stream: trio.SocketStream) -> None:
+        async with stream:
+            if greeting:
+                await stream.send_all(greeting)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, greet, 0)
+        port = listeners[0].socket.getsockname()[1]
+        with raises_connect_error("cannot connect to NATS"):
+            await open_and_leave([f"nats://127.0.0.1:{port}"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
+    async def say_nothing(stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
+        port = listeners[0].socket.getsockname()[1]
+        with trio.fail_after(10), trio.move_on_after(0.05) as scope:
+            async with open_nats([f"nats://127.0.0.1:{port}"], connect_timeout_s=60):
+                raise AssertionError
+        assert scope.cancelled_caught
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_published_before_leaving_is_sent(url: str) -> None:
+    subject = fresh_subject()
+    async with open_nats([url]) as other, other.subscribe(subject) as subscription:
+        async with open_nats([url]) as plane:
+            for number in range(1000):
+                await plane.publish(subject, b"%d" % number)
+        with trio.fail_after(10):
+            got = [(await anext(subscription)).payload for _ in range(1000)]
+    assert got == [b"%d" % number for number in range(1000)]
+
+
+async def test_an_error_inside_comes_out_as_itself(url: str) -> None:
+    with pytest.raises(RequestError, match="mine"):
+        async with open_nats([url]):
+            raise RequestError("mine")
+
+
+async def test_a_group_of_errors_inside_comes_out_as_it_was(url: str) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(RequestError, match="mine")):
+        async with open_nats([url]):
+            raise ExceptionGroup("", [RequestError("mine")])
+
+
+async def test_a_bug_in_the_island_reaches_the_owner_and_cancels_what_it_does(url: str) -> None:
+    def deliver(message: Message) -> None:
+        raise ZeroDivisionError
+
+    subject = fresh_subject()
+
+    async def own() -> None:
+        async with open_nats([url]) as plane:
+            plane._island.add(Interest(subject, "", deliver, lambda: None))
+            await plane.publish(subject, b"")
+            await trio.sleep_forever()
+
+    with trio.fail_after(20), pytest.raises(ZeroDivisionError):
+        await own()
+
+
+async def test_a_closed_plane_says_so_and_ends_its_readers_and_requests(url: str) -> None:
+    subject = fresh_subject()
+    ended: list[str] = []
+
+    async def consume(plane: NatsEventPlane, task_status: trio.TaskStatus[None]) -> None:
+        async with plane.subscribe(subject) as subscription:
+            task_status.started()
+            async for _ in subscription:
+                pass
+            ended.append("reader")
+
+    async def ask(plane: NatsEventPlane) -> None:
+        with pytest.raises(ConnectError):
+            await plane.request(subject, b"", timeout_s=60)
+        ended.append("request")
+
+    async with trio.open_nursery() as nursery:
+        async with open_nats([url]) as plane:
+            await nursery.start(lambda task_status: consume(plane, task_status))
+            nursery.start_soon(ask, plane)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        with pytest.raises(ConnectError):
+            await plane.publish(subject, b"")
+        with pytest.raises(ConnectError):
+            await plane.check_health()
+        with pytest.raises(ConnectError):
+            async with plane.subscribe(subject):
+                pass
+    assert sorted(ended) == ["reader", "request"]
+
+
+async def test_closing_leaves_no_task_no_thread_and_no_socket(url: str) -> None:
+    def count() -> tuple[int, int, int]:
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        return tasks, threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    await open_and_leave([url])
+    before = count()
+    for _ in range(3):
+        subject = fresh_subject()
+        async with open_nats([url]) as plane, plane.subscribe(subject) as subscription:
+            await plane.publish(subject, b"x")
+            await anext(subscription)
+        with trio.move_on_after(0.02):
+            async with open_nats([url]) as plane:
+                await trio.sleep_forever()
+    gc.collect()
+    assert count() == before
+
+
+@pytest.mark.slow
+async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
+    with private_server(find_nats_server()) as server:
+        assert server.child is not None
+        with trio.fail_after(20):
+            async with open_nats([server.url], drain_timeout_s=0.3) as plane:
+                server.child.send_signal(signal.SIGSTOP)
+                for _ in range(48):
+                    await plane.publish("big", b"x" * 1_000_000)
+                await trio.testing.wait_all_tasks_blocked(0.1)
+
+
+@pytest.mark.slow
+async def test_a_server_that_falls_silent_counts_as_gone() -> None:
+    with private_server(find_nats_server()) as server:
+        assert server.child is not None
+        async with open_nats([server.url], ping_interval_s=0.1, reconnect_wait_max_s=0.2) as plane:
+            server.child.send_signal(signal.SIGSTOP)
+            await wait_away(plane)
+            server.child.send_signal(signal.SIGCONT)
+            await wait_back(plane)
+            assert plane.connection_count >= 2
+
+
+async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(url: str) -> None:
+    """nats-py cannot decode it, and its reader ends; a peer must not silence us by that."""
+    subject = fresh_subject()
+    host, _, port = url.removeprefix("nats://").partition(":")
+    with trio.fail_after(30):
+        async with (
+            open_nats([url], reconnect_wait_s=0.02) as plane,
+            plane.subscribe(f"{subject}.>") as subscription,
+        ):
+            async with await trio.open_tcp_stream(host, int(port)) as raw:
+                await raw.receive_some()
+                await raw.send_all(
+                    b'CONNECT {"verbose":false}\r\nPUB %b.\xff\xfe 1\r\nx\r\nPING\r\n'
+                    % subject.encode()
+                )
+                await raw.receive_some()
+            await eventually(lambda: plane.connection_count == 2 and plane.is_connected)
+            await plane.publish(f"{subject}.fine", b"y")
+            assert (await anext(subscription)).payload == b"y"
+
+
+async def test_a_server_that_refuses_us_is_asked_again() -> None:
+    """A server that turns our credentials away for a while, which nats-py takes as final."""
+    with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(30):
+        async with open_nats([server.url], token="t", reconnect_wait_s=0.02) as plane:
+            server.kill()
+            await wait_away(plane)
+            server.command[-1] = "changed"
+            await trio.to_thread.run_sync(server.start)
+            await eventually(lambda: "Authorization Violation" in plane._island.last_error)
+            server.kill()
+            server.command[-1] = "t"
+            await trio.to_thread.run_sync(server.start)
+            await wait_back(plane)
+
+
+@pytest.mark.slow
+async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
+    routes = [unused_port(), unused_port()]
+
+    def arguments(mine: int, theirs: int) -> tuple[str, ...]:
+        cluster = f"nats://127.0.0.1:{mine}"
+        return "--cluster_name", "c", "--cluster", cluster, "--routes", f"nats://127.0.0.1:{theirs}"
+
+    binary = find_nats_server()
+    with (
+        private_server(binary, *arguments(routes[0], routes[1])) as first,
+        private_server(binary, *arguments(routes[1], routes[0])) as second,
+        trio.fail_after(30),
+    ):
+        async with open_nats([first.url], reconnect_wait_s=0.02) as plane:
+            async with open_nats([second.url]) as other:
+                await until_reachable(plane, other)
+            # The list of members is read when a connection is made or lost.
+            first.kill()
+            await wait_away(plane)
+            await wait_back(plane)
+            assert second.url.removeprefix("nats://") in await plane.check_health()
+
+
+async def until_reachable(plane: EventPlane, other: EventPlane) -> None:
+    """Wait until the two servers have found each other."""
+    subject = fresh_subject()
+    got: list[Message] = []
+    async with other.subscribe(subject) as subscription, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def receive() -> None:
+            got.append(await anext(subscription))
+
+        while not got:
+            await plane.publish(subject, b"x")
+            await trio.sleep(0.02)

@@ -1,0 +1,164 @@
+"""Both ends of the tcp planes for tests: the real ones, and raw ones that say whatever one wants.
+
+`open_home` holds a stream server and a client and, when left, checks that every task, descriptor,
+subject and connection is gone. A `RawEnd` speaks frames, or bytes, over a socket of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.protocol.codec import FrameDecoder
+from trinamo.runtime.protocol.control import Control, Handshake, encode_control, parse_frame
+from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
+from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
+from trinamo.transports.tcp.sockets import split_address
+from trinamo.transports.tcp.stream_client import TcpResponseSender
+
+PATIENCE_S = 20.0
+"""No test waits longer for anything; a hang is a failure with a traceback."""
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Poll until `condition()` is true: what the kernel does next is no event of ours."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.002)
+
+
+def census() -> tuple[int, int]:
+    """Living tasks and open descriptors."""
+    return trio.lowlevel.current_statistics().tasks_living, len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def options(**changes: Any) -> TcpOptions:
+    """Options for tests: lingering shorter than anyone's patience, all else as in real life."""
+    return TcpOptions(**{"linger_s": 0.3} | changes)
+
+
+@attrs.frozen
+class Home:
+    """The caller's and the worker's side of the response plane."""
+
+    server: TcpStreamServer
+    client: TcpClient
+
+    @asynccontextmanager
+    async def call(
+        self, connection: ConnectionInfo, context: Context | None = None
+    ) -> AsyncIterator[TcpResponseSender]:
+        """The real worker's end of one response stream, opened."""
+        async with self.client.call_home(connection, context or Context("w")) as sender:
+            sender.open()
+            yield sender
+
+
+@asynccontextmanager
+async def open_home(**changes: Any) -> AsyncIterator[Home]:
+    """Both sides over loopback; nothing may be left when the body is done."""
+    with trio.fail_after(PATIENCE_S):
+        before = census()
+        async with open_stream_server(options(**changes), RealEnv()) as server:
+            home = Home(server, TcpClient(options(**changes)))
+            opened = census()
+            yield home
+            await eventually(lambda: census() == opened)
+            assert (server.registered_count, home.client.open_count) == (0, 0)
+        assert census() == before
+
+
+class RawEnd:
+    """One end of a connection that takes no part in the state machine."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._decoder = FrameDecoder()
+        self._heard: deque[Control] = deque()
+
+    async def say(self, *words: Control | bytes) -> None:
+        """Send frames, or bytes as they are, in one piece."""
+        await self.stream.send_all(
+            b"".join(w if isinstance(w, bytes) else encode_control(w) for w in words)
+        )
+
+    async def hear(self) -> Control | None:
+        """The next frame, or None at the peer's FIN; `trio.BrokenResourceError` at its RST."""
+        while not self._heard:
+            data = await self.stream.receive_some(65536)
+            if not data:
+                return None
+            events = map(parse_frame, self._decoder.feed(bytes(data)))
+            self._heard.extend(event for event in events if event is not None)
+        return self._heard.popleft()
+
+    async def hear_all(self) -> list[Control]:
+        """Every frame until the peer's FIN or RST."""
+        heard: list[Control] = []
+        try:
+            while (event := await self.hear()) is not None:
+                heard.append(event)
+        except trio.BrokenResourceError:
+            pass
+        return heard
+
+    async def wait_gone(self) -> None:
+        """Return once the peer has closed its end."""
+        await self.hear_all()
+
+    def reset(self) -> None:
+        """Close with a RST: what the peer's kernel sends for a process that was shot."""
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.stream.socket.close()
+
+
+@asynccontextmanager
+async def raw_connection(address: str) -> AsyncIterator[RawEnd]:
+    """A connection to a port under test."""
+    async with await trio.open_tcp_stream(*split_address(address)) as stream:
+        yield RawEnd(stream)
+
+
+@asynccontextmanager
+async def raw_worker(connection: ConnectionInfo, *words: Control | bytes) -> AsyncIterator[RawEnd]:
+    """A worker that has called home, greeted, and said `words`."""
+    async with raw_connection(connection.address) as end:
+        await end.say(Handshake(connection.subject, connection.stream_type), *words)
+        yield end
+
+
+@attrs.frozen
+class RawCaller:
+    """A caller's listening port without a stream server behind it."""
+
+    listener: trio.SocketListener
+    address: str
+
+    def connection(self, stream_type: StreamType = StreamType.RESPONSE) -> ConnectionInfo:
+        return ConnectionInfo(self.address, "subject", stream_type)
+
+    async def accept(self) -> RawEnd:
+        """The worker's call, its greeting heard."""
+        end = RawEnd(await self.listener.accept())
+        greeting = await end.hear()
+        assert isinstance(greeting, Handshake)
+        assert greeting.subject == "subject"
+        return end
+
+
+@asynccontextmanager
+async def raw_caller() -> AsyncIterator[RawCaller]:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        host, port = listener.socket.getsockname()
+        yield RawCaller(listener, f"{host}:{port}")

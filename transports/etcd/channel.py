@@ -1,0 +1,147 @@
+"""From endpoints to an open gRPC channel: addresses, TLS, and the options that matter.
+
+No call is made here. The channel must be opened after the last fork of the process: gRPC's
+threads do not survive one, which is why workers are spawned.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import grpc
+import trio
+
+from trinamo.runtime.errors import ConfigError, ConnectError
+
+__all__ = ["REPLY_BYTES_MAX", "Endpoints", "open_channel", "parse_endpoints", "resolve"]
+
+# A page of 128 values of 1 MiB, and their keys.
+REPLY_BYTES_MAX: Final = 160 << 20
+
+_OPTIONS: Final = (
+    # A server that hangs never ends a stream by itself; unanswered pings do (etcd issue 8980).
+    # etcd refuses pings more often than every five seconds.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # By default the pauses between attempts grow to two minutes, which looks like a dead watch.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
+    # Two planes in one process shall not share a connection: each fails and mends by itself.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@attrs.frozen
+class Endpoints:
+    """The members of one cluster, as `host:port`."""
+
+    addresses: tuple[str, ...]
+    uses_tls: bool
+
+
+def parse_endpoints(endpoints: str | Sequence[str]) -> Endpoints:
+    """Take `host:port` or URLs, alone, in a sequence or separated by commas.
+
+    Raises `ConfigError` that names the part it cannot read.
+    """
+    given = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
+    schemes, addresses = set(), []
+    for endpoint in (part.strip() for part in given):
+        scheme, separator, address = endpoint.rpartition("://")
+        address = address.rstrip("/")
+        host, _, port = address.rpartition(":")
+        if (separator and scheme not in ("http", "https")) or not (host and port.isdigit()):
+            raise ConfigError(
+                f"{endpoint!r} is no etcd endpoint: say host:port, http://host:port or "
+                "https://host:port"
+            )
+        schemes.add(scheme == "https")
+        addresses.append(address)
+    if not addresses:
+        raise ConfigError("no etcd endpoint is given")
+    if len(schemes) > 1:
+        raise ConfigError("etcd endpoints must be all http or all https")
+    return Endpoints(tuple(addresses), schemes.pop())
+
+
+async def resolve(endpoints: Endpoints) -> str:
+    """The gRPC target for all endpoints together.
+
+    gRPC knows lists of addresses only, so several names are looked up here. Raises `ConnectError`
+    if a name is not known.
+    """
+    if len(endpoints.addresses) == 1 and _family(endpoints.addresses[0]) is None:
+        return f"dns:///{endpoints.addresses[0]}"
+    literals = [address for item in endpoints.addresses for address in await _look_up(item)]
+    families = {_family(address) for address in literals}
+    # A target is of one family; where a name has both, IPv4 is enough to reach the member.
+    family = "ipv4" if "ipv4" in families else "ipv6"
+    return f"{family}:" + ",".join(item for item in literals if _family(item) == family)
+
+
+async def _look_up(address: str) -> list[str]:
+    if _family(address) is not None:
+        return [address]
+    host, _, port = address.rpartition(":")
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConnectError(f"the etcd endpoint {address} cannot be resolved: {error}") from error
+    return [
+        f"[{sockaddr[0]}]:{port}" if family == trio.socket.AF_INET6 else f"{sockaddr[0]}:{port}"
+        for family, _, _, _, sockaddr in found
+    ]
+
+
+def _family(address: str) -> str | None:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return f"ipv{ipaddress.ip_address(host).version}"
+    except ValueError:
+        return None
+
+
+def open_channel(
+    target: str,
+    *,
+    uses_tls: bool,
+    ca_file: Path | None = None,
+    cert_file: Path | None = None,
+    key_file: Path | None = None,
+    tls_server_name: str | None = None,
+) -> Any:
+    """A `grpc.Channel` to any member behind `target`; it connects with its first call.
+
+    Raises `ConfigError` if the TLS files do not fit together or cannot be read.
+    """
+    options: list[tuple[str, Any]] = list(_OPTIONS)
+    # With several members, calls go round; a dead one is left out.
+    policy = "round_robin" if "," in target else "pick_first"
+    options.append(("grpc.lb_policy_name", policy))
+    if not (uses_tls or ca_file or cert_file or key_file):
+        return grpc.insecure_channel(target, options=options)
+    if (cert_file is None) != (key_file is None):
+        raise ConfigError("the etcd client's certificate and key are only of use together")
+    if tls_server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls_server_name))
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(ca_file),
+        private_key=_read(key_file),
+        certificate_chain=_read(cert_file),
+    )
+    return grpc.secure_channel(target, credentials, options=options)
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the etcd TLS file {path} cannot be read: {error.strerror}") from error

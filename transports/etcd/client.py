@@ -1,0 +1,231 @@
+"""Unary calls to etcd: deadlines, repetition, tokens. What the calls mean is in `control.py`.
+
+The rule of repetition: a call of which nothing was sent is always tried again. One that may have
+taken effect is tried again only if a second effect would change nothing. Everything is bounded by
+one deadline per call; each try of a repeatable call gets a shorter one, so that a member of the
+cluster that hangs costs one try and not the whole call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import attrs
+import grpc
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    ControlPlaneError,
+    DeadlineError,
+    TrinamoError,
+    UnknownOutcomeError,
+)
+
+from . import wire_pb2 as wire
+from .bridge import call_unary
+from .failures import Verdict, final_error, judge, words
+
+__all__ = ["Answer", "Client", "Credentials"]
+
+RETRY_PAUSE_MIN_S: Final = 0.02
+RETRY_PAUSE_MAX_S: Final = 0.5
+
+_METHODS: Final[dict[str, tuple[str, Any, Any]]] = {
+    "Range": ("KV", wire.RangeRequest, wire.RangeResponse),
+    "Put": ("KV", wire.PutRequest, wire.PutResponse),
+    "DeleteRange": ("KV", wire.DeleteRangeRequest, wire.DeleteRangeResponse),
+    "Txn": ("KV", wire.TxnRequest, wire.TxnResponse),
+    "Compact": ("KV", wire.CompactionRequest, wire.CompactionResponse),
+    "LeaseGrant": ("Lease", wire.LeaseGrantRequest, wire.LeaseGrantResponse),
+    "LeaseRevoke": ("Lease", wire.LeaseRevokeRequest, wire.LeaseRevokeResponse),
+    "Status": ("Maintenance", wire.StatusRequest, wire.StatusResponse),
+    "Authenticate": ("Auth", wire.AuthenticateRequest, wire.AuthenticateResponse),
+}
+
+
+@attrs.frozen
+class Credentials:
+    """A user of etcd's own access control."""
+
+    username: str
+    password: str = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Answer:
+    """A reply, and whether an earlier try of the same call may have taken effect too."""
+
+    reply: Any
+    is_doubtful: bool
+
+
+class Client:
+    """Calls over one channel.
+
+    Args:
+        channel: An open `grpc.Channel`; the client closes it.
+        where: The endpoints, for messages.
+        credentials: If the cluster has access control.
+        timeout_s: The bound on one call with all its tries.
+        per_try_timeout_s: The bound on one try of a repeatable call.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        *,
+        where: str,
+        credentials: Credentials | None = None,
+        timeout_s: float = 5.0,
+        per_try_timeout_s: float = 1.0,
+    ) -> None:
+        self.where = where
+        self.timeout_s = timeout_s
+        self.per_try_timeout_s = per_try_timeout_s
+        self.credentials = credentials
+        self._channel = channel
+        self._methods = {
+            name: channel.unary_unary(
+                f"/etcdserverpb.{service}/{name}",
+                request.SerializeToString,
+                reply.FromString,
+            )
+            for name, (service, request, reply) in _METHODS.items()
+        }
+        self.watch_method = channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            wire.WatchRequest.SerializeToString,
+            wire.WatchResponse.FromString,
+        )
+        self.keep_alive_method = channel.stream_stream(
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            wire.LeaseKeepAliveRequest.SerializeToString,
+            wire.LeaseKeepAliveResponse.FromString,
+        )
+        self._token = ""
+        self._token_lock = trio.Lock()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Close the channel; every call in flight and every later one fails."""
+        self._is_closed = True
+        self._channel.close()
+
+    async def read(self, name: str, request: Any) -> Any:
+        """A call without an effect. Raises `ConnectError`, `DeadlineError` or the store's no."""
+        return (await self._repeat(name, request, repeatable=True, writes=False)).reply
+
+    async def write_repeatably(self, name: str, request: Any) -> Answer:
+        """A call whose second effect changes nothing that matters."""
+        return await self._repeat(name, request, repeatable=True, writes=True)
+
+    async def write_once(self, name: str, request: Any) -> Any:
+        """A call that is sent at most once; `UnknownOutcomeError` if its reply is lost."""
+        return (await self._repeat(name, request, repeatable=False, writes=True)).reply
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call: the token, if there are credentials."""
+        if self.credentials is None:
+            return ()
+        if not self._token:
+            await self.authenticate(stale_token="")
+        return (("token", self._token),)
+
+    async def authenticate(self, *, stale_token: str) -> None:
+        """Get a new token unless somebody has already replaced `stale_token`.
+
+        Tokens end after five minutes without use and with every restart of a server.
+        """
+        if self.credentials is None:
+            return
+        async with self._token_lock:
+            if self._token != stale_token:
+                return
+            request = wire.AuthenticateRequest(
+                name=self.credentials.username, password=self.credentials.password
+            )
+            answer = await self._repeat(
+                "Authenticate", request, repeatable=True, writes=False, metadata=()
+            )
+            self._token = answer.reply.token
+
+    @property
+    def token(self) -> str:
+        """The token in use, empty before the first call."""
+        return self._token
+
+    async def _repeat(
+        self,
+        name: str,
+        request: Any,
+        *,
+        repeatable: bool,
+        writes: bool,
+        metadata: tuple[tuple[str, str], ...] | None = None,
+    ) -> Answer:
+        deadline = trio.current_time() + self.timeout_s
+        pause_s = RETRY_PAUSE_MIN_S
+        is_doubtful = was_denied = False
+        text = f"etcd at {self.where}: {name}"
+        while True:
+            left_s = max(0.0, deadline - trio.current_time())
+            try_s = min(left_s, self.per_try_timeout_s) if repeatable else left_s
+            if left_s <= 0:
+                raise _given_up(text, is_doubtful=is_doubtful, writes=writes)
+            sent_with = await self.metadata() if metadata is None else metadata
+            try:
+                reply = await self._call(name, request, timeout_s=try_s, metadata=sent_with)
+            except grpc.RpcError as error:
+                verdict = judge(error)
+                text = f"etcd at {self.where}: {name}: {words(error)}"
+                if verdict is Verdict.DENIED and self._may_authenticate(
+                    metadata, was_denied=was_denied
+                ):
+                    was_denied = True
+                    await self.authenticate(stale_token=sent_with[0][1])
+                    continue
+                if verdict in (Verdict.FINAL, Verdict.DENIED):
+                    raise final_error(error) from None
+                is_doubtful |= verdict is Verdict.UNKNOWN
+                if is_doubtful and not repeatable:
+                    raise UnknownOutcomeError(text) from None
+                if deadline - trio.current_time() <= pause_s:
+                    raise _given_up(text, is_doubtful=is_doubtful, writes=writes) from None
+            else:
+                return Answer(reply, is_doubtful)
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    def _may_authenticate(
+        self, metadata: tuple[tuple[str, str], ...] | None, *, was_denied: bool
+    ) -> bool:
+        return self.credentials is not None and metadata is None and not was_denied
+
+    async def _call(
+        self,
+        name: str,
+        request: Any,
+        *,
+        timeout_s: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> Any:
+        if self._is_closed:
+            raise ConnectError(f"the control plane to etcd at {self.where} is closed")
+        return await call_unary(
+            self._methods[name], request, timeout_s=timeout_s, metadata=metadata
+        )
+
+
+def _given_up(text: str, *, is_doubtful: bool, writes: bool) -> TrinamoError:
+    if not is_doubtful:
+        return ConnectError(text)
+    return UnknownOutcomeError(text) if writes else DeadlineError(text)
+
+
+def lease_seconds(ttl_s: float) -> int:
+    """What etcd is asked for: whole seconds, rounded up."""
+    if not (ttl_s > 0 and math.isfinite(ttl_s)):
+        raise ControlPlaneError(f"a lease of {ttl_s} s is impossible", definite=True)
+    return math.ceil(ttl_s)

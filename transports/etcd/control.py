@@ -1,0 +1,286 @@
+"""`EtcdControlPlane`, and `open_etcd`, which owns everything it is made of.
+
+Values, revisions and leases are etcd's own; nothing is cached. Read `client.py` for what happens
+to a call when a server goes away, `watches.py` for what happens to a watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from trinamo.runtime.errors import (
+    CompactedError,
+    ControlPlaneError,
+    LeaseLostError,
+    UnknownOutcomeError,
+)
+from trinamo.runtime.planes import Entry, Lease, PutOutcome, Snapshot, WatchEvent
+
+from . import wire_pb2 as wire
+from .channel import open_channel, parse_endpoints, resolve
+from .client import Client, Credentials, lease_seconds
+from .keeping import LeaseKeeper
+from .watches import PENDING_MAX, WatchTable, entry_of, prefix_range
+from .watching import WatchKeeper, WatchReader
+
+__all__ = ["VALUE_BYTES_MAX", "EtcdControlPlane", "open_etcd"]
+
+# etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
+VALUE_BYTES_MAX: Final = 1 << 20
+# So a page of the largest values still fits into one reply; see `channel.REPLY_BYTES_MAX`.
+PAGE_KEYS_MAX: Final = 128
+# These releases can lose consistency after a crash: https://github.com/etcd-io/etcd/issues/13766
+INCONSISTENT_VERSIONS: Final = frozenset({"3.5.0", "3.5.1", "3.5.2"})
+
+
+class EtcdControlPlane:
+    """The control plane over etcd. Made by `open_etcd`, whose nursery runs its two streams."""
+
+    def __init__(self, client: Client, *, silence_s: float, pending_max: int) -> None:
+        self._client = client
+        self._watches = WatchKeeper(
+            client, WatchTable(pending_max=pending_max), silence_s=silence_s
+        )
+        self._leases = LeaseKeeper(client)
+
+    @property
+    def value_bytes_max(self) -> int:
+        """The largest value a put may carry."""
+        return VALUE_BYTES_MAX
+
+    async def get(self, key: str) -> Entry | None:
+        """See `ControlPlane.get`."""
+        reply = await self._client.read("Range", wire.RangeRequest(key=_key(key)))
+        return entry_of(reply.kvs[0]) if reply.kvs else None
+
+    async def range(self, prefix: str) -> Snapshot:
+        """See `ControlPlane.range`. Large ranges are read in pages, all at one revision."""
+        while True:
+            try:
+                return await self._range(prefix)
+            except CompactedError:
+                # Another program compacted between two pages; the next try is at a new revision.
+                await trio.lowlevel.checkpoint()
+
+    async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
+        """See `ControlPlane.put`. Sent at most once."""
+        reply = await self._client.write_once("Put", _put(key, value, lease_id))
+        return int(reply.header.revision)
+
+    async def compare_and_put(
+        self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
+    ) -> PutOutcome:
+        """See `ControlPlane.compare_and_put`. Repeated over lost replies within the deadline."""
+        put = _put(key, value, lease_id)
+        request = wire.TxnRequest(
+            compare=[
+                wire.Compare(
+                    result=wire.Compare.EQUAL,
+                    target=wire.Compare.MOD,
+                    key=put.key,
+                    mod_revision=mod_revision,
+                )
+            ],
+            success=[wire.RequestOp(request_put=put)],
+            failure=[wire.RequestOp(request_range=wire.RangeRequest(key=put.key))],
+        )
+        answer = await self._client.write_repeatably("Txn", request)
+        reply = answer.reply
+        if reply.succeeded or not answer.is_doubtful:
+            return PutOutcome(succeeded=reply.succeeded, revision=reply.header.revision)
+        # The guard may have failed because of the try before this one, whose reply was lost. A
+        # lease is known to its owner only, so a value under ours was written by us.
+        held = reply.responses[0].response_range.kvs
+        if lease_id and held and (held[0].value, held[0].lease) == (value, lease_id):
+            return PutOutcome(succeeded=True, revision=held[0].mod_revision)
+        raise UnknownOutcomeError(
+            f"etcd at {self._client.where}: the reply to the first try at {key!r} was lost, and "
+            "the key has changed since"
+        )
+
+    async def delete(self, key: str) -> bool:
+        """See `ControlPlane.delete`. Sent at most once."""
+        request = wire.DeleteRangeRequest(key=_key(key))
+        return bool((await self._client.write_once("DeleteRange", request)).deleted)
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """See `ControlPlane.delete_prefix`. Sent at most once."""
+        key, range_end = prefix_range(prefix)
+        request = wire.DeleteRangeRequest(key=key, range_end=range_end)
+        return int((await self._client.write_once("DeleteRange", request)).deleted)
+
+    async def grant_lease(self, ttl_s: float) -> Lease:
+        """See `ControlPlane.grant_lease`. etcd grants whole seconds, and at least two or so.
+
+        Repeated over lost replies: a lease granted twice holds nothing and ends by itself.
+        """
+        request = wire.LeaseGrantRequest(ttl_s=lease_seconds(ttl_s))
+        reply = (await self._client.write_repeatably("LeaseGrant", request)).reply
+        return Lease(id=reply.id, ttl_s=float(reply.ttl_s))
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """See `ControlPlane.keep_alive`. All leases share one stream."""
+        return await self._leases.keep_alive(lease_id)
+
+    async def revoke_lease(self, lease_id: int) -> None:
+        """See `ControlPlane.revoke_lease`. Repeatable: etcd's lease ids do not come back."""
+        request = wire.LeaseRevokeRequest(id=lease_id)
+        with suppress(LeaseLostError):
+            await self._client.write_repeatably("LeaseRevoke", request)
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """See `ControlPlane.watch`. All watches share one stream; an outage only makes it wait."""
+        reader = WatchReader(self._watches, prefix, self.range)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    async def check_health(self) -> str:
+        """One line: release and addresses, and a warning about releases known to be broken."""
+        status = await self._client.read("Status", wire.StatusRequest())
+        line = f"etcd {status.version} at {self._client.where}"
+        if not status.leader:
+            raise ControlPlaneError(f"{line} has no leader")
+        if status.version in INCONSISTENT_VERSIONS:
+            line += (
+                "; warning: this release can lose consistency after a crash (etcd issue 13766), "
+                "use 3.5.3 or later in production"
+            )
+        return line
+
+    async def compact(self) -> None:
+        """Make etcd forget its history up to now; for maintenance and tests.
+
+        Watches that are behind get a `Resync`.
+        """
+        revision = (await self._client.read("Range", wire.RangeRequest(key=b"\0"))).header.revision
+        with suppress(CompactedError):
+            await self._client.write_repeatably(
+                "Compact", wire.CompactionRequest(revision=revision)
+            )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the two streams until cancelled; `open_etcd` does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watches.run, name="etcd watches")
+            nursery.start_soon(self._leases.run, name="etcd leases")
+            task_status.started()
+
+    async def _range(self, prefix: str) -> Snapshot:
+        key, range_end = prefix_range(prefix)
+        entries: list[Entry] = []
+        revision = 0
+        while True:
+            request = wire.RangeRequest(
+                key=key, range_end=range_end, limit=PAGE_KEYS_MAX, revision=revision
+            )
+            reply = await self._client.read("Range", request)
+            revision = revision or reply.header.revision
+            entries.extend(entry_of(kv) for kv in reply.kvs)
+            if not reply.more:
+                return Snapshot(revision, entries)
+            key = reply.kvs[-1].key + b"\0"
+
+
+def _key(key: str) -> bytes:
+    if not key:
+        raise ControlPlaneError("a key must not be empty", definite=True)
+    return key.encode()
+
+
+def _put(key: str, value: bytes, lease_id: int) -> wire.PutRequest:
+    if len(value) > VALUE_BYTES_MAX:
+        raise ControlPlaneError(
+            f"the value of {key!r} has {len(value)} bytes; at most {VALUE_BYTES_MAX}",
+            definite=True,
+        )
+    return wire.PutRequest(key=_key(key), value=value, lease=lease_id)
+
+
+@asynccontextmanager
+async def open_etcd(
+    endpoints: str | Sequence[str],
+    *,
+    username: str | None = None,
+    password: str | None = None,
+    ca_file: Path | None = None,
+    cert_file: Path | None = None,
+    key_file: Path | None = None,
+    tls_server_name: str | None = None,
+    timeout_s: float = 5.0,
+    per_try_timeout_s: float = 1.0,
+    silence_s: float = 6.0,
+    pending_max: int = PENDING_MAX,
+) -> AsyncIterator[EtcdControlPlane]:
+    """Open a control plane over one etcd cluster.
+
+    It does not wait for a server: ask `check_health` whether one answers. Names of several
+    endpoints are resolved now and once; a single name is resolved by gRPC whenever it reconnects.
+
+    Args:
+        endpoints: `host:port` of one or more members, with `http://` or `https://` if you like.
+        username: A user of etcd's access control; needs `password`.
+        password: That user's password.
+        ca_file: PEM certificates to trust. This, the next two or an `https://` turns TLS on.
+        cert_file: The client's certificate, with `key_file`.
+        key_file: The client's private key.
+        tls_server_name: The name in the server's certificate, if it is not the endpoint's.
+        timeout_s: The bound on one call with all its tries.
+        per_try_timeout_s: The bound on one try of a call that may be repeated.
+        silence_s: When a Watch stream that says nothing is given up for a new one.
+        pending_max: How many events may wait for a slow watcher before the server is asked to
+            hold the rest.
+
+    Raises `ConfigError` for options that do not fit together, `ConnectError` for names that do
+    not resolve.
+    """
+    parsed = parse_endpoints(endpoints)
+    credentials = Credentials(username, password or "") if username else None
+    channel = open_channel(
+        await resolve(parsed),
+        uses_tls=parsed.uses_tls,
+        ca_file=ca_file,
+        cert_file=cert_file,
+        key_file=key_file,
+        tls_server_name=tls_server_name,
+    )
+    client = Client(
+        channel,
+        where=",".join(parsed.addresses),
+        credentials=credentials,
+        timeout_s=timeout_s,
+        per_try_timeout_s=per_try_timeout_s,
+    )
+    plane = EtcdControlPlane(client, silence_s=silence_s, pending_max=pending_max)
+    try:
+        async with _running(plane):
+            yield plane
+    finally:
+        client.close()
+
+
+@asynccontextmanager
+async def _running(plane: EtcdControlPlane) -> AsyncIterator[None]:
+    """Run the plane's streams; an error of the body leaves as it is, not in a group."""
+    body_error: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(plane.run)
+            try:
+                yield
+            except BaseException as error:
+                body_error = error
+                raise
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if body_error is not None and list(group.exceptions) == [body_error]:
+            raise body_error from body_error.__cause__
+        raise

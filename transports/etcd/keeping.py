@@ -1,0 +1,161 @@
+"""Keep-alives of all leases over one stream.
+
+Each `keep_alive` is one question and one answer; who asks how often is not decided here (see
+`runtime/protocol/lease.py`). A renewal may be repeated freely, so a lost stream costs the callers
+nothing but time: what is unanswered is asked again on the next stream.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DeadlineError,
+    LeaseLostError,
+    TrinamoError,
+)
+
+from . import wire_pb2 as wire
+from .client import Client
+from .failures import Verdict, final_error
+from .streams import Stream, StreamLostError, open_stream
+
+__all__ = ["LeaseKeeper"]
+
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 0.5
+
+
+@attrs.define(eq=False)
+class _Question:
+    """A renewal on its way, and those who wait for it."""
+
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    left_s: float = 0.0
+    error: TrinamoError | None = None
+    waiters: int = 0
+
+
+class LeaseKeeper:
+    """Owns the LeaseKeepAlive stream; opens it on the first question and whenever it is lost."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._questions: dict[int, _Question] = {}
+        self._stream: Stream[wire.LeaseKeepAliveRequest, wire.LeaseKeepAliveResponse] | None = None
+        self._scope = trio.CancelScope()
+        self._wanted = trio.Event()
+        self._was_sent = False
+        self._opened_at = 0.0
+        self._last_words = ""
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """Renew once and return the seconds left; see `ControlPlane.keep_alive`."""
+        question = self._questions.get(lease_id)
+        if question is None:
+            question = self._questions[lease_id] = _Question()
+            self._ask(lease_id)
+        question.waiters += 1
+        try:
+            with trio.move_on_after(self._client.timeout_s):
+                while not question.answered.is_set():
+                    with trio.move_on_after(self._client.per_try_timeout_s) as attempt:
+                        await question.answered.wait()
+                    if attempt.cancelled_caught:
+                        self._give_up_old_stream()
+        finally:
+            question.waiters -= 1
+            if question.waiters == 0 and self._questions.get(lease_id) is question:
+                del self._questions[lease_id]
+        if question.error is not None:
+            raise question.error
+        if not question.answered.is_set():
+            raise self._given_up(lease_id)
+        return question.left_s
+
+    async def run(self) -> None:
+        """Keep the stream until cancelled."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            if not self._questions:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            self._opened_at = trio.current_time()
+            with trio.CancelScope() as self._scope:
+                try:
+                    await self._serve_stream()
+                except StreamLostError as lost:
+                    self._note(lost)
+                except TrinamoError as error:
+                    self._last_words = str(error)
+                    self._was_sent = not isinstance(error, ConnectError)
+            # A stream that has held for a while owes nothing to the pauses before it.
+            if trio.current_time() - self._opened_at > PAUSE_MAX_S:
+                pause_s = PAUSE_MIN_S
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _serve_stream(self) -> None:
+        metadata = await self._client.metadata()
+        try:
+            async with open_stream(self._client.keep_alive_method, metadata=metadata) as stream:
+                self._stream = stream
+                try:
+                    for lease_id in list(self._questions):
+                        self._ask(lease_id)
+                    while True:
+                        self._answer(await stream.receive())
+                finally:
+                    self._stream = None
+        except StreamLostError as lost:
+            if lost.verdict is Verdict.DENIED and metadata:
+                await self._client.authenticate(stale_token=metadata[0][1])
+            raise
+
+    def _give_up_old_stream(self) -> None:
+        """A member that hangs: the next stream may reach another one."""
+        # Each caller has its own time, and a young stream shall not pay for an old one's silence.
+        if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
+            self._scope.cancel()
+
+    def _ask(self, lease_id: int) -> None:
+        self._wanted.set()
+        if self._stream is None:
+            return
+        try:
+            self._was_sent = True
+            self._stream.send_nowait(wire.LeaseKeepAliveRequest(id=lease_id))
+        except StreamLostError:
+            self._stream.cancel()
+
+    def _answer(self, reply: wire.LeaseKeepAliveResponse) -> None:
+        question = self._questions.pop(reply.id, None)
+        # Nobody waits any more, or the answer is to the question before this one: a renewal is
+        # a renewal.
+        if question is None:
+            return
+        self._last_words = ""
+        question.left_s = float(reply.ttl_s)
+        if reply.ttl_s <= 0:
+            question.error = LeaseLostError(f"etcd does not know lease {reply.id:x}")
+        question.answered.set()
+
+    def _note(self, lost: StreamLostError) -> None:
+        self._last_words = str(lost)
+        self._was_sent = lost.verdict is not Verdict.UNSENT
+        if lost.verdict is not Verdict.FINAL:
+            return
+        for question in self._questions.values():
+            question.error = final_error(lost.cause)
+            question.answered.set()
+        self._questions.clear()
+
+    def _given_up(self, lease_id: int) -> TrinamoError:
+        text = f"etcd at {self._client.where}: lease {lease_id:x} not renewed: {self._last_words}"
+        if self._last_words and not self._was_sent:
+            return ConnectError(text)
+        return DeadlineError(text)

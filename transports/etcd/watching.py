@@ -1,0 +1,181 @@
+"""The task that keeps the one Watch stream, and the iterator each watcher reads.
+
+All decisions are in `watches.py`; here is only the waiting: for the stream, for its silence, for
+the pause before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
+
+import trio
+
+from trinamo.runtime.errors import (
+    DeadlineError,
+    OverloadedError,
+    TransportError,
+    TrinamoError,
+)
+from trinamo.runtime.planes import Snapshot, WatchEvent
+
+from . import wire_pb2 as wire
+from .client import Client
+from .streams import Stream, StreamLostError, open_stream
+from .watches import Phase, Watch, WatchTable
+
+__all__ = ["WatchKeeper", "WatchReader"]
+
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+
+# What an outage looks like to a call; a watch waits for its end.
+_OUTAGE: Final = (TransportError, DeadlineError, OverloadedError)
+
+
+class WatchKeeper:
+    """Owns the Watch stream: opens it when there is a watch, and again whenever it is lost.
+
+    Args:
+        client: Where the stream and the lists come from.
+        table: The books.
+        silence_s: A stream that says nothing for this long, even when asked, is given up. A
+            server that hangs, or a link that swallows packets, would not end it by itself.
+    """
+
+    def __init__(self, client: Client, table: WatchTable, *, silence_s: float) -> None:
+        self.table = table
+        self._client = client
+        self._silence_s = silence_s
+        self._stream: Stream[wire.WatchRequest, wire.WatchResponse] | None = None
+        self._wanted = trio.Event()
+
+    def want(self) -> None:
+        """There is a watch, or one has something to say to the server."""
+        self._wanted.set()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the books want sent; does nothing while there is no stream."""
+        if self._stream is None:
+            return
+        try:
+            for request in self.table.take_requests():
+                self._stream.send_nowait(request)
+        except StreamLostError:
+            # The keeper learns of it from the stream's end, and the books keep no debts: the
+            # next stream starts from the state of every watch.
+            self._stream.cancel()
+
+    async def run(self) -> None:
+        """Keep the stream until cancelled."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            if not len(self.table):
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            started = trio.current_time()
+            try:
+                await self._serve_stream()
+            except (StreamLostError, TrinamoError):
+                # A stream that has held for a while owes nothing to the pauses before it.
+                if trio.current_time() - started > PAUSE_MAX_S:
+                    pause_s = PAUSE_MIN_S
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            else:
+                pause_s = PAUSE_MIN_S
+
+    async def _serve_stream(self) -> None:
+        """Run one stream to its end; returns when it is quiet and has no watch left."""
+        metadata = await self._client.metadata()
+        try:
+            async with open_stream(self._client.watch_method, metadata=metadata) as stream:
+                self._stream = stream
+                self.table.connected()
+                self.flush()
+                try:
+                    await self._take_replies(stream)
+                finally:
+                    self._stream = None
+                    self.table.disconnected()
+        except StreamLostError:
+            # Whatever ended it, the token may be the reason: servers forget tokens when they
+            # restart, and a refused watch does not always say why.
+            if metadata:
+                await self._client.authenticate(stale_token=metadata[0][1])
+            raise
+
+    async def _take_replies(self, stream: Stream[wire.WatchRequest, wire.WatchResponse]) -> None:
+        is_asked = False
+        while True:
+            reply = None
+            with trio.move_on_after(self._silence_s / 2):
+                reply = await stream.receive()
+            if reply is not None:
+                is_asked = False
+                if not self.table.receive(reply):
+                    raise StreamLostError("a watch was refused")
+            elif is_asked:
+                raise StreamLostError(f"silent for {self._silence_s} s")
+            elif not len(self.table):
+                return
+            else:
+                is_asked = True
+                self.table.probe()
+            self.flush()
+
+
+class WatchReader:
+    """The iterator of one watch; see `ControlPlane.watch`."""
+
+    def __init__(
+        self,
+        keeper: WatchKeeper,
+        prefix: str,
+        list_prefix: Callable[[str], Awaitable[Snapshot]],
+    ) -> None:
+        self._keeper = keeper
+        self._list_prefix = list_prefix
+        self._changed = trio.Event()
+        self._watch: Watch = keeper.table.add(prefix, self._wake)
+
+    def close(self) -> None:
+        """Stop watching; no checkpoint."""
+        self._keeper.table.remove(self._watch)
+        self._keeper.flush()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        # An event is taken only after the last checkpoint, so a cancelled wait loses none.
+        await trio.lowlevel.checkpoint()
+        while True:
+            event = self._keeper.table.take(self._watch)
+            if event is not None:
+                self._keeper.flush()
+                return event
+            if self._watch.error is not None:
+                raise self._watch.error
+            if self._watch.phase is Phase.LISTING:
+                await self._list()
+            else:
+                self._changed = trio.Event()
+                await self._changed.wait()
+
+    async def _list(self) -> None:
+        pause_s = PAUSE_MIN_S
+        snapshot = None
+        while snapshot is None:
+            try:
+                snapshot = await self._list_prefix(self._watch.prefix)
+            except _OUTAGE as error:
+                # A call that ran into its deadline has waited long enough.
+                await trio.sleep(0 if isinstance(error, DeadlineError) else pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        self._keeper.table.listed(self._watch, snapshot)
+        self._keeper.want()
+
+    def _wake(self) -> None:
+        self._changed.set()

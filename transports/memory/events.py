@@ -1,0 +1,314 @@
+"""The event plane in memory: a broker, and the planes of the processes connected to it.
+
+Several `MemoryEventPlane`s on one `MemoryBroker` act as several processes. It keeps the promises
+of a NATS server, at most once and in order per publisher, without its sockets, so it also runs
+under a virtual clock. The broker's fault hooks (`stop`, `start`, `drop_next`, `delay_s`) do on
+purpose what a network does by chance. It knows nothing of persistence. Matching is in
+`subjects.py`; the real thing is `transports/nats`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Self
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from trinamo.runtime.planes import Message
+
+from .subjects import check_pattern, check_subject, is_pattern, matches
+
+__all__ = ["MemoryBroker", "MemoryEventPlane", "MemorySubscription"]
+
+_NO_RESPONDERS = {"Status": "503"}
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+@attrs.frozen(eq=False)
+class _Sent:
+    """A message a plane has sent while the broker was away."""
+
+    message: Message
+    sender: MemoryEventPlane
+
+
+class MemorySubscription:
+    """The receiving end of one subscription. Iteration ends once it is left and empty."""
+
+    def __init__(self, pattern: str, group: str, pending_max: int) -> None:
+        self.pattern = pattern
+        self.group = group
+        self._pending_max = pending_max
+        self._pending: deque[tuple[float, Message]] = deque()
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._is_closed = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many messages found `pending_max` others waiting and were dropped."""
+        return self._dropped
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message. Nothing is awaited after it left the queue, so a cancel loses none."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            if not self._pending:
+                if self._is_closed:
+                    raise StopAsyncIteration
+                await self._arrived.park()
+                continue
+            due, message = self._pending[0]
+            if due > trio.current_time():
+                await trio.sleep_until(due)
+                continue
+            self._pending.popleft()
+            return message
+
+    def deliver(self, due: float, message: Message) -> None:
+        """Queue a message that may be read at `due` seconds on trio's clock; synchronous."""
+        if len(self._pending) >= self._pending_max:
+            self._dropped += 1
+            return
+        if self._pending:
+            # A shorter delay set meanwhile must not let this message overtake.
+            due = max(due, self._pending[-1][0])
+        self._pending.append((due, message))
+        # Every reader, not one: the one woken may be cancelled before it takes the message.
+        self._arrived.unpark_all()
+
+    def close(self) -> None:
+        """No more messages: readers get what is pending, then the end."""
+        self._is_closed = True
+        self._arrived.unpark_all()
+
+
+class MemoryBroker:
+    """The server's part: who is subscribed to what, and the faults to inject.
+
+    `delay_s` is how long every message travels. `message_bytes_max` bounds one payload with its
+    headers.
+    """
+
+    def __init__(self, *, message_bytes_max: int = 1_048_576) -> None:
+        self.message_bytes_max = message_bytes_max
+        self.delay_s = 0.0
+        self.is_running = True
+        self._exact: dict[str, list[MemorySubscription]] = {}
+        self._patterns: list[MemorySubscription] = []
+        self._waiting: deque[_Sent] = deque()
+        self._turns: dict[str, int] = {}
+        self._drop_count = 0
+        self._plane_count = 0
+
+    @property
+    def subscription_count(self) -> int:
+        """How many subscriptions are open; zero at quiescence."""
+        return sum(1 for _ in self._open())
+
+    def stop(self) -> None:
+        """Go away: publishes wait in the senders' buffers, subscriptions are remembered."""
+        self.is_running = False
+
+    def start(self) -> None:
+        """Come back and deliver what the senders buffered, in the order it was published."""
+        self.is_running = True
+        while self._waiting:
+            sent = self._waiting.popleft()
+            sent.sender.buffered -= 1
+            self.route(sent.message)
+
+    def drop_next(self, count: int) -> None:
+        """Lose the next `count` messages on their way; neither side is told."""
+        self._drop_count = count
+
+    def register(self) -> int:
+        """A number for one more connected plane."""
+        self._plane_count += 1
+        return self._plane_count
+
+    def send(self, message: Message, sender: MemoryEventPlane) -> None:
+        """Route a message now, or buffer it while the broker is away."""
+        if self.is_running:
+            self.route(message)
+        else:
+            sender.buffered += 1
+            self._waiting.append(_Sent(message, sender))
+
+    def recall(self, message: Message) -> bool:
+        """Take back a message that still waits for the broker; whether it did."""
+        for sent in self._waiting:
+            if sent.message is message:
+                self._waiting.remove(sent)
+                sent.sender.buffered -= 1
+                return True
+        return False
+
+    @contextmanager
+    def attach(self, pattern: str, *, group: str, pending_max: int) -> Iterator[MemorySubscription]:
+        """Hold a subscription open."""
+        subscription = MemorySubscription(pattern, group, pending_max)
+        home = self._patterns if is_pattern(pattern) else self._exact.setdefault(pattern, [])
+        home.append(subscription)
+        try:
+            yield subscription
+        finally:
+            home.remove(subscription)
+            if not home and home is not self._patterns:
+                del self._exact[pattern]
+            if not any(group == other.group for other in self._open()):
+                self._turns.pop(group, None)
+            subscription.close()
+
+    def route(self, message: Message) -> None:
+        """Deliver to every matching subscription, and to one member of each matching group."""
+        if self._drop_count > 0:
+            self._drop_count -= 1
+            return
+        due = trio.current_time() + self.delay_s
+        found = self._matching(message.subject)
+        groups: dict[str, list[MemorySubscription]] = {}
+        for subscription in found:
+            if subscription.group:
+                # A group is its name: its members may have subscribed to different patterns.
+                groups.setdefault(subscription.group, []).append(subscription)
+            else:
+                subscription.deliver(due, message)
+        for group, members in groups.items():
+            turn = self._turns.get(group, 0)
+            self._turns[group] = turn + 1
+            members[turn % len(members)].deliver(due, message)
+        if not found and message.reply and self._matching(message.reply):
+            self.route(Message(message.reply, b"", headers=_NO_RESPONDERS))
+
+    def _open(self) -> Iterator[MemorySubscription]:
+        return itertools.chain(*self._exact.values(), self._patterns)
+
+    def _matching(self, subject: str) -> list[MemorySubscription]:
+        found = list(self._exact.get(subject, ()))
+        found += [each for each in self._patterns if matches(each.pattern, subject)]
+        return found
+
+
+def _checked_reply(reply: Message, subject: str) -> Message:
+    if reply.headers == _NO_RESPONDERS and not reply.payload:
+        raise UnavailableError(f"nobody is subscribed to {subject}")
+    return reply
+
+
+class MemoryEventPlane:
+    """One process's connection to a `MemoryBroker`. Nothing to close: it owns no task.
+
+    `buffered_max` bounds how many of its messages wait while the broker is away.
+    """
+
+    def __init__(self, broker: MemoryBroker, *, buffered_max: int = 4096) -> None:
+        self.buffered = 0
+        self._broker = broker
+        self._buffered_max = buffered_max
+        self._dropped = 0
+        self._number = broker.register()
+        self._request_count = 0
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest payload, with its headers, that the broker takes."""
+        return self._broker.message_bytes_max
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were refused because the buffer was full."""
+        return self._dropped
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = {}
+    ) -> None:
+        """Send and forget. Cancelled, it has sent nothing.
+
+        Raises `RequestError` for a bad subject, header or size, `OverloadedError` when the buffer
+        for a broker that is away is full.
+        """
+        await trio.lowlevel.checkpoint()
+        self._publish(subject, payload, reply, headers)
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, *, group: str = "", pending_max: int = 4096
+    ) -> AsyncIterator[MemorySubscription]:
+        """Receive what is published from now on; one member per message within a `group`."""
+        check_pattern(subject)
+        await trio.lowlevel.checkpoint()
+        with self._broker.attach(subject, group=group, pending_max=pending_max) as subscription:
+            yield subscription
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
+        """Publish and await one reply.
+
+        Raises `UnavailableError` at once if nobody is subscribed and `DeadlineError` after
+        `timeout_s`; it is definite if the broker was away all the time.
+        """
+        await trio.lowlevel.checkpoint()
+        self._request_count += 1
+        inbox = f"_INBOX.{self._number}.{self._request_count}"
+        with self._broker.attach(inbox, group="", pending_max=1) as replies:
+            sent = self._publish(subject, payload, inbox, {})
+            was_recalled = False
+            try:
+                with trio.move_on_after(timeout_s):
+                    return _checked_reply(await anext(replies), subject)
+            finally:
+                # Nobody waits for the answer of a request that has not left yet.
+                was_recalled = self._broker.recall(sent)
+        raise DeadlineError(f"no reply on {subject} within {timeout_s:g} s", definite=was_recalled)
+
+    async def check_health(self) -> str:
+        """One line about the broker; raises `ConnectError` while it is away."""
+        await trio.lowlevel.checkpoint()
+        if not self._broker.is_running:
+            raise ConnectError("the memory broker is stopped")
+        return f"memory broker, {self._broker.subscription_count} subscriptions"
+
+    def _publish(
+        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
+    ) -> Message:
+        check_subject(subject)
+        if reply:
+            check_subject(reply)
+        self._check_size(payload, headers)
+        if not self._broker.is_running and self.buffered >= self._buffered_max:
+            self._dropped += 1
+            raise OverloadedError(
+                f"the broker is away and {self.buffered} messages wait for it",
+                bound="buffered_max",
+                value=self._buffered_max,
+            )
+        message = Message(subject, bytes(payload), reply, dict(headers))
+        self._broker.send(message, self)
+        return message
+
+    def _check_size(self, payload: bytes, headers: Mapping[str, str]) -> None:
+        size = len(payload)
+        for name, value in headers.items():
+            if _HEADER_NAME.fullmatch(name) is None or "\r" in value or "\n" in value:
+                raise RequestError(f"not a header: {name!r}: {value!r}", param="headers")
+            size += len(name.encode()) + len(value.encode())
+        if size > self.message_bytes_max:
+            raise RequestError(
+                f"message of {size} bytes; the broker takes {self.message_bytes_max}",
+                param="payload",
+            )

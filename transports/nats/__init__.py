@@ -1,0 +1,16 @@
+"""NATS: the event plane, and a request plane over any event plane.
+
+`open_nats` holds a connection; `NatsRequestServer` and `NatsRequestPlane` carry requests. Read
+`events.py` first, then `island.py` for how nats-py lives beside trio, then `requests.py`.
+"""
+
+from .events import NatsEventPlane, NatsSubscription, open_nats
+from .requests import NatsRequestPlane, NatsRequestServer
+
+__all__ = [
+    "NatsEventPlane",
+    "NatsRequestPlane",
+    "NatsRequestServer",
+    "NatsSubscription",
+    "open_nats",
+]

@@ -1,0 +1,328 @@
+"""The event plane over NATS: what the runtime sees of a connection.
+
+`open_nats` connects and yields a `NatsEventPlane`; leaving it sends what is waiting (at most two
+seconds) and closes. Messages are at most once: those that were with the connection when it broke
+are gone. Publishing and receiving are plain calls into the island that runs nats-py
+(`island.py`). Not here: streams and work queues of JetStream.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Self
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConfigError,
+    ConnectError,
+    DeadlineError,
+    RequestError,
+    UnavailableError,
+)
+from trinamo.runtime.planes import Message
+
+from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
+from .island import Island
+from .options import NatsOptions
+from .outbox import Interest, Publication
+
+__all__ = ["NatsEventPlane", "NatsSubscription", "open_nats"]
+
+YIELD_EVERY = 16
+
+
+@asynccontextmanager
+async def open_nats(
+    servers: str | Sequence[str],
+    *,
+    name: str = "trinamo",
+    username: str = "",
+    password: str = "",
+    token: str = "",
+    nkey_seed: str = "",
+    nkey_seed_path: str = "",
+    credentials_path: str = "",
+    tls: ssl.SSLContext | None = None,
+    tls_hostname: str = "",
+    tls_handshake_first: bool = False,
+    inbox_prefix: str = "_INBOX",
+    connect_timeout_s: float = 2.0,
+    reconnect_wait_s: float = 0.1,
+    reconnect_wait_max_s: float = 2.0,
+    ping_interval_s: float = 10.0,
+    pings_outstanding_max: int = 2,
+    drain_timeout_s: float = 2.0,
+    outgoing_messages_max: int = 65_536,
+    outgoing_bytes_max: int = 64 * 1024 * 1024,
+    rng: random.Random | None = None,
+) -> AsyncIterator[NatsEventPlane]:
+    """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
+
+    Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
+    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing. Once open, it reconnects for ever, waiting between `reconnect_wait_s` and
+    `reconnect_wait_max_s`; meanwhile up to `outgoing_messages_max` messages and
+    `outgoing_bytes_max` bytes wait. A server that is silent for `ping_interval_s` times
+    `pings_outstanding_max` counts as gone.
+
+    Credentials: at most one of username and password, token, NKey seed (text or file), and
+    credentials file. An account that restricts inboxes needs its `inbox_prefix`.
+
+    Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
+    be open in one process.
+    """
+    addresses = (servers,) if isinstance(servers, str) else tuple(servers)
+    if not addresses:
+        raise ConfigError("no NATS server is given")
+    for address in addresses:
+        check_server(address)
+    options = NatsOptions(
+        servers=addresses,
+        name=name,
+        username=username,
+        password=password,
+        token=token,
+        nkey_seed=nkey_seed,
+        nkey_seed_path=nkey_seed_path,
+        credentials_path=credentials_path,
+        tls=tls,
+        tls_hostname=tls_hostname,
+        tls_handshake_first=tls_handshake_first,
+        inbox_prefix=inbox_prefix,
+        connect_timeout_s=connect_timeout_s,
+        reconnect_wait_s=reconnect_wait_s,
+        reconnect_wait_max_s=reconnect_wait_max_s,
+        ping_interval_s=ping_interval_s,
+        pings_outstanding_max=pings_outstanding_max,
+        drain_timeout_s=drain_timeout_s,
+        outgoing_messages_max=outgoing_messages_max,
+        outgoing_bytes_max=outgoing_bytes_max,
+    )
+    dice = rng or random.SystemRandom()
+    island = Island(options, rng=dice)
+    plane = NatsEventPlane(island, inbox=f"{inbox_prefix}.{dice.getrandbits(128):032x}")
+    with _single_error():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(island.run)
+            try:
+                await island.wait_open()
+                yield plane
+            finally:
+                plane.close()
+                island.close()
+
+
+@contextmanager
+def _single_error() -> Iterator[None]:
+    """Let a lone exception out as itself, so that the nursery inside is invisible to callers."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) != 1:
+            raise
+        error = group.exceptions[0]
+        raise error from error.__cause__
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One request that waits for its reply."""
+
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    reply: Message | None = None
+
+
+class NatsSubscription:
+    """The receiving end of one subscription. Iteration ends once it is left and empty."""
+
+    def __init__(self, pending_max: int) -> None:
+        self._dropped = 0
+        self._send, self._receive = trio.open_memory_channel[Message](pending_max)
+
+    @property
+    def dropped(self) -> int:
+        """How many messages found `pending_max` others waiting and were dropped."""
+        return self._dropped
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message; a receive that is cancelled loses none."""
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    def deliver(self, message: Message) -> None:
+        """Queue a message, or count it as dropped; synchronous."""
+        try:
+            self._send.send_nowait(message)
+        except trio.WouldBlock:
+            self._dropped += 1
+        except trio.ClosedResourceError:
+            pass  # Left a moment ago.
+
+    def close(self) -> None:
+        """No more messages: readers get what is pending, then the end."""
+        self._send.close()
+
+
+class NatsEventPlane:
+    """An open connection to NATS; made by `open_nats`."""
+
+    def __init__(self, island: Island, *, inbox: str) -> None:
+        self._island = island
+        self._inbox = inbox
+        self._calls: dict[str, _Call] = {}
+        self._call_count = 0
+        self._publish_count = 0
+        self._subscriptions: dict[NatsSubscription, None] = {}
+        self._is_closed = False
+        island.add(Interest(f"{inbox}.*", "", self._on_reply, _nothing))
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The server's `max_payload`: the largest payload with its headers."""
+        return self._island.message_bytes_max
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection right now, as far as is known."""
+        return self._island.is_connected
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections were made; one more than the number of reconnections."""
+        return self._island.connection_count
+
+    @property
+    def dropped(self) -> int:
+        """How many outgoing messages were dropped because a bound was reached."""
+        return self._island.outbox.dropped
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = {}
+    ) -> None:
+        """Send and forget. Cancelled, it has sent nothing.
+
+        Raises `RequestError` for a bad subject, header or size, `OverloadedError` when the buffer
+        is full, `ConnectError` after the plane was closed.
+        """
+        self._publish_count += 1
+        if self._publish_count % YIELD_EVERY:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            # A full turn of the scheduler costs more than the publish itself; every so often is
+            # enough to keep a tight loop from starving everyone else.
+            await trio.lowlevel.checkpoint()
+        self._put(subject, payload, reply, headers)
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, *, group: str = "", pending_max: int = 4096
+    ) -> AsyncIterator[NatsSubscription]:
+        """Receive what is published from now on; one member per message within a `group`.
+
+        Entered once the server has confirmed it. While the server is away it is entered at once,
+        and takes effect when it is back.
+        """
+        check_pattern(subject)
+        check_group(group)
+        self._check_open()
+        subscription = NatsSubscription(pending_max)
+        confirmed = trio.Event()
+        interest = Interest(subject, group, subscription.deliver, confirmed.set)
+        self._subscriptions[subscription] = None
+        self._island.add(interest)
+        try:
+            if self._island.is_connected:
+                await confirmed.wait()
+            else:
+                await trio.lowlevel.checkpoint()
+            yield subscription
+        finally:
+            self._island.remove(interest)
+            del self._subscriptions[subscription]
+            subscription.close()
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
+        """Publish and await one reply.
+
+        Raises `UnavailableError` at once if nobody is subscribed, and `DeadlineError` after
+        `timeout_s`: definite if the request never left this process, and then it never will.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._call_count += 1
+        token = f"{self._call_count:x}"
+        call = self._calls[token] = _Call()
+        was_withdrawn = False
+        try:
+            publication = self._put(subject, payload, f"{self._inbox}.{token}", {})
+            try:
+                with trio.move_on_after(timeout_s):
+                    await call.answered.wait()
+            finally:
+                # Nobody waits for the answer of a request that has not left yet.
+                was_withdrawn = self._island.outbox.withdraw(publication)
+        finally:
+            del self._calls[token]
+        if call.reply is not None:
+            if call.reply.headers.get("Status") == "503" and not call.reply.payload:
+                raise UnavailableError(f"nobody is subscribed to {subject}")
+            return call.reply
+        self._check_open()
+        raise DeadlineError(f"no reply on {subject} within {timeout_s:g} s", definite=was_withdrawn)
+
+    async def check_health(self) -> str:
+        """One line about the server; raises `ConnectError` if it is not connected."""
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if not self._island.is_connected:
+            raise ConnectError(f"not connected to NATS: {self._island.last_error}")
+        return self._island.server
+
+    def close(self) -> None:
+        """End every subscription and every waiting request; `open_nats` calls it on leaving."""
+        self._is_closed = True
+        for subscription in self._subscriptions:
+            subscription.close()
+        for call in self._calls.values():
+            call.answered.set()
+
+    def _put(
+        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
+    ) -> Publication:
+        self._check_open()
+        check_subject(subject)
+        if reply:
+            check_subject(reply)
+        size = message_bytes(payload, headers)
+        if size > self._island.message_bytes_max:
+            raise RequestError(
+                f"message of {size} bytes; the server takes {self._island.message_bytes_max}",
+                param="payload",
+            )
+        publication = Publication(subject, payload, reply, dict(headers), size)
+        self._island.outbox.put(publication)
+        self._island.wake()
+        return publication
+
+    def _on_reply(self, message: Message) -> None:
+        call = self._calls.get(message.subject.rpartition(".")[2])
+        # None: an answer after the deadline. Already answered: a second responder.
+        if call is not None and call.reply is None:
+            call.reply = message
+            call.answered.set()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectError("this connection to NATS was closed")
+
+
+def _nothing() -> None:
+    """Nobody waits for the inbox: it is subscribed before the connection counts as open."""

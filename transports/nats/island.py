@@ -1,0 +1,375 @@
+"""The one place where asyncio runs: a connection to NATS on an asyncio loop inside trio.
+
+A crossing between trio and asyncio costs some 70 microseconds of CPU, so there is none per
+message. One asyncio task per connection lives as long as the plane. trio code appends to an
+`Outbox` and sets an asyncio event, both plain calls in the same thread; arriving messages are
+delivered by plain calls the other way.
+
+Each connection is a fresh nats-py client; when it ends, for whatever reason, the island backs off
+and makes the next one, for ever, and subscribes again to all that is wanted. An error that is a bug
+ends `run` and so reaches the nursery that runs it. What a message or a subscription means to the
+rest of the process is in `events.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 -- nats-py needs it; this module is where it is allowed
+import math
+import random
+import warnings
+from typing import Any
+
+import trio
+from nats.aio.client import Client
+
+from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
+from trinamo.runtime.planes import Message
+
+from .farewell import CONNECTION_ERRORS, abort, say_goodbye, settle, wait_for
+from .notices import Notices, logger
+from .options import NatsOptions
+from .outbox import Interest, Outbox
+
+with warnings.catch_warnings():
+    # On Python 3.12 and 3.13 trio-asyncio subclasses asyncio's deprecated child watchers when it
+    # is imported. Nothing here starts a subprocess through asyncio.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*ChildWatcher.*")
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*child.watcher.*")
+    import trio_asyncio
+
+__all__ = ["Island"]
+
+PUBLISH_BATCH = 64
+ABORT_GRACE_S = 0.5
+SERVERS_MAX = 64
+
+
+class Island:
+    """Owns the connection. `run` is its life; everything else is synchronous."""
+
+    def __init__(self, options: NatsOptions, *, rng: random.Random) -> None:
+        self.options = options
+        self.outbox = Outbox(
+            messages_max=options.outgoing_messages_max, bytes_max=options.outgoing_bytes_max
+        )
+        self.interests: dict[Interest, None] = {}
+        self.message_bytes_max = 1_048_576
+        self.is_connected = False
+        self.is_closing = False
+        self.connection_count = 0
+        self.server = ""
+        self.last_error = "not connected yet"
+        self._rng = rng
+        self._notices = Notices()
+        self._servers = list(options.servers)
+        self._opened = trio.Event()
+        self._open_error: TrinamoError | None = None
+        self._bug: BaseException | None = None
+        self._scope = trio.CancelScope(shield=True)
+        self._give_up_at = math.inf
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._confirmations: set[asyncio.Task[None]] = set()
+
+    # --- trio's side: plain calls, and the two ends of the life ---------------------------------
+
+    def add(self, interest: Interest) -> None:
+        """Subscribe from now on, on this connection and all that follow."""
+        self.interests[interest] = None
+        # Without a connection the table is enough: the next one starts with all that is in it.
+        if self.is_connected:
+            self.outbox.put_change(interest)
+            self.wake()
+
+    def remove(self, interest: Interest) -> None:
+        """Subscribe no more."""
+        interest.is_wanted = False
+        del self.interests[interest]
+        if interest.handle is not None:
+            self.outbox.put_change(interest)
+            self.wake()
+
+    def wake(self) -> None:
+        """There is something in the outbox."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Send what is waiting, say goodbye and let `run` return; bounded by the drain timeout."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        self._closing.set()
+        self.wake()
+        # The island bounds its own goodbye; this is for the day that bound fails.
+        self._give_up_at = trio.current_time() + self.options.drain_timeout_s
+        self._scope.deadline = self._give_up_at + 3 * ABORT_GRACE_S + 1.0
+
+    async def wait_open(self) -> None:
+        """Return once connected; raises `ConnectError` if the first attempt failed."""
+        await self._opened.wait()
+        if self._open_error is not None:
+            raise self._open_error
+
+    async def run(self) -> None:
+        """Live until `close`. Raises only what is a bug.
+
+        Shielded, because a plane whose surroundings are cancelled must still close its socket in
+        order; whoever runs this calls `close` on the way out, which bounds the shield.
+        """
+        finished = trio.Event()
+        error: BaseException | None = None
+        with self._scope:
+            async with trio_asyncio.open_loop() as loop:
+                loop.set_exception_handler(self._on_loop_error)
+                main: asyncio.Task[None] = loop.create_task(self._main())
+                main.add_done_callback(lambda _: finished.set())
+                # Not `aio_as_trio`: were `main` to swallow its cancellation, so would that.
+                await finished.wait()
+                error = None if main.cancelled() else main.exception()
+        if error is not None:
+            # Outside the loop, whose nurseries would wrap it twice.
+            raise error
+
+    # --- asyncio's side -------------------------------------------------------------------------
+
+    async def _main(self) -> None:
+        attempt = 0
+        while not self.is_closing and self._open_error is None:
+            client = Client()
+            closed = asyncio.Event()
+            try:
+                error = await self._connect(client, closed)
+                if error is None:
+                    attempt = 0
+                    await self._serve_until_closed(client)
+            finally:
+                self._forget(client)
+                await self._dispose(client, closed)
+            if self._bug is not None:
+                raise self._bug
+            if error is not None and not self._opened.is_set():
+                self._open_error = error
+            elif not self.is_closing:
+                attempt += 1
+                await self._back_off(attempt)
+        self._opened.set()
+        if left := self.outbox.clear():
+            logger.warning("closed: %d messages could not be sent", left)
+
+    async def _connect(self, client: Any, closed: asyncio.Event) -> TrinamoError | None:
+        """Connect and restore every subscription; the error if that failed."""
+
+        async def on_closed() -> None:
+            closed.set()
+            self.wake()
+
+        connecting: asyncio.Task[None] = asyncio.ensure_future(
+            client.connect(
+                error_cb=self._on_error,
+                closed_cb=on_closed,
+                **self.options.client_options(self._servers),
+            )
+        )
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            timeout_s = self.options.connect_timeout_s * 2 * len(self._servers)
+            await asyncio.wait(
+                {connecting, closing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self.is_closing or not connecting.done():
+                connecting.cancel()
+                await asyncio.wait({connecting}, timeout=ABORT_GRACE_S)
+                if connecting.done() and not connecting.cancelled():
+                    connecting.exception()  # Seen, so that asyncio does not complain.
+                return self._connect_error(f"no answer within {timeout_s:g} s")
+            connecting.result()
+            if not client.is_connected:
+                return self._connect_error("the server closed the connection while greeting")
+            await self._restore(client)
+        except ImportError as missing:
+            return ConfigError(f"{missing.name} is not installed; pip install 'nats-py[nkeys]'")
+        except CONNECTION_ERRORS as error:
+            return self._connect_error(str(error))
+        finally:
+            closing.cancel()
+        self._opened.set()
+        return None
+
+    async def _restore(self, client: Any) -> None:
+        # Until there is nothing left to do, because more may be wanted by the time some are done.
+        while missing := [each for each in self.interests if each.handle is None]:
+            for interest in missing:
+                await self._subscribe(client, interest)
+            await settle(client)
+        for interest in self.interests:
+            interest.confirmed()
+        self.message_bytes_max = client.max_payload
+        # Members of the cluster that the server told us about serve the next connection too.
+        known = [each.geturl() for each in client.discovered_servers]
+        self._servers += [each for each in known if each not in self._servers]
+        del self._servers[SERVERS_MAX:]
+        where = client.connected_url.netloc.rpartition("@")[2]
+        version = client.connected_server_version
+        self.server = f"nats-server {version.major}.{version.minor}.{version.patch} at {where}"
+        log = logger.info if self.connection_count == 0 else logger.warning
+        log("connected to %s", self.server)
+        self.connection_count += 1
+        self.is_connected = True
+
+    async def _serve_until_closed(self, client: Any) -> None:
+        serving = asyncio.ensure_future(self._serve(client))
+        closing = asyncio.ensure_future(self._closing.wait())
+        await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not serving.done():
+            await asyncio.wait({serving}, timeout=self._patience_s())
+        if not serving.done():
+            # The server reads nothing and the socket's buffer is full. nats-py swallows a cancel
+            # while it waits for that, so it is the socket that must end.
+            abort(client)
+            await asyncio.wait({serving}, timeout=ABORT_GRACE_S)
+        if serving.done():
+            serving.result()
+        serving.cancel()
+
+    def _patience_s(self) -> float:
+        return max(0.0, self._give_up_at - trio.current_time())
+
+    async def _serve(self, client: Any) -> None:
+        """Empty the outbox until the connection ends, or this side closes and it is empty."""
+        sent = 0
+        # nats-py's reader ends without a word on bytes it cannot decode, such as a subject that
+        # is not UTF-8; waiting for its pings to go unanswered would take half a minute.
+        reader = getattr(client, "_reading_task", None)
+        if reader is not None:
+            reader.add_done_callback(lambda _: self.wake())
+        while not client.is_closed and self._bug is None:
+            if reader is not None and reader.done():
+                return
+            item = self.outbox.take()
+            if item is None:
+                if self.is_closing:
+                    return
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            try:
+                if isinstance(item, Interest):
+                    await self._change(client, item)
+                elif item.size <= client.max_payload:
+                    await client.publish(
+                        item.subject, item.payload, item.reply, item.headers or None
+                    )
+                else:  # It was checked against an earlier server's limit.
+                    self.outbox.dropped += 1
+                    self._notices.warn("message too large for this server", item.subject)
+            except CONNECTION_ERRORS:
+                self.outbox.put_back(item)
+                return
+            sent += 1
+            if sent % PUBLISH_BATCH == 0:
+                # nats-py's publish rarely yields; its reader and writer need their turns.
+                await asyncio.sleep(0)
+
+    async def _change(self, client: Any, interest: Interest) -> None:
+        if interest.is_wanted and interest.handle is None:
+            await self._subscribe(client, interest)
+            confirmation = asyncio.ensure_future(self._confirm(client, interest))
+            self._confirmations.add(confirmation)
+            confirmation.add_done_callback(self._on_confirmation_done)
+        elif not interest.is_wanted and interest.handle is not None:
+            handle, interest.handle = interest.handle, None
+            await handle.unsubscribe()
+
+    async def _subscribe(self, client: Any, interest: Interest) -> None:
+        async def on_message(received: Any) -> None:
+            try:
+                interest.deliver(
+                    Message(received.subject, received.data, received.reply, received.headers or {})
+                )
+            except Exception as bug:  # noqa: BLE001 -- nats-py would log it and go on
+                self._bug = bug
+                self.wake()
+
+        # Unlimited in nats-py: it hands messages over as fast as it reads them, and the bound of
+        # the subscription is where they go.
+        interest.handle = await client.subscribe(
+            interest.pattern,
+            queue=interest.group,
+            cb=on_message,
+            pending_msgs_limit=0,
+            pending_bytes_limit=0,
+        )
+        if not interest.is_wanted:
+            self.outbox.put_change(interest)
+
+    async def _confirm(self, client: Any, interest: Interest) -> None:
+        try:
+            await settle(client)
+        except CONNECTION_ERRORS as error:
+            self._notices.warn("subscription not confirmed", error)
+        interest.confirmed()
+
+    def _on_confirmation_done(self, confirmation: asyncio.Task[None]) -> None:
+        self._confirmations.discard(confirmation)
+        if not confirmation.cancelled() and (bug := confirmation.exception()) is not None:
+            self._bug = bug
+            self.wake()
+
+    def _forget(self, client: Any) -> None:
+        """The connection is over or about to be: nobody may wait for it any more."""
+        if self.is_connected and not self.is_closing:
+            self.last_error = str(client.last_error or "the server closed the connection")
+            self._notices.warn("disconnected", f"{self.server}: {self.last_error}")
+        self.is_connected = False
+        for confirmation in self._confirmations:
+            confirmation.cancel()
+        for interest in self.interests:
+            interest.handle = None
+            interest.confirmed()
+
+    async def _dispose(self, client: Any, closed: asyncio.Event) -> None:
+        """Close the client in good order if the server plays along, else abort its socket."""
+        patience_s = self._patience_s() if self.is_closing else ABORT_GRACE_S
+        goodbye = asyncio.ensure_future(say_goodbye(client, closed, patience_s))
+        await asyncio.wait({goodbye}, timeout=patience_s)
+        if not goodbye.done():
+            # A server that reads nothing would keep the close waiting for its buffer for ever.
+            abort(client)
+            await asyncio.wait({goodbye}, timeout=ABORT_GRACE_S)
+        if not goodbye.done():
+            goodbye.cancel()
+        elif (error := goodbye.exception()) is not None:
+            self._notices.warn("close", error)
+            abort(client)
+
+    async def _back_off(self, attempt: int) -> None:
+        ceiling = self.options.reconnect_wait_max_s
+        wait_s = min(ceiling, self.options.reconnect_wait_s * 2.0 ** min(attempt - 1, 16))
+        # Spread out, so that a server that returns is not met by all its clients at once.
+        await wait_for(self._closing.wait(), wait_s * self._rng.uniform(0.5, 1.0))
+
+    def _connect_error(self, reason: str) -> ConnectError:
+        if "no servers available" in reason and self.last_error:
+            reason = self.last_error
+        self.last_error = reason
+        servers = ", ".join(each.rpartition("@")[2] for each in self.options.servers)
+        if self._opened.is_set() and not self.is_closing:
+            self._notices.warn("cannot reconnect", f"{servers}: {reason}")
+        return ConnectError(f"cannot connect to NATS at {servers}: {reason}")
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception nobody asked for: nats-py's tasks die of one when a connection breaks.
+
+        trio-asyncio would raise it in the loop's nursery and so end the plane. What is a bug of
+        ours gets there by `_bug`. It may come from the garbage collector, long after the loop.
+        """
+        if trio.lowlevel.in_trio_run():
+            self._notices.warn("nats-py", context.get("exception") or context.get("message"))
+
+    async def _on_error(self, error: Exception) -> None:
+        # Our own callbacks catch what is a bug of ours, so this is the network's or a peer's doing.
+        self.last_error = str(error) or type(error).__name__
+        if self.is_connected and not self.is_closing:
+            self._notices.warn("error", self.last_error)

@@ -1,0 +1,261 @@
+"""The request plane over subjects: one request is one message, its answer is the reply.
+
+It takes any `EventPlane`, so the same code runs over NATS and over the memory broker. An address
+is a subject that one worker subscribes to. Envelopes and cancels are the frames of the tcp request
+plane and travel on the same subject, so a cancel cannot overtake its request. Messages are at most
+once: a lost request or answer ends in the caller's deadline, and an instance that died is for the
+caller to notice in discovery. Responses stream over `transports/tcp`, not over NATS.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DeadlineError,
+    EventPlaneError,
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.planes import EventPlane, Message, RequestService
+from trinamo.runtime.protocol.codec import decode_frame, encode_frame
+from trinamo.runtime.protocol.request import (
+    Ack,
+    AckStatus,
+    Answer,
+    Envelope,
+    RequestKind,
+    decode_answer,
+    decode_cancel,
+    decode_envelope,
+    encode_answer,
+    encode_cancel,
+    encode_envelope,
+    failure,
+    raise_for_nack,
+)
+
+__all__ = ["NatsRequestPlane", "NatsRequestServer"]
+
+_log = logging.getLogger("trinamo.nats")
+
+CANCEL_PATIENCE_S = 0.5
+
+
+class NatsRequestServer:
+    """The worker's end: answers what arrives on the subject `address`.
+
+    At most `requests_max` unary requests run at once, and the next gets the NACK `overloaded`; for
+    streaming requests the service itself decides. At most `pending_max` messages wait to be looked
+    at. A malformed message is answered with the NACK `invalid`, if it can be answered, and counted.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        address: str,
+        *,
+        transport: str = "nats",
+        requests_max: int = 1024,
+        pending_max: int = 4096,
+    ) -> None:
+        self.malformed_count = 0
+        self.unanswered_count = 0
+        self._events = events
+        self._address = address
+        self._transport = transport
+        self._requests_max = requests_max
+        self._pending_max = pending_max
+        self._unary: dict[str, trio.CancelScope] = {}
+
+    @property
+    def transport(self) -> str:
+        """The key of `address` in an instance's `transports`."""
+        return self._transport
+
+    @property
+    def address(self) -> str:
+        """The subject callers send to."""
+        return self._address
+
+    @property
+    def in_flight(self) -> int:
+        """How many unary requests run now; zero at quiescence."""
+        return len(self._unary)
+
+    async def serve(
+        self,
+        service: RequestService,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer until cancelled, or until the event plane is closed; unary handlers end with it.
+
+        Started once the broker has confirmed the subscription.
+        """
+        async with (
+            self._events.subscribe(self._address, pending_max=self._pending_max) as messages,
+            trio.open_nursery() as nursery,
+        ):
+            task_status.started()
+            async for message in messages:
+                await self._take(message, service, nursery)
+
+    async def _take(self, message: Message, service: RequestService, nursery: trio.Nursery) -> None:
+        answer: Ack | None
+        try:
+            header, payload = decode_frame(message.payload)
+            answer = self._decide(message, header, payload, service, nursery)
+        except RemoteProtocolError as error:
+            self.malformed_count += 1
+            _log.warning("request plane: %s", error)
+            answer = Ack(id="", status=AckStatus.INVALID, message=error.message)
+        if answer is not None and message.reply:
+            await self._reply(message.reply, answer)
+
+    def _decide(
+        self,
+        message: Message,
+        header: bytes,
+        payload: bytes,
+        service: RequestService,
+        nursery: trio.Nursery,
+    ) -> Ack | None:
+        """The answer to one frame, or None if there is none or it comes later."""
+        cancelled = decode_cancel(header)
+        if cancelled is not None:
+            service.cancel(cancelled)
+            if cancelled in self._unary:
+                self._unary[cancelled].cancel()
+            return None
+        envelope = decode_envelope(header)
+        if not message.reply:
+            raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
+        if envelope.kind is RequestKind.STREAM:
+            return service.admit(envelope, payload)
+        if envelope.id in self._unary:
+            raise RemoteProtocolError(f"request id {envelope.id} is in use")
+        if len(self._unary) >= self._requests_max:
+            full = f"{self._requests_max} requests in flight"
+            return Ack(id=envelope.id, status=AckStatus.OVERLOADED, message=full)
+        self._unary[envelope.id] = trio.CancelScope()
+        nursery.start_soon(self._answer, message.reply, envelope, payload, service)
+        return None
+
+    async def _answer(
+        self, reply: str, envelope: Envelope, payload: bytes, service: RequestService
+    ) -> None:
+        answer: Ack | Answer
+        result = b""
+        try:
+            with self._unary[envelope.id]:
+                try:
+                    result = await service.answer(envelope, payload)
+                    answer = Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+                except TrinamoError as error:
+                    answer = failure(envelope.id, error)
+                await self._reply(reply, answer, result)
+        finally:
+            del self._unary[envelope.id]
+
+    async def _reply(self, reply: str, answer: Ack | Answer, result: bytes = b"") -> None:
+        frame = encode_frame(encode_answer(answer), result)
+        if len(frame) > self._events.message_bytes_max:
+            size = f"an answer of {len(frame)} bytes; {self._events.message_bytes_max} fit"
+            frame = encode_frame(encode_answer(failure(answer.id, EventPlaneError(size))))
+        try:
+            await self._events.publish(reply, frame)
+        except (OverloadedError, ConnectError, RequestError) as error:
+            # The caller runs into its deadline, as with any message that was lost.
+            self.unanswered_count += 1
+            _log.warning("request %s: cannot answer: %s", answer.id, error)
+
+
+class NatsRequestPlane:
+    """The caller's end.
+
+    `ack_timeout_s` bounds the wait for an ACK, `answer_timeout_s` that for a unary result; it is
+    infinite unless given, and then the caller's own scope is the bound.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        *,
+        transport: str = "nats",
+        ack_timeout_s: float = 10.0,
+        answer_timeout_s: float = math.inf,
+    ) -> None:
+        self._events = events
+        self._transport = transport
+        self._ack_timeout_s = ack_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+
+    @property
+    def transport(self) -> str:
+        """Which of an instance's `transports` this plane speaks."""
+        return self._transport
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        """Deliver a streaming request and return the worker's ACK or NACK.
+
+        Raises `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker was
+        away and the request never left, `DeadlineError` if no answer came, `RequestError` if the
+        request is larger than a message may be, `RemoteProtocolError` if the answer is neither.
+        Cancelled while waiting, it has told the worker to forget the request.
+        """
+        answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s)
+        return answer.ack
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        """Deliver a unary request and return its encoded result.
+
+        Raises what the worker raised, the error a NACK stands for, or what `send` raises.
+        """
+        answer, result = await self._ask(address, envelope, payload, self._answer_timeout_s)
+        if answer.error is not None:
+            error = answer.error
+            raise error_from_wire(error.code, error.message, definite=error.definite)
+        raise_for_nack(answer.ack)
+        return result
+
+    async def _ask(
+        self, address: str, envelope: Envelope, payload: bytes, timeout_s: float
+    ) -> tuple[Answer, bytes]:
+        frame = encode_frame(encode_envelope(envelope), payload)
+        if len(frame) > self._events.message_bytes_max:
+            raise RequestError(
+                f"a request of {len(frame)} bytes; {self._events.message_bytes_max} fit"
+            )
+        try:
+            reply = await self._events.request(address, frame, timeout_s=timeout_s)
+        except trio.Cancelled:
+            await self._cancel(address, envelope.id)
+            raise
+        except DeadlineError as error:
+            if error.definite:
+                raise ConnectError(error.message) from error
+            await self._cancel(address, envelope.id)
+            raise
+        header, result = decode_frame(reply.payload)
+        answer = decode_answer(header)
+        is_for_us = answer.id == envelope.id
+        if not is_for_us and not (answer.id == "" and answer.status is AckStatus.INVALID):
+            raise RemoteProtocolError(f"an answer to {answer.id!r} came for {envelope.id!r}")
+        return answer, result
+
+    async def _cancel(self, address: str, request_id: str) -> None:
+        # Publishing only queues the message, so this does not wait for the network; the shield
+        # lets it happen although the caller is being cancelled.
+        with trio.move_on_after(CANCEL_PATIENCE_S, shield=True):
+            try:
+                await self._events.publish(address, encode_frame(encode_cancel(request_id)))
+            except (OverloadedError, ConnectError) as error:
+                _log.warning("request %s: cannot tell the worker to cancel: %s", request_id, error)

@@ -1,0 +1,127 @@
+"""One child process that cannot outlive its parent.
+
+The child runs in a process group of its own, so that Ctrl-C at the terminal reaches the parent
+first and the parent can drain before its servers go. It asks the kernel to be killed when its
+parent dies, so even `kill -9` of the parent leaves nothing behind.
+
+What the child is and when it is ready is not known here: see `embedded.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+__all__ = [
+    "LOG_TAIL_BYTES",
+    "log_tail",
+    "signal_group",
+    "spawn",
+    "terminate",
+    "wait_exit",
+    "wait_stopped",
+]
+
+LOG_TAIL_BYTES: Final = 4000
+
+# A launcher instead of a `preexec_fn`: code between fork and exec is unsafe in a process with
+# threads, and gRPC brings threads. The parent may have died before the prctl call, hence the
+# second look at it. The launcher execs, so the pid stays the same.
+_LAUNCHER: Final = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if hasattr(libc, "prctl"):
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+# Both servers take options from the environment; the parent's settings are not meant for them.
+_STRIPPED_PREFIXES: Final = ("ETCD_", "NATS_")
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in environ.items() if not k.startswith(_STRIPPED_PREFIXES)}
+
+
+def spawn(command: Sequence[str], *, log_path: Path) -> subprocess.Popen[bytes]:
+    """Start `command` with its output appended to `log_path`.
+
+    Call it from a thread that lives as long as the child should (the main thread, or the one that
+    runs trio): the kernel ties the death signal to the spawning *thread*, so a worker thread that
+    idles out would take the child with it. That is also why this is not `trio.run_process`, which
+    spawns in a worker thread. It blocks for a fork and an exec, a few milliseconds.
+    """
+    with log_path.open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 -- the command is ours
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(os.environ),
+            process_group=0,
+        )
+
+
+def signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the child's whole process group, if the child is still running."""
+    # `poll` reaps, so the pid cannot belong to anyone else after this check.
+    if child.poll() is not None:
+        return
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        child.send_signal(number)
+
+
+def wait_stopped(child: subprocess.Popen[bytes]) -> None:
+    """Block until every thread of a child that was sent SIGSTOP has stopped, or it has exited."""
+    if child.returncode is None:
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+async def wait_exit(child: subprocess.Popen[bytes]) -> int:
+    """Wait until the child has exited, reap it and return its exit status. Cancellable."""
+    if child.poll() is None:
+        handle = os.pidfd_open(child.pid)
+        try:
+            await trio.lowlevel.wait_readable(handle)
+        finally:
+            os.close(handle)
+    return child.wait()
+
+
+async def terminate(child: subprocess.Popen[bytes], *, grace_s: float) -> int:
+    """Ask the child to go, kill it after `grace_s`, reap it and return its exit status.
+
+    When cancelled it kills at once; the child is dead and reaped on every way out.
+    """
+    try:
+        # A stopped process does not see SIGTERM before it is continued.
+        signal_group(child, signal.SIGTERM)
+        signal_group(child, signal.SIGCONT)
+        with trio.move_on_after(grace_s):
+            await wait_exit(child)
+    finally:
+        signal_group(child, signal.SIGKILL)
+        status = child.wait()  # A killed process is gone within a moment; this is no I/O.
+    return status
+
+
+def log_tail(log_path: Path, *, bytes_max: int = LOG_TAIL_BYTES) -> str:
+    """The last `bytes_max` bytes of a child's output, for an error message."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - bytes_max))
+            return log.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
