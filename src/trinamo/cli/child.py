@@ -67,7 +67,7 @@ class Child:
         self._on_line = on_line
         self._on_event = on_event
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_wanted = True
+        self._end_asked = trio.Event()
         self._was_ready = False
         self._failure: TrinamoError | None = None
         self._settled = trio.Event()
@@ -92,10 +92,10 @@ class Child:
         """
         pause_s = PAUSE_MIN_S
         try:
-            while self._is_wanted:
+            while not self._end_asked.is_set():
                 started_at = trio.current_time()
                 status = await self._run_once()
-                if not self._is_wanted:
+                if self._end_asked.is_set():
                     break
                 if not self._was_ready:
                     self._give_up(status)
@@ -103,10 +103,9 @@ class Child:
                 self.state = ChildState.RESTARTING
                 if trio.current_time() - started_at >= STEADY_S:
                     pause_s = PAUSE_MIN_S
-                self._on_event(
-                    f"{self.name} {_ending(status)}; starting it again in {pause_s:g} s"
-                )
-                await self._pause(pause_s)
+                self._on_event(f"{self.name} {_ending(status)}; starting it again in {pause_s:g} s")
+                with trio.move_on_after(pause_s):
+                    await self._end_asked.wait()
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
                 self.restarts += 1
         finally:
@@ -116,7 +115,7 @@ class Child:
 
     async def end(self, *, grace_s: float) -> bool:
         """Ask it to go and wait; after `grace_s` it is killed. Whether it went by itself."""
-        self._is_wanted = False
+        self._end_asked.set()
         if self.pid:
             self.state = ChildState.DRAINING
         self._signal(signal.SIGTERM)
@@ -133,12 +132,6 @@ class Child:
             self._failure = UnavailableError(f"{_ending(status)} before it was ready")
         kind = ConfigError if isinstance(self._failure, ConfigError) else UnavailableError
         self._failure = kind(f"{self.name} did not start: {self._failure.message}")
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, but no longer than the child is wanted."""
-        deadline = trio.current_time() + seconds
-        while self._is_wanted and trio.current_time() < deadline:
-            await trio.sleep(min(0.05, seconds))
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -202,10 +195,12 @@ class Child:
                     kind = ConfigError if facts.get("code") == "config" else UnavailableError
                     if not self._was_ready:
                         self._failure = kind(str(facts.get("message", "")))
+                case _:
+                    pass  # Nothing else is said there, and a stray line harms nobody.
 
     def _became_ready(self, facts: dict[str, Any]) -> None:
         self.facts = facts
-        if self._is_wanted:
+        if not self._end_asked.is_set():
             self.state = ChildState.READY
         if self._was_ready:
             self._on_event(f"{self.name} is back")

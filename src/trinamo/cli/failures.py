@@ -49,7 +49,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def report(error: BaseException) -> int:
     """Say what went wrong on standard error; returns the exit code."""
-    from trinamo.runtime.errors import ConfigError, TrinamoError  # noqa: PLC0415 -- a quick start
+    from trinamo.runtime.errors import ConfigError, TrinamoError
 
     found = list(leaves(error))
     expected = [each for each in found if isinstance(each, (TrinamoError, OSError))]

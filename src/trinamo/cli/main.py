@@ -36,7 +36,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 -- costs 30 ms
+        from importlib.metadata import version
 
         typer.echo(f"trinamo {version('trinamo')}")
         raise typer.Exit

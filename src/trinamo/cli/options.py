@@ -89,7 +89,7 @@ def gather(settings: Sequence[str] | None, /, **named: Any) -> dict[str, Any]:
 
     Raises `ConfigError` for a setting that is not `key=value`.
     """
-    from trinamo.runtime.errors import ConfigError  # noqa: PLC0415 -- a quick start
+    from trinamo.runtime.errors import ConfigError
 
     found = {key.replace("__", "."): value for key, value in named.items() if value is not None}
     for setting in settings or ():
@@ -124,7 +124,7 @@ class Sources:
 
     def load(self) -> Config:
         """Read them all; raises `ConfigError` naming the key and where it was written."""
-        from trinamo.runtime.config import load_config  # noqa: PLC0415 -- a quick start
+        from trinamo.runtime.config import load_config
 
         config = load_config(self.file, preset=self.preset, overrides=self.overrides)
         show_tracebacks(config.log.level == "debug")
@@ -146,8 +146,8 @@ class Sources:
 
 def config_text(config: Config) -> str:
     """The configuration as YAML with every key; secrets are masked."""
-    import msgspec  # noqa: PLC0415 -- a quick start
-    import yaml  # noqa: PLC0415 -- a quick start
+    import msgspec
+    import yaml
 
     plain = msgspec.to_builtins(config, enc_hook=str)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

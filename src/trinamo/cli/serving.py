@@ -7,7 +7,8 @@ they say it on standard output.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +38,7 @@ Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]
 
 
 def worker(
+    *,
     engine: Annotated[
         EngineName | None, typer.Option("--engine", help="What generates the tokens.")
     ] = None,
@@ -76,7 +78,7 @@ def worker(
     )
 
     async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
-        from .roles import run_worker  # noqa: PLC0415 -- after limit_threads
+        from .roles import run_worker
 
         def ready(facts: Any) -> None:
             tell(
@@ -94,6 +96,7 @@ def worker(
 
 
 def frontend(
+    *,
     port: Annotated[
         int | None, typer.Option("--port", help="HTTP port; 0: the system chooses.")
     ] = None,
@@ -119,7 +122,7 @@ def frontend(
     )
 
     async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
-        from .roles import run_frontend  # noqa: PLC0415 -- a quick start
+        from .roles import run_frontend
 
         await run_frontend(chosen, ready=lambda facts: tell({"url": facts.url}))
 
@@ -138,11 +141,9 @@ frontend.__dict__["epilog"] = (
 _Run = Callable[["Config", Callable[[dict[str, Any]], None]], Awaitable[None]]
 
 
-def _serve(
-    role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: int | None
-) -> None:
+def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: int | None) -> None:
     """Configure the process, run its role to the end, and tell the supervisor of both."""
-    from trinamo.runtime.engines.threads import limit_threads  # noqa: PLC0415 -- a quick start
+    from trinamo.runtime.engines.threads import limit_threads
 
     try:
         config = sources.load()
@@ -158,9 +159,10 @@ def _serve(
 
 
 def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> None:
-    import trio  # noqa: PLC0415 -- a quick start
+    import trio
 
-    from trinamo.runtime.log import setup_log  # noqa: PLC0415 -- a quick start
+    with _without("rich"):
+        from trinamo.runtime.log import setup_log
 
     setup_log(config.log)
 
@@ -172,6 +174,23 @@ def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> Non
             sys.stdout.flush()
 
     trio.run(run, config, tell)
+
+
+@contextmanager
+def _without(package: str) -> Iterator[None]:
+    """Hide a package from what is imported inside.
+
+    structlog imports rich where it is installed, for coloured tracebacks that we do not use; that
+    costs each process of a cluster 5 MB.
+    """
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def _announce_failure(ready_fd: int | None, error: BaseException) -> None:

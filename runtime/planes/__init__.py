@@ -1,0 +1,63 @@
+"""What a transport must offer: one typing.Protocol per plane.
+
+A *plane* is a kind of traffic, a *transport* a technology that carries it. The runtime knows only
+these interfaces; `trinamo.cli` puts concrete transports behind them. One conformance suite per
+interface lives in `tests/conformance/` and runs on every implementation.
+
+Cancellation: every method here may be cancelled at any checkpoint. A cancelled write has an
+unknown outcome, exactly like one that raised `UnknownOutcomeError`.
+"""
+
+from .control import (
+    ControlPlane,
+    Delete,
+    Entry,
+    Lease,
+    Put,
+    PutOutcome,
+    Resync,
+    Snapshot,
+    WatchEvent,
+)
+from .events import (
+    EventPlane,
+    Message,
+    Subscription,
+)
+from .requests import (
+    RequestPlane,
+    RequestServer,
+    RequestService,
+)
+from .responses import (
+    CallHome,
+    Registration,
+    RequestSender,
+    ResponseChannel,
+    ResponsePlane,
+    ResponseSender,
+)
+
+__all__ = [
+    "CallHome",
+    "ControlPlane",
+    "Delete",
+    "Entry",
+    "EventPlane",
+    "Lease",
+    "Message",
+    "Put",
+    "PutOutcome",
+    "Registration",
+    "RequestPlane",
+    "RequestSender",
+    "RequestServer",
+    "RequestService",
+    "ResponseChannel",
+    "ResponsePlane",
+    "ResponseSender",
+    "Resync",
+    "Snapshot",
+    "Subscription",
+    "WatchEvent",
+]

@@ -1,0 +1,80 @@
+"""The event plane: many small messages, at most once, and request/reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, Self
+
+import attrs
+
+__all__ = [
+    "EventPlane",
+    "Message",
+    "Subscription",
+]
+
+
+@attrs.frozen
+class Message:
+    """One message as received. `reply` is the subject to answer on, or empty."""
+
+    subject: str
+    payload: bytes
+    reply: str = ""
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+class Subscription(Protocol):
+    """Messages of one subscription, in arrival order; bounded, oldest kept, newest dropped."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Message:
+        """The next message. A receive that is cancelled loses none."""
+        ...
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were dropped because `pending_max` were waiting."""
+        ...
+
+
+class EventPlane(Protocol):
+    """Many small messages, at most once: KV events, load, status; and request/reply.
+
+    Subjects are `.`-separated tokens; in subscriptions `*` stands for one token and a final `>`
+    for one or more.
+    """
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = {}
+    ) -> None:
+        """Send and forget. While the broker is away messages wait in a bounded buffer.
+
+        Raises `OverloadedError` if that buffer is full: the message is dropped and counted.
+        """
+        ...
+
+    def subscribe(
+        self, subject: str, *, group: str = "", pending_max: int = 4096
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Receive what is published from now on; one member per message within a `group`."""
+        ...
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
+        """Publish and await one reply.
+
+        Raises `UnavailableError` at once if nobody is subscribed, `DeadlineError` when the time
+        is up (the request may have been received).
+        """
+        ...
+
+    async def check_health(self) -> str:
+        """One line about the broker; raises `ConnectError` if it is not connected."""
+        ...
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest payload the broker takes."""
+        ...

@@ -1,0 +1,76 @@
+"""The request plane: one envelope to one instance, one typed answer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import trio
+
+from ..protocol.request import Ack, Envelope
+
+__all__ = [
+    "RequestPlane",
+    "RequestServer",
+    "RequestService",
+]
+
+
+class RequestService(Protocol):
+    """What the worker offers to whatever request plane brings it envelopes."""
+
+    def admit(self, envelope: Envelope, payload: bytes) -> Ack:
+        """Decide without waiting. Once `accepted`, the work is started and will call home."""
+        ...
+
+    async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
+        """Run a unary request and return its encoded result; raises a `TrinamoError`."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """The caller wants no answer any more; also if the request has not arrived yet."""
+        ...
+
+
+class RequestServer(Protocol):
+    """The worker's end of a request plane."""
+
+    @property
+    def transport(self) -> str:
+        """The key of `address` in an instance's `transports`, such as `tcp` or `nats`."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """What callers must know to reach it; valid once `serve` has started."""
+        ...
+
+    async def serve(
+        self,
+        service: RequestService,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept envelopes until cancelled; started once `address` is reachable."""
+        ...
+
+
+class RequestPlane(Protocol):
+    """The caller's end: one envelope to one instance, one typed answer."""
+
+    @property
+    def transport(self) -> str:
+        """Which of an instance's `transports` this plane speaks."""
+        ...
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        """Deliver a streaming request and return the worker's ACK or NACK.
+
+        Raises `ConnectError` if nothing was sent, `DisconnectedError` if the connection broke
+        while waiting, `RemoteProtocolError` if the reply is neither. Cancelled while waiting, it
+        has told the worker to forget the request.
+        """
+        ...
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        """Deliver a unary request and return its encoded result; raises what the worker raised."""
+        ...

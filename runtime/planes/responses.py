@@ -1,0 +1,135 @@
+"""The response plane: workers call home and stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Protocol, Self
+
+from ..context import Context
+from ..errors import TrinamoError
+from ..protocol.request import ConnectionInfo
+
+__all__ = [
+    "CallHome",
+    "Registration",
+    "RequestSender",
+    "ResponseChannel",
+    "ResponsePlane",
+    "ResponseSender",
+]
+
+
+class ResponseChannel(Protocol):
+    """The caller's end of one response stream, after or before the worker's call."""
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the worker has called home."""
+        ...
+
+    async def wait_called(self) -> None:
+        """Return once the worker has called home, or the stream has ended."""
+        ...
+
+    async def wait_prologue(self) -> None:
+        """Return once the handler has started; raises what the prologue says went wrong."""
+        ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> bytes:
+        """The next item; ends after Sentinel, else raises the stream's one terminal error."""
+        ...
+
+    def fail(self, error: TrinamoError) -> None:
+        """End the stream from this side with `error`, such as: the instance vanished."""
+        ...
+
+
+class Registration(AbstractContextManager["Registration"], Protocol):
+    """A subject held open for one worker's call; leaving it removes the subject.
+
+    Leaving it before the stream's terminal sends Kill without a checkpoint.
+    """
+
+    @property
+    def connection(self) -> ConnectionInfo:
+        """What the envelope tells the worker: address, subject and stream type."""
+        ...
+
+    @property
+    def channel(self) -> ResponseChannel:
+        """The stream itself."""
+        ...
+
+
+class RequestSender(Protocol):
+    """The caller's end of one request stream: input items to the worker."""
+
+    async def send(self, item: bytes) -> None:
+        """Queue one input item, waiting while the byte bound is reached."""
+        ...
+
+    def finish(self) -> None:
+        """Say that the input is complete (Sentinel)."""
+        ...
+
+
+class ResponsePlane(Protocol):
+    """The caller's side: where workers call home."""
+
+    def register(self, context: Context) -> Registration:
+        """Open a subject for the response of one request; synchronous."""
+        ...
+
+
+class ResponseSender(Protocol):
+    """The worker's end of one response stream, after it has called home."""
+
+    def send_nowait(self, item: bytes) -> bool:
+        """Queue one item; False once the byte bound is reached, then await `drain`.
+
+        After a Kill items are dropped silently: the scope of the context is already cancelled.
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the queue is below its bound."""
+        ...
+
+    def open(self) -> None:
+        """Queue the prologue: the handler has started."""
+        ...
+
+    def refuse(self, error: TrinamoError) -> None:
+        """Queue a prologue that says why there will be no item."""
+        ...
+
+    def finish(self) -> None:
+        """Queue Sentinel: the answer is complete."""
+        ...
+
+    def fail(self, error: TrinamoError) -> None:
+        """Queue `failed`: the handler raised after the prologue."""
+        ...
+
+
+class CallHome(Protocol):
+    """The worker's side of the response plane."""
+
+    def call_home(
+        self, connection: ConnectionInfo, context: Context
+    ) -> AbstractAsyncContextManager[ResponseSender]:
+        """Dial the caller, greet, and hold the stream until all that is queued is sent.
+
+        Stop and Kill from the caller, and its death, reach `context` while inside. Raises
+        `ConnectError` if the caller cannot be reached, `RefusedError` if it refuses the subject.
+        """
+        ...
+
+    def receive_input(
+        self, connection: ConnectionInfo, context: Context
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Dial the caller for a request stream and iterate its input items."""
+        ...
