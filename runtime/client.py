@@ -86,7 +86,6 @@ class Client:
     def __init__(
         self,
         router: Router,
-        request_planes: Mapping[str, RequestPlane],
         response_plane: ResponsePlane,
         env: Env,
         *,
@@ -94,7 +93,6 @@ class Client:
         call_home_timeout_s: float = 10.0,
     ) -> None:
         self.router = router
-        self._request_planes = request_planes
         self._response_plane = response_plane
         self._env = env
         self._attempts_max = attempts_max
@@ -236,14 +234,13 @@ class Client:
         )
 
     def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
-        for transport, plane in self._request_planes.items():
-            address = instance.transports.get(transport)
-            if address is not None:
-                return plane, address
-        spoken = ", ".join(instance.transports) or "none"
-        raise UnavailableError(
-            f"instance {instance.id} speaks {spoken}; here is {', '.join(self._request_planes)}"
-        )
+        route = self.router.route(instance)
+        if route is None:
+            spoken = ", ".join(instance.transports) or "nothing"
+            raise UnavailableError(
+                f"instance {instance.id} speaks {spoken}, which is not spoken here"
+            )
+        return route
 
     def _may_retry(self, tried: list[str], instance_id: str | None) -> bool:
         return instance_id is None and len(tried) < self._attempts_max

@@ -119,7 +119,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     component: Annotated[Name, about("Second part of the endpoint's address.")] = "backend"
     endpoint: Annotated[Name, about("Third part of the endpoint's address.")] = "generate"
     engine: Annotated[
-        Literal["auto", "llamacpp", "exact", "echo"],
+        Literal["auto", "llamacpp", "exact", "echo", "mocker"],
         about("`auto`: llamacpp where its extra and model file are there, else exact."),
     ] = "auto"
     model_name: Annotated[

@@ -144,6 +144,7 @@ def _check_depth(text: str, source: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > DEPTH_MAX:
+            assert event.start_mark is not None, "parsed from text, so it has a place"
             line = event.start_mark.line + 1
             raise ConfigError(f"{source}, line {line}: nested more than {DEPTH_MAX} deep")
 

@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "ControlPlaneError",
+    "CorruptedError",
     "DeadlineError",
     "DisconnectedError",
     "EngineError",
@@ -30,6 +31,8 @@ __all__ = [
     "RefusedError",
     "RemoteProtocolError",
     "RequestError",
+    "StaleMemoryError",
+    "TransferError",
     "TransportError",
     "TrinamoError",
     "UnavailableError",
@@ -167,6 +170,32 @@ class UnknownOutcomeError(TransportError):
     """
 
     code = "unknown_outcome"
+
+
+class TransferError(TransportError):
+    """A transfer of KV blocks failed for a reason of its backend's own.
+
+    Nothing that arrived may be used; ask another backend, or compute the blocks again.
+    """
+
+    code = "transfer"
+
+
+class CorruptedError(TransferError):
+    """Blocks arrived with other bytes than were sent. Transfer them again; look at the machine."""
+
+    code = "corrupted"
+
+
+class StaleMemoryError(TransferError):
+    """The memory described is not there any more, or is laid out otherwise. Nothing was moved.
+
+    The peer has restarted, renewed or withdrawn its region, or revoked the blocks: ask it for a
+    new description.
+    """
+
+    code = "stale_memory"
+    default_definite = True
 
 
 class ControlPlaneError(TrinamoError):

@@ -28,6 +28,7 @@ from .config import Config
 from .env import Env
 from .errors import TrinamoError, UnavailableError
 from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics, WorkerMetrics
+from .metrics_planes import show_planes
 from .planes import CallHome, ControlPlane, EventPlane, RequestPlane, RequestServer, ResponsePlane
 from .protocol.instances import EndpointName, Instance, encode_instance
 from .protocol.routing import Policy
@@ -142,10 +143,10 @@ class Runtime:
             policy=Policy(self.config.router.policy),
             inhibit_s=self.config.router.inhibit_s,
             metrics=self.metrics,
+            request_planes=self._data.request_planes,
         )
         client = self._clients[key] = Client(
             router,
-            self._data.request_planes,
             self._data.response_plane,
             self.env,
             attempts_max=self.config.router.attempts_max,
@@ -270,6 +271,7 @@ async def open_runtime(
         data = await planes.enter_async_context(
             transports.open_data(config, env, events, serving=instance_id)
         )
+        show_planes(metrics, control, events)
         runtime = Runtime(
             config=config,
             env=env,

@@ -8,22 +8,25 @@ the waits for it at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 import attrs
 import trio
 
 from .env import Env
-from .errors import UnavailableError
+from .errors import TransportError, UnavailableError
 from .metrics import Metrics
-from .planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
+from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet
 from .protocol.routing import Policy, pick
 
 __all__ = ["Flight", "Router"]
 
 _log = logging.getLogger("trinamo.router")
+_PROBE_MIN_S: Final = 0.1
+_PROBE_MAX_S: Final = 2.0
 
 
 @attrs.define(eq=False)
@@ -48,6 +51,7 @@ class Router:
         policy: Policy = Policy.ROUND_ROBIN,
         inhibit_s: float = 5.0,
         metrics: Metrics | None = None,
+        request_planes: Mapping[str, RequestPlane] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.policy = policy
@@ -55,6 +59,8 @@ class Router:
         self._env = env
         self._inhibit_s = inhibit_s
         self._metrics = metrics
+        self._request_planes = request_planes or {}
+        self._attending: dict[str, trio.CancelScope] = {}
         self._live = LiveSet()
         self._load: dict[str, int] = {}
         self._flights: dict[str, dict[Flight, None]] = {}
@@ -64,12 +70,18 @@ class Router:
     # --- discovery in ---
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow discovery until cancelled. Started once the snapshot is in."""
+        """Follow discovery, and each instance's connection, until cancelled.
+
+        Started once the snapshot is in.
+        """
         started = False
         try:
-            async with self._control.watch(self.endpoint.key_prefix) as events:
+            async with (
+                trio.open_nursery() as nursery,
+                self._control.watch(self.endpoint.key_prefix) as events,
+            ):
                 async for event in events:
-                    self.apply(event)
+                    self._attend(self.apply(event), nursery)
                     if not started:
                         started = True
                         task_status.started()
@@ -77,8 +89,58 @@ class Router:
             if self._metrics is not None:
                 self._metrics.endpoint_gone(str(self.endpoint))
 
-    def apply(self, event: WatchEvent) -> None:
+    def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
+        for instance in change.left:
+            scope = self._attending.pop(instance.id, None)
+            if scope is not None:
+                scope.cancel()
+        for instance in change.joined:
+            route = self.route(instance)
+            if route is not None:
+                scope = self._attending[instance.id] = trio.CancelScope()
+                nursery.start_soon(self._hold, instance, *route, scope)
+
+    async def _hold(
+        self, instance: Instance, plane: RequestPlane, address: str, scope: trio.CancelScope
+    ) -> None:
+        """Watch one instance by its connection: suspected at once when it breaks, probed since.
+
+        The lease tells too, but only after its time to live.
+        """
+        backoff_s = _PROBE_MIN_S
+        with scope:
+            while True:
+                try:
+                    await plane.hold(address, lambda: self._trust(instance))
+                    backoff_s = _PROBE_MIN_S
+                except TransportError:
+                    backoff_s = min(backoff_s * 2, _PROBE_MAX_S)
+                self._suspect(instance)
+                await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
+
+    def _suspect(self, instance: Instance) -> None:
+        if self._live.suspect(instance.id):
+            _log.warning("instance %s of %s: connection lost", instance.id, self.endpoint)
+            self._env.note("router.suspect", instance=instance.id)
+            self._observe()
+
+    def _trust(self, instance: Instance) -> None:
+        if self._live.trust(instance.id):
+            _log.info("instance %s of %s is back", instance.id, self.endpoint)
+            self._env.note("router.trust", instance=instance.id)
+            self._observe()
+
+    def route(self, instance: Instance) -> tuple[RequestPlane, str] | None:
+        """The plane and address to reach an instance by; None if no plane here reaches it."""
+        for transport, plane in self._request_planes.items():
+            address = instance.transports.get(transport)
+            if address is not None:
+                return plane, address
+        return None
+
+    def apply(self, event: WatchEvent) -> InstanceChange:
         """Take one watch event. Synchronous: no one sees a half-applied snapshot."""
+        change = InstanceChange()
         match event:
             case Snapshot(_, entries) | Resync(_, entries):
                 change = self._live.replace((e.key, e.value) for e in entries)
@@ -87,6 +149,7 @@ class Router:
             case Delete(key, _):
                 change = self._live.delete(key)
         self._announce(change)
+        return change
 
     def _announce(self, change: InstanceChange) -> None:
         for why in change.refused:
@@ -107,7 +170,8 @@ class Router:
     def _observe(self) -> None:
         if self._metrics is not None:
             inhibited = self._live.inhibited_count(trio.current_time())
-            self._metrics.live_set(str(self.endpoint), live=len(self._live), inhibited=inhibited)
+            live = len(self._live) - self._live.suspected_count
+            self._metrics.live_set(str(self.endpoint), live=live, inhibited=inhibited)
 
     # --- decisions out ---
 

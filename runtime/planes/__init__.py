@@ -24,6 +24,15 @@ from .events import (
     Message,
     Subscription,
 )
+from .queue import (
+    DeadLetter,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+    WorkQueue,
+)
 from .requests import (
     RequestPlane,
     RequestServer,
@@ -37,18 +46,41 @@ from .responses import (
     ResponsePlane,
     ResponseSender,
 )
+from .statistics import ControlStatistics, CountsControl, CountsEvents, EventStatistics
+from .transfer import (
+    DeviceMemory,
+    MemoryRegion,
+    Notification,
+    RemoteMemory,
+    Transfer,
+    TransferPlane,
+    TransferReport,
+)
 
 __all__ = [
     "CallHome",
     "ControlPlane",
+    "DeadLetter",
+    "ControlStatistics",
+    "CountsControl",
+    "CountsEvents",
     "Delete",
+    "DeviceMemory",
     "Entry",
     "EventPlane",
+    "EventStatistics",
     "Lease",
+    "LeasedJob",
+    "MemoryRegion",
     "Message",
+    "Notification",
     "Put",
     "PutOutcome",
+    "PutResult",
+    "QueueLimits",
+    "QueueStatistics",
     "Registration",
+    "RemoteMemory",
     "RequestPlane",
     "RequestSender",
     "RequestServer",
@@ -57,7 +89,12 @@ __all__ = [
     "ResponsePlane",
     "ResponseSender",
     "Resync",
+    "Settlement",
     "Snapshot",
     "Subscription",
+    "Transfer",
+    "TransferPlane",
+    "TransferReport",
     "WatchEvent",
+    "WorkQueue",
 ]

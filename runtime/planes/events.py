@@ -1,4 +1,4 @@
-"""The event plane: many small messages, at most once, and request/reply."""
+"""The event plane: many small messages, at most once; request/reply; work queues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self
 
 import attrs
+
+from .queue import QueueLimits, WorkQueue
 
 __all__ = [
     "EventPlane",
@@ -68,6 +70,21 @@ class EventPlane(Protocol):
         Raises `UnavailableError` at once if nobody is subscribed, `DeadlineError` when the time
         is up (the request may have been received).
         """
+        ...
+
+    def work_queue(
+        self, name: str, *, limits: QueueLimits | None = None
+    ) -> AbstractAsyncContextManager[WorkQueue]:
+        """Open the queue called `name` (1 to 64 letters, digits, `_` and `-`).
+
+        With `limits` it is made if it is not there, and they are in force from now on; without,
+        it is opened as it is, and `UnavailableError` means that there is none. Leaving gives
+        nothing back that was taken: settle it first, or its lease expires.
+        """
+        ...
+
+    async def work_queue_names(self) -> list[str]:
+        """The work queues there are, sorted."""
         ...
 
     async def check_health(self) -> str:

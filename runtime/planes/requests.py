@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -60,6 +61,14 @@ class RequestPlane(Protocol):
     @property
     def transport(self) -> str:
         """Which of an instance's `transports` this plane speaks."""
+        ...
+
+    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+        """Keep a connection to a worker for as long as it lasts, and return when it is lost.
+
+        Calls `on_connected` once it stands. Raises `ConnectError` if it cannot be made. A plane
+        without connections of its own never returns: it cannot tell.
+        """
         ...
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:

@@ -27,6 +27,7 @@ __all__ = [
 
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NOT_SUSPECTED: Final = object()
 _ID: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
@@ -119,6 +120,7 @@ class LiveSet:
     def __init__(self) -> None:
         self._by_key: dict[str, Instance] = {}
         self._inhibited: dict[str, float] = {}
+        self._suspected: dict[str, object] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -167,6 +169,7 @@ class LiveSet:
     def _forget(self, left: tuple[Instance, ...]) -> None:
         for instance in left:
             self._inhibited.pop(instance.id, None)
+            self._suspected.pop(instance.id, None)
 
     # --- what we found out ourselves ---
 
@@ -179,19 +182,39 @@ class LiveSet:
         """The instance answered: choose it again."""
         self._inhibited.pop(instance_id, None)
 
+    def suspect(self, instance_id: str) -> bool:
+        """The connection to this instance is lost; whether that is news. Until `trust`."""
+        if instance_id in self._suspected or self.get(instance_id) is None:
+            return False
+        self._suspected[instance_id] = None
+        return True
+
+    def trust(self, instance_id: str) -> bool:
+        """The connection stands again; whether that is news."""
+        self._inhibited.pop(instance_id, None)
+        return self._suspected.pop(instance_id, _NOT_SUSPECTED) is None
+
+    @property
+    def suspected_count(self) -> int:
+        """How many instances discovery names but no connection reaches."""
+        return len(self._suspected)
+
     def inhibited_count(self, now: float) -> int:
         """How many live instances are inhibited."""
         return sum(until > now for until in self._inhibited.values())
 
     def candidates(self, now: float) -> list[Instance]:
-        """Whom to choose from: the live ones not draining and not inhibited.
+        """Whom to choose from: the live ones not draining, not inhibited and not suspected.
 
-        If inhibition leaves nobody, all that do not drain: their faults may have passed, and
-        refusing the request outright would certainly fail it.
+        If that leaves nobody, all that do not drain: their faults may have passed, and refusing
+        the request outright would certainly fail it.
         """
         for instance_id in [i for i, until in self._inhibited.items() if until <= now]:
             del self._inhibited[instance_id]
         open_ones = [i for i in self._by_key.values() if not i.draining]
-        if not self._inhibited:
+        if not self._inhibited and not self._suspected:
             return open_ones
-        return [i for i in open_ones if i.id not in self._inhibited] or open_ones
+        healthy = [
+            i for i in open_ones if i.id not in self._inhibited and i.id not in self._suspected
+        ]
+        return healthy or open_ones

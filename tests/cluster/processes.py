@@ -98,7 +98,7 @@ class Cluster:
 async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
     """Poll a condition of other processes, which no event of ours can announce."""
     with trio.move_on_after(timeout_s):
-        while not await is_true():  # noqa: ASYNC110 -- the event is in another process
+        while not await is_true():
             await trio.sleep(0.05)
         return
     raise AssertionError(f"within {timeout_s:g} s it did not happen that {what}")

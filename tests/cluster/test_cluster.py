@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, chat, open_cluster, start, until
+from trinamo.transports.etcd import open_etcd
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +27,9 @@ WORDS = " ".join(f"word{number}" for number in range(400))
 
 
 async def ask(cluster: Cluster, text: str = "hello there") -> httpx.Response:
-    return await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=chat(text))
+    return await cluster.client.post(
+        f"{cluster.url}/v1/chat/completions", json=chat(text, max_tokens=32)
+    )
 
 
 async def read_events(response: httpx.Response) -> list[Any]:
@@ -115,9 +118,16 @@ async def test_a_killed_worker_ends_its_streams_with_an_error_and_gets_nothing_m
             cluster.workers[0].kill()
             await cluster.workers[0].process.wait()
             killed.set()
+        # Discovery still names the dead one, whose lease has not run out: its connection told.
+        await cluster.wait_live(1)
+        async with open_etcd(cluster.etcd.endpoint) as control:
+            named = await control.range("instances/")
         answers = [await ask(cluster) for _ in range(20)]
+        refused = await cluster.metric(cluster.url, "inhibited_instances")
 
     broken = [events for events in ends if '"error"' in events[-1]]
+    assert len(named.entries) == 2
+    assert refused <= 1
     assert len(broken) == 1
     error = json.loads(broken[0][-1].removeprefix("data: "))["error"]
     assert error["code"] == "disconnected"

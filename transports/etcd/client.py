@@ -107,10 +107,22 @@ class Client:
         self._token = ""
         self._token_lock = trio.Lock()
         self._is_closed = False
+        self.is_connected = False
+        self.stream_losses = 0
+
+    def heard(self) -> None:
+        """The store has answered, on a call or on a stream."""
+        self.is_connected = True
+
+    def lost_stream(self) -> None:
+        """A stream with something on it ended unasked."""
+        self.is_connected = False
+        self.stream_losses += 1
 
     def close(self) -> None:
         """Close the channel; every call in flight and every later one fails."""
         self._is_closed = True
+        self.is_connected = False
         self._channel.close()
 
     async def read(self, name: str, request: Any) -> Any:
@@ -179,6 +191,7 @@ class Client:
                 reply = await self._call(name, request, timeout_s=try_s, metadata=sent_with)
             except grpc.RpcError as error:
                 verdict = judge(error)
+                self.is_connected = verdict in (Verdict.FINAL, Verdict.DENIED)
                 text = f"etcd at {self.where}: {name}: {words(error)}"
                 if verdict is Verdict.DENIED and self._may_authenticate(
                     metadata, was_denied=was_denied
@@ -194,6 +207,7 @@ class Client:
                 if deadline - trio.current_time() <= pause_s:
                     raise _given_up(text, is_doubtful=is_doubtful, writes=writes) from None
             else:
+                self.heard()
                 return Answer(reply, is_doubtful)
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)

@@ -19,7 +19,14 @@ from trinamo.runtime.errors import (
     LeaseLostError,
     UnknownOutcomeError,
 )
-from trinamo.runtime.planes import Entry, Lease, PutOutcome, Snapshot, WatchEvent
+from trinamo.runtime.planes import (
+    ControlStatistics,
+    Entry,
+    Lease,
+    PutOutcome,
+    Snapshot,
+    WatchEvent,
+)
 
 from . import wire_pb2 as wire
 from .channel import open_channel, parse_endpoints, resolve
@@ -155,6 +162,15 @@ class EtcdControlPlane:
             )
         return line
 
+    def statistics(self) -> ControlStatistics:
+        """See `CountsControl.statistics`."""
+        return ControlStatistics(
+            is_connected=self._client.is_connected,
+            watches=len(self._watches.table),
+            stream_losses=self._client.stream_losses,
+            resyncs=self._watches.table.resyncs,
+        )
+
     async def compact(self) -> None:
         """Make etcd forget its history up to now; for maintenance and tests.
 
@@ -210,6 +226,7 @@ async def open_etcd(
     *,
     username: str | None = None,
     password: str | None = None,
+    tls: bool = False,
     ca_file: Path | None = None,
     cert_file: Path | None = None,
     key_file: Path | None = None,
@@ -228,7 +245,8 @@ async def open_etcd(
         endpoints: `host:port` of one or more members, with `http://` or `https://` if you like.
         username: A user of etcd's access control; needs `password`.
         password: That user's password.
-        ca_file: PEM certificates to trust. This, the next two or an `https://` turns TLS on.
+        tls: Speak TLS; so do an `https://` and each of the files below.
+        ca_file: PEM certificates to trust; without it gRPC's own list of public authorities.
         cert_file: The client's certificate, with `key_file`.
         key_file: The client's private key.
         tls_server_name: The name in the server's certificate, if it is not the endpoint's.
@@ -245,7 +263,7 @@ async def open_etcd(
     credentials = Credentials(username, password or "") if username else None
     channel = open_channel(
         await resolve(parsed),
-        uses_tls=parsed.uses_tls,
+        uses_tls=tls or parsed.uses_tls,
         ca_file=ca_file,
         cert_file=cert_file,
         key_file=key_file,

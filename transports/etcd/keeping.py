@@ -133,6 +133,7 @@ class LeaseKeeper:
             self._stream.cancel()
 
     def _answer(self, reply: wire.LeaseKeepAliveResponse) -> None:
+        self._client.heard()
         question = self._questions.pop(reply.id, None)
         # Nobody waits any more, or the answer is to the question before this one: a renewal is
         # a renewal.
@@ -145,6 +146,7 @@ class LeaseKeeper:
         question.answered.set()
 
     def _note(self, lost: StreamLostError) -> None:
+        self._client.lost_stream()
         self._last_words = str(lost)
         self._was_sent = lost.verdict is not Verdict.UNSENT
         if lost.verdict is not Verdict.FINAL:

@@ -84,6 +84,7 @@ class WatchTable:
         self._last_wire_id = 0
         self._probe_id = 0
         self._is_connected = False
+        self.resyncs = 0
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -105,6 +106,7 @@ class WatchTable:
     def listed(self, watch: Watch, snapshot: Snapshot) -> None:
         """The reader has listed the prefix; its changes follow from there on."""
         is_first = watch.next_revision == 0
+        self.resyncs += not is_first
         watch.ready.append(snapshot if is_first else Resync(snapshot.revision, snapshot.entries))
         watch.next_revision = snapshot.revision + 1
         watch.phase = Phase.STREAMING

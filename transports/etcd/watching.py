@@ -100,6 +100,7 @@ class WatchKeeper:
                     self._stream = None
                     self.table.disconnected()
         except StreamLostError:
+            self._client.lost_stream()
             # Whatever ended it, the token may be the reason: servers forget tokens when they
             # restart, and a refused watch does not always say why.
             if metadata:
@@ -114,6 +115,7 @@ class WatchKeeper:
                 reply = await stream.receive()
             if reply is not None:
                 is_asked = False
+                self._client.heard()
                 if not self.table.receive(reply):
                     raise StreamLostError("a watch was refused")
             elif is_asked:

@@ -3,8 +3,8 @@
 Several `MemoryEventPlane`s on one `MemoryBroker` act as several processes. It keeps the promises
 of a NATS server, at most once and in order per publisher, without its sockets, so it also runs
 under a virtual clock. The broker's fault hooks (`stop`, `start`, `drop_next`, `delay_s`) do on
-purpose what a network does by chance. It knows nothing of persistence. Matching is in
-`subjects.py`; the real thing is `transports/nats`.
+purpose what a network does by chance. Nothing outlives the process. Matching is in
+`subjects.py`, work queues are in `queue.py`; the real thing is `transports/nats`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from trinamo.runtime.errors import (
     RequestError,
     UnavailableError,
 )
-from trinamo.runtime.planes import Message
+from trinamo.runtime.planes import Message, QueueLimits
 
+from .queue import MemoryQueues, MemoryWorkQueue
 from .subjects import check_pattern, check_subject, is_pattern, matches
 
 __all__ = ["MemoryBroker", "MemoryEventPlane", "MemorySubscription"]
@@ -109,6 +110,7 @@ class MemoryBroker:
         self.message_bytes_max = message_bytes_max
         self.delay_s = 0.0
         self.is_running = True
+        self.queues = MemoryQueues()
         self._exact: dict[str, list[MemorySubscription]] = {}
         self._patterns: list[MemorySubscription] = []
         self._waiting: deque[_Sent] = deque()
@@ -124,10 +126,12 @@ class MemoryBroker:
     def stop(self) -> None:
         """Go away: publishes wait in the senders' buffers, subscriptions are remembered."""
         self.is_running = False
+        self.queues.set_running(False)
 
     def start(self) -> None:
         """Come back and deliver what the senders buffered, in the order it was published."""
         self.is_running = True
+        self.queues.set_running(True)
         while self._waiting:
             sent = self._waiting.popleft()
             sent.sender.buffered -= 1
@@ -275,6 +279,22 @@ class MemoryEventPlane:
                 # Nobody waits for the answer of a request that has not left yet.
                 was_recalled = self._broker.recall(sent)
         raise DeadlineError(f"no reply on {subject} within {timeout_s:g} s", definite=was_recalled)
+
+    @asynccontextmanager
+    async def work_queue(
+        self, name: str, *, limits: QueueLimits | None = None
+    ) -> AsyncIterator[MemoryWorkQueue]:
+        """Open a queue; with `limits` it is made if need be, and they are in force from now on."""
+        await trio.lowlevel.checkpoint()
+        model = self._broker.queues.open(name, limits)
+        yield MemoryWorkQueue(
+            self._broker.queues, name, model, payload_bytes_max=self.message_bytes_max
+        )
+
+    async def work_queue_names(self) -> list[str]:
+        """The work queues there are, sorted."""
+        await trio.lowlevel.checkpoint()
+        return self._broker.queues.names
 
     async def check_health(self) -> str:
         """One line about the broker; raises `ConnectError` while it is away."""

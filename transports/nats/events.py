@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
     RequestError,
     UnavailableError,
 )
-from trinamo.runtime.planes import Message
+from trinamo.runtime.planes import EventStatistics, Message
 
 from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
 from .island import Island
@@ -182,6 +182,7 @@ class NatsEventPlane:
         self._call_count = 0
         self._publish_count = 0
         self._subscriptions: dict[NatsSubscription, None] = {}
+        self._dropped_before = 0
         self._is_closed = False
         island.add(Interest(f"{inbox}.*", "", self._on_reply, _nothing))
 
@@ -204,6 +205,17 @@ class NatsEventPlane:
     def dropped(self) -> int:
         """How many outgoing messages were dropped because a bound was reached."""
         return self._island.outbox.dropped
+
+    def statistics(self) -> EventStatistics:
+        """See `CountsEvents.statistics`."""
+        return EventStatistics(
+            is_connected=self._island.is_connected,
+            connections=self._island.connection_count,
+            waiting_messages=self._island.outbox.message_count,
+            dropped_outgoing=self._island.outbox.dropped,
+            dropped_incoming=self._dropped_before
+            + sum(subscription.dropped for subscription in self._subscriptions),
+        )
 
     async def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = {}
@@ -248,6 +260,7 @@ class NatsEventPlane:
         finally:
             self._island.remove(interest)
             del self._subscriptions[subscription]
+            self._dropped_before += subscription.dropped
             subscription.close()
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:

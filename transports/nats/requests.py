@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 
 import trio
 
@@ -202,6 +203,15 @@ class NatsRequestPlane:
     def transport(self) -> str:
         """Which of an instance's `transports` this plane speaks."""
         return self._transport
+
+    async def hold(
+        self,
+        address: str,  # noqa: ARG002 -- the interface's
+        on_connected: Callable[[], None],
+    ) -> None:
+        """Wait for ever: there is no connection to the worker whose end could be noticed."""
+        on_connected()
+        await trio.sleep_forever()
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         """Deliver a streaming request and return the worker's ACK or NACK.

@@ -9,11 +9,21 @@ import importlib.util
 import shutil
 import socket
 import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trinamo.runtime.errors import ConfigError
 
-__all__ = ["LOOPBACK", "etcd_command", "find_etcd", "find_nats_server", "free_port", "nats_command"]
+__all__ = [
+    "LOOPBACK",
+    "etcd_command",
+    "find_etcd",
+    "find_nats_server",
+    "free_port",
+    "free_ports",
+    "nats_command",
+    "nats_member_flags",
+]
 
 LOOPBACK = "127.0.0.1"
 
@@ -61,25 +71,41 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> list[int]:
+    """That many different ports, each as `free_port` gives one."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)
+
+
 def etcd_command(
-    binary: Path, *, data_dir: Path, client_port: int, peer_port: int, extra: tuple[str, ...] = ()
+    binary: Path,
+    *,
+    data_dir: Path,
+    client_port: int,
+    peer_port: int,
+    name: str = "embedded",
+    peers: Mapping[str, int] | None = None,
+    extra: tuple[str, ...] = (),
 ) -> list[str]:
-    """One etcd member on loopback.
+    """One etcd member on loopback: alone, or of the cluster whose names and peer ports are given.
 
     The progress interval is one second (the default is ten minutes), so that a watch which has
     nothing to report still tells its client how far it is; the flag has this name in 3.4 and 3.5.
     """
     client_url = f"http://{LOOPBACK}:{client_port}"
     peer_url = f"http://{LOOPBACK}:{peer_port}"
+    cluster = {name: peer_port} if peers is None else peers
     return [
         str(binary),
-        *("--name", "embedded"),
+        *("--name", name),
         *("--data-dir", str(data_dir)),
         *("--listen-client-urls", client_url),
         *("--advertise-client-urls", client_url),
         *("--listen-peer-urls", peer_url),
         *("--initial-advertise-peer-urls", peer_url),
-        *("--initial-cluster", f"embedded={peer_url}"),
+        *("--initial-cluster", ",".join(f"{k}=http://{LOOPBACK}:{v}" for k, v in cluster.items())),
         *("--experimental-watch-progress-notify-interval", "1s"),
         *("--logger", "zap"),
         *("--log-level", "error"),
@@ -99,3 +125,16 @@ def nats_command(
         *("--store_dir", str(data_dir)),
         *extra,
     ]
+
+
+def nats_member_flags(
+    name: str, *, cluster_name: str, route_port: int, routes: Iterable[int], monitor_port: int
+) -> tuple[str, ...]:
+    """What makes a nats-server a member of a cluster on loopback; goes into `extra`."""
+    return (
+        *("--server_name", name),
+        *("--cluster_name", cluster_name),
+        *("--cluster", f"nats://{LOOPBACK}:{route_port}"),
+        *("--routes", ",".join(f"nats://{LOOPBACK}:{port}" for port in routes)),
+        *("--http_port", str(monitor_port)),
+    )

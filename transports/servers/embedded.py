@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -20,15 +20,15 @@ import trio
 from trinamo.runtime.errors import ConnectError
 
 from .binaries import LOOPBACK, etcd_command, find_etcd, find_nats_server, free_port, nats_command
+from .probes import etcd_is_ready, nats_is_ready
 from .process import log_tail, signal_group, spawn, terminate, wait_exit, wait_stopped
 from .scratch import scratch_directory
 
-__all__ = ["EmbeddedServer", "open_etcd_server", "open_nats_server"]
+__all__ = ["EmbeddedServer", "open_etcd_server", "open_nats_server", "supervised"]
 
 _log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
-PROBE_TIMEOUT_S: Final = 1.0
 START_ATTEMPTS: Final = 3
 RESTART_PAUSE_MIN_S: Final = 0.2
 RESTART_PAUSE_MAX_S: Final = 5.0
@@ -41,7 +41,7 @@ class EmbeddedServer:
     """One running server. Its port and data stay the same over every restart.
 
     Attributes:
-        name: What it is, for messages: `etcd` or `nats`.
+        name: What it is, for messages: begins with `etcd` or `nats`.
         address: `host:port` for clients.
         data_dir: Where it keeps its data.
         log_path: Its output.
@@ -82,7 +82,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """The address as a URL: `http://…` for etcd, `nats://…` for NATS."""
-        return f"{'nats' if self.name == 'nats' else 'http'}://{self.address}"
+        return f"{'nats' if self.name.startswith('nats') else 'http'}://{self.address}"
 
     @property
     def pid(self) -> int:
@@ -231,7 +231,7 @@ async def open_etcd_server(
     async with _open_server(
         "etcd",
         command,
-        _etcd_is_ready,
+        etcd_is_ready,
         port=client_port,
         data_dir=data_dir,
         timeouts_s=(start_timeout_s, stop_grace_s),
@@ -258,7 +258,7 @@ async def open_nats_server(
     async with _open_server(
         "nats",
         command,
-        _nats_is_ready,
+        nats_is_ready,
         port=port,
         data_dir=data_dir,
         timeouts_s=(start_timeout_s, stop_grace_s),
@@ -292,7 +292,7 @@ async def _open_server(
 
         server = await _start_one(make, attempts=1 if port else START_ATTEMPTS)
         try:
-            async with _supervised(server):
+            async with supervised([server]):
                 yield server
         finally:
             # Bounded by the grace, and no more than `trio.run_process` does: without the shield
@@ -316,12 +316,13 @@ async def _start_one(make: Callable[[], EmbeddedServer], *, attempts: int) -> Em
 
 
 @asynccontextmanager
-async def _supervised(server: EmbeddedServer) -> AsyncIterator[None]:
-    """Watch over the server; an error of the body leaves as it is, not in a group."""
+async def supervised(servers: Iterable[EmbeddedServer]) -> AsyncIterator[None]:
+    """Watch over the servers; an error of the body leaves as it is, not in a group."""
     body_error: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.supervise, name=f"embedded {server.name}")
+            for server in servers:
+                nursery.start_soon(server.supervise, name=f"embedded {server.name}")
             try:
                 yield
             except BaseException as error:
@@ -333,30 +334,3 @@ async def _supervised(server: EmbeddedServer) -> AsyncIterator[None]:
         if body_error is not None and list(group.exceptions) == [body_error]:
             raise body_error from body_error.__cause__
         raise
-
-
-async def _exchange(port: int, request: bytes) -> bytes:
-    """What a server on loopback answers within a second; nothing if it does not."""
-    answer = b""
-    with trio.move_on_after(PROBE_TIMEOUT_S):
-        try:
-            async with await trio.open_tcp_stream(LOOPBACK, port) as stream:
-                if request:
-                    await stream.send_all(request)
-                while len(answer) < 8192 and (part := await stream.receive_some(8192)):
-                    answer += part
-                    if not request:
-                        break
-        except (OSError, trio.BrokenResourceError):
-            pass
-    return answer
-
-
-async def _etcd_is_ready(port: int) -> bool:
-    request = f"GET /health HTTP/1.1\r\nHost: {LOOPBACK}:{port}\r\nConnection: close\r\n\r\n"
-    return b'"true"' in await _exchange(port, request.encode())
-
-
-async def _nats_is_ready(port: int) -> bool:
-    # The server speaks first; its INFO line says whether JetStream is up.
-    return b'"jetstream":true' in await _exchange(port, b"")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import outcome
@@ -48,6 +48,16 @@ class TcpRequestPlane:
         """Connections held now."""
         return len(self._links)
 
+    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+        """Connect to a worker if need be, and return when that connection is lost.
+
+        This is how a dead worker is noticed in milliseconds, without waiting for its lease.
+        """
+        link = self._link(address)
+        await link.wait_connected()
+        on_connected()
+        await link.wait_ended()
+
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
@@ -84,11 +94,14 @@ class TcpRequestPlane:
             raise RequestError(
                 f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
             )
+        return await self._link(address).ask(envelope.id, encode_frame(header, payload))
+
+    def _link(self, address: str) -> _Link:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(self, address)
             self._nursery.start_soon(link.run)
-        return await link.ask(envelope.id, encode_frame(header, payload))
+        return link
 
     def forget(self, link: _Link) -> None:
         """Drop a connection that ended, so that the next request makes a new one."""
@@ -105,7 +118,18 @@ class _Link:
         self._outbox = Outbox(plane.options.queue_bytes_max)
         self._waiting: dict[str, trio.lowlevel.Task] = {}
         self._connected = trio.Event()
+        self._ended = trio.Event()
         self._error: TrinamoError | None = None
+
+    async def wait_connected(self) -> None:
+        """Return once the connection stands; raises what went wrong if it does not."""
+        await self._connected.wait()
+        if self._error is not None:
+            raise _copy(self._error)
+
+    async def wait_ended(self) -> None:
+        """Return once the connection is lost."""
+        await self._ended.wait()
 
     async def ask(self, request_id: str, frame: bytes) -> tuple[Answer, bytes]:
         if not self._connected.is_set():
@@ -147,6 +171,7 @@ class _Link:
         self._plane.forget(self)
         self._error = error if isinstance(error, ConnectError) else ConnectError(error.message)
         self._connected.set()
+        self._ended.set()
         self._outbox.discard()
         waiting, self._waiting = self._waiting, {}
         for task in waiting.values():

@@ -54,10 +54,14 @@ class TcpResponseSender:
         """After Sentinel, `failed` or a declining prologue, or once the caller is gone."""
 
     def send_nowait(self, item: bytes) -> bool:
-        """Queue one item; False once `queue_bytes_max` is reached, then await `drain`."""
+        """Queue one item; False once `queue_bytes_max` is reached, then await `drain`.
+
+        After a Kill items are dropped and it is always False: a handler that never waits otherwise
+        would not notice that its scope is cancelled.
+        """
         if self._machine.states[Role.WORKER] is not WorkerState.STREAMING:
             if self._machine.states[Role.WORKER] is WorkerState.DRAINING:
-                return True
+                return False
             raise LocalProtocolError(f"an item in state {self._machine!r}")
         assert item, "an empty item would be an empty frame, which means nothing"
         return self._outbox.put_nowait(data_prefix(len(item)), item)

@@ -1,0 +1,98 @@
+"""A whole cluster in the test's own process: memory planes, real TCP, so that tasks can be counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from trinamo.runtime.config import Config, load_config
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.lifespan import DataPlane, Runtime, open_runtime
+from trinamo.runtime.planes import ControlPlane, EventPlane
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
+from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.tcp import (
+    TcpClient,
+    TcpOptions,
+    TcpRequestPlane,
+    TcpStreamServer,
+    open_request_plane,
+    open_request_server,
+    open_stream_server,
+)
+
+
+class OneProcess:
+    """A `Transports` whose planes share one store and one broker. Remembers the TCP ends it made."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.broker = MemoryBroker()
+        self.homes: list[TcpStreamServer] = []
+        self.dialers: list[TcpClient] = []
+        self.request_planes: list[TcpRequestPlane] = []
+
+    @asynccontextmanager
+    async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
+        yield MemoryControlPlane(self.store)
+
+    @asynccontextmanager
+    async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
+        yield MemoryEventPlane(self.broker)
+
+    @asynccontextmanager
+    async def open_data(
+        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
+    ) -> AsyncIterator[DataPlane]:
+        options = TcpOptions()
+        async with (
+            open_stream_server(options, env) as home,
+            open_request_plane(options) as requests,
+            open_request_server(options) as server,
+        ):
+            dialer = TcpClient(options)
+            self.homes.append(home)
+            self.dialers.append(dialer)
+            self.request_planes.append(requests)
+            yield DataPlane(
+                request_planes={"tcp": requests},
+                request_servers=[server] if serving else [],
+                response_plane=home,
+                call_home=dialer,
+            )
+
+    @property
+    def open_streams(self) -> int:
+        """Subjects and call-home connections held by anybody; zero at quiescence."""
+        return sum(h.registered_count for h in self.homes) + sum(d.open_count for d in self.dialers)
+
+
+def config(**overrides: Any) -> Config:
+    """The defaults with dotted keys written as `a__b`."""
+    return load_config(
+        environ={}, overrides={key.replace("__", "."): value for key, value in overrides.items()}
+    )
+
+
+@asynccontextmanager
+async def open_process(
+    transports: OneProcess, *, serving: bool = False, **overrides: Any
+) -> AsyncIterator[Runtime]:
+    """One runtime on the shared planes."""
+    async with open_runtime(config(**overrides), RealEnv(), transports, serving=serving) as runtime:
+        yield runtime
+
+
+def task_count() -> int:
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+async def until_tasks(count: int) -> None:
+    """Let tasks that are ending end; a leak makes this time out."""
+    with trio.fail_after(10):
+        while task_count() > count:
+            await trio.sleep(0.005)

