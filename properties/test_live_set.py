@@ -25,7 +25,8 @@ class LiveSetMachine(RuleBasedStateMachine):
     def put(self, instance: Instance) -> None:
         change = self.live.put(instance.key, encode_instance(instance))
         assert change.joined == (() if instance.key in self.entries else (instance,))
-        assert change.left == change.refused == ()
+        assert not change.left
+        assert not change.refused
         if self.entries.get(instance.key) != instance:
             self.inhibited.pop(instance.id, None)
         self.entries[instance.key] = instance

@@ -122,7 +122,9 @@ class Registrar:
                 self._on_change(self.state)
 
     async def revoke(self) -> None:
-        """Give the lease up, so that every key is gone at once. Called after `run` has ended."""
+        """Give the lease up, so that every key is gone at once, and stays gone."""
+        # Should `run` still go on and see the lease lost, it has nothing to put again.
+        self._keys.clear()
         if self.state.lease_id:
             lease_id, self.state.lease_id = self.state.lease_id, 0
             self._on_change(self.state)
@@ -148,7 +150,7 @@ class Registrar:
 
     async def _hold(self, timer: LeaseTimer) -> None:
         """Renew and register until the lease is lost; a store that is away is waited for."""
-        next_renewal = trio.current_time() + timer.wait_s(trio.current_time())
+        next_renewal = self._renewal_at(timer)
         backoff_s = _BACKOFF_MIN_S
         while True:
             try:
@@ -177,8 +179,13 @@ class Registrar:
             _log.warning("lease not renewed: %s; %.1f s left", error, timer.deadline - now)
             return now + self._jitter(timer.retry_s(now))
         timer.renewed(remaining_s, asked_at=asked_at)
+        return self._renewal_at(timer)
+
+    def _renewal_at(self, timer: LeaseTimer) -> float:
+        # Earlier than due, never later; without it a herd that came back together would renew in
+        # step for ever.
         now = trio.current_time()
-        return now + timer.wait_s(now)
+        return now + timer.wait_s(now) * self._env.rng.uniform(0.8, 1.0)
 
     async def _put_missing(self) -> None:
         self._changed = trio.Event()
@@ -187,9 +194,10 @@ class Registrar:
             if self._registered.get(key) == incarnation:
                 continue
             await self._control.put(key, render(incarnation), lease_id=self.state.lease_id)
-            if key in self._keys:
+            wanted = self._keys.get(key)
+            if wanted is render:
                 self._registered[key] = incarnation
-            else:
+            elif wanted is None:
                 # Withdrawn while we were putting it: the delete may have come first.
                 await self._control.delete(key)
             self._made_progress()

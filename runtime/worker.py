@@ -247,6 +247,8 @@ class Worker:
                 _log.warning("request %s: cannot call home: %s", envelope.id, error)
             except KilledError as error:
                 record.outcome = error.code
+            except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
+                record.outcome = single_error(raised, f"request {envelope.id}").code
             finally:
                 if context.is_killed:
                     record.outcome = KilledError.code
@@ -262,16 +264,18 @@ class Worker:
         record: WorkerRecord,
     ) -> None:
         error: TrinamoError | None = None
-        with context.scope:
-            try:
+        try:
+            # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
+            # the scope has taken its Cancelled out.
+            with context.scope:
                 if envelope.request is None:
                     await self._pump(endpoint.run_stream(request, context), sender, record)
                 else:
                     async with self._call_home.receive_input(envelope.request, context) as raw:
                         items = endpoint.run_bidirectional(request, context, raw)
                         await self._pump(items, sender, record)
-            except Exception as raised:  # noqa: BLE001 -- handlers are user code
-                error = single_error(raised, f"request {envelope.id}")
+        except Exception as raised:  # noqa: BLE001 -- handlers are user code
+            error = single_error(raised, f"request {envelope.id}")
         if error is None and context.scope.cancelled_caught:
             error = self._why_cancelled(context)
         if error is not None:

@@ -15,35 +15,67 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 
     digest = world.run(main)
 
-Read in this order: `choices.py`, `host.py`, `scheduler.py`, `world.py`, `trace.py`, `guard.py`,
-then `connection.py` (what TCP does), `network.py` (hosts, links, faults), `sockets.py` (what a
-process sees of it), and `env.py` (what the runtime takes from the world).
+Read in this order: `choices.py`, `clock.py`, `host.py`, `policies.py`, `scheduler.py`, `world.py`,
+`trace.py`, `ambient.py`, `guard.py`; then `links.py`, `connection.py` (what TCP does), `network.py`
+(hosts and faults), `sockets.py` (what a process sees of it), `bus.py` (messages that may be lost),
+`disk.py`, `env.py` (what the runtime takes from the world) and `liveness.py`. `explore/` makes many
+runs: search, shrink, replay.
 """
 
-from .choices import Choice, Choices, ReplayChoices, SeedChoices
+from .bus import Bus, Message, Verdict
+from .choices import (
+    Choice,
+    Choices,
+    DeviationChoices,
+    LabelledChoices,
+    PrefixChoices,
+    ReplayChoices,
+    SeedChoices,
+)
+from .clock import WallClock
 from .connection import Connection, Endpoint
+from .disk import Disk
 from .env import SimClock, SimEnv
-from .errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, UnsupportedTrio
+from .errors import (
+    Deadlock,
+    Escape,
+    SimulationError,
+    StepLimit,
+    TimeLimit,
+    UnsupportedTrio,
+    Violation,
+)
 from .guard import check_trio
 from .host import Host, HostState
-from .network import Link, Network
+from .links import Link, Links
+from .liveness import Promises, heal_core
+from .network import Network, SynAnswer
 from .scheduler import Policy
 from .sockets import SimSocket
-from .trace import Row, Trace, first_difference
+from .trace import Difference, Row, Trace, diff, first_difference
 from .world import World
 
 __all__ = [
+    "Bus",
     "Choice",
     "Choices",
     "Connection",
     "Deadlock",
+    "DeviationChoices",
+    "Difference",
+    "Disk",
     "Endpoint",
     "Escape",
     "Host",
     "HostState",
+    "LabelledChoices",
     "Link",
+    "Links",
+    "Message",
     "Network",
     "Policy",
+    "PrefixChoices",
+    "Promises",
     "ReplayChoices",
     "Row",
     "SeedChoices",
@@ -52,10 +84,16 @@ __all__ = [
     "SimSocket",
     "SimulationError",
     "StepLimit",
+    "SynAnswer",
     "TimeLimit",
     "Trace",
     "UnsupportedTrio",
+    "Verdict",
+    "Violation",
+    "WallClock",
     "World",
     "check_trio",
+    "diff",
     "first_difference",
+    "heal_core",
 ]

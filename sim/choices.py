@@ -1,22 +1,37 @@
 """Every decision of a simulated run goes through one object: `below(n, label)`.
 
 0 is always the dullest answer (no tear, no jitter, creation order), so a shrinker that lowers
-numbers removes deviations. Two sources live here: a seed, and a list to replay. All of them record
-what they answered; seed and record together replay the run.
+numbers removes deviations. The sources: a seed; a list to replay, which is also how a list drawn by
+Hypothesis answers (draw the list before the run, never inside it); a list whose end a seed goes on
+from; a few deviations from the dull run; and answers kept per label. All of them record what they
+answered; seed and record together replay the run.
 
 What this module does not do: decide what is worth deciding. Callers name each decision with a
 label, and draw bulk randomness (a handler's dice, a whole permutation) from `stream`, because a
 seed is no decision: enumerating its 2**31 values would explore nothing.
-Read next: `world.py`, which owns the choices of one run.
+Read next: `world.py`, which owns the choices of one run; `explore/`, which makes many.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Choice", "Choices", "ReplayChoices", "SeedChoices"]
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = [
+    "Choice",
+    "Choices",
+    "DeviationChoices",
+    "LabelledChoices",
+    "PrefixChoices",
+    "ReplayChoices",
+    "SeedChoices",
+]
 
 
 class Choice(NamedTuple):
@@ -28,17 +43,22 @@ class Choice(NamedTuple):
 
 
 class Choices:
-    """Where decisions come from; subclasses say how one is picked."""
+    """Where decisions come from; subclasses say how one is picked.
+
+    Good for one world, which puts itself into `world`, so that whoever made the choices finds the
+    trace of the run, also of one that failed.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.record: list[Choice] = []
+        self.world: World | None = None
 
     def below(self, n: int, label: str) -> int:
         """An integer in `range(n)`, recorded under `label`; with one answer only, unrecorded."""
         if n <= 1:
             return 0
-        value = self._pick(n)
+        value = self._pick(n, label)
         self.record.append(Choice(label, n, value))
         return value
 
@@ -56,7 +76,7 @@ class Choices:
         """What was answered so far, ready for `ReplayChoices`."""
         return [choice.value for choice in self.record]
 
-    def _pick(self, n: int) -> int:  # noqa: ARG002 -- the subclasses' parameter
+    def _pick(self, n: int, label: str) -> int:  # noqa: ARG002 -- the subclasses' parameters
         return 0
 
 
@@ -67,7 +87,8 @@ class SeedChoices(Choices):
         super().__init__(seed)
         self._rng = self.stream("choices")
 
-    def _pick(self, n: int) -> int:
+    @override
+    def _pick(self, n: int, label: str) -> int:
         return self._rng.randrange(n)
 
 
@@ -87,7 +108,53 @@ class ReplayChoices(Choices):
         """Whether the run asked more questions than the list answers."""
         return self._position > len(self._values)
 
-    def _pick(self, n: int) -> int:
+    @override
+    def _pick(self, n: int, label: str) -> int:
         position = self._position
         self._position += 1
-        return self._values[position] % n if position < len(self._values) else 0
+        if position < len(self._values):
+            return self._values[position] % n
+        return self._past_the_end(n)
+
+    def _past_the_end(self, n: int) -> int:  # noqa: ARG002 -- the subclass's parameter
+        return 0
+
+
+class PrefixChoices(ReplayChoices):
+    """Answers from a list, and past its end random ones: the same beginning, another end."""
+
+    def __init__(self, values: Iterable[int], *, tail_seed: int, seed: int = 0) -> None:
+        super().__init__(values, seed)
+        self._tail = random.Random(f"{tail_seed}/tail")
+
+    @override
+    def _past_the_end(self, n: int) -> int:
+        return self._tail.randrange(n)
+
+
+class DeviationChoices(Choices):
+    """The dull run but for some answers, given as (position, value): see `explore_bounded`."""
+
+    def __init__(self, deviations: Sequence[tuple[int, int]], seed: int = 0) -> None:
+        super().__init__(seed)
+        self._deviations = dict(deviations)
+
+    @override
+    def _pick(self, n: int, label: str) -> int:
+        return self._deviations.get(len(self.record), 0) % n
+
+
+class LabelledChoices(Choices):
+    """Answers from one list for each label, dull past its end.
+
+    Unlike one list for all, it survives decisions that come or go under another label.
+    """
+
+    def __init__(self, answers: Mapping[str, Sequence[int]], seed: int = 0) -> None:
+        super().__init__(seed)
+        self._answers = {label: iter(values) for label, values in answers.items()}
+
+    @override
+    def _pick(self, n: int, label: str) -> int:
+        answers = self._answers.get(label)
+        return 0 if answers is None else next(answers, 0) % n

@@ -15,7 +15,6 @@ What this module does not do: set up connections (`network.py`), be a trio socke
 
 from __future__ import annotations
 
-import enum
 import errno
 import math
 import os
@@ -26,35 +25,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from .segment import Segment, SegmentKind
+
 if TYPE_CHECKING:
     from .host import Host
     from .network import Network
 
-__all__ = ["Address", "Connection", "Endpoint", "SegmentKind", "os_error"]
+__all__ = ["Address", "Connection", "Endpoint", "os_error"]
 
 Address = tuple[str, int]
 
+LOSS_WAIT_S_MAX = 60.0
+"""After so long a wait the next repetition gets through."""
 RETRIES_S = 924.6
 """How long Linux repeats unacknowledged data by default (tcp_retries2 = 15)."""
-
-
-class SegmentKind(enum.Enum):
-    """What a segment says."""
-
-    DATA = "data"
-    CREDIT = "credit"
-    """The reader took bytes: the sender may send as many more."""
-    FIN = "fin"
-    RST = "rst"
-
-
-class Segment(NamedTuple):
-    """What travels one way at once; `size` is the bytes of `data`, or those credited."""
-
-    kind: SegmentKind
-    data: bytes
-    size: int
-    number: int
 
 
 def os_error(number: int) -> OSError:
@@ -217,22 +201,29 @@ class Endpoint:
     def _transmit(self, kind: SegmentKind, data: bytes = b"", size: int = 0) -> None:
         if self.is_forgotten or self._peer is None:
             return
-        link = self._network.link(self.host.name, self._peer.host.name)
+        passes = self._passes
         self._sent_count += 1
         segment = Segment(kind, data, size or len(data), self._sent_count)
-        if kind is SegmentKind.RST and link.is_cut:
+        if kind is SegmentKind.RST and not passes:
             self._add_row("lost", segment)
             return
         self._flight.append(segment)
-        if link.is_cut:
-            self._add_row("held", segment)
-        else:
+        if passes:
             self._launch(segment)
+        else:
+            self._add_row("held", segment)
 
     def _launch(self, segment: Segment) -> None:
-        delay_s = self._network.delay_s(
-            self.host.name, self.peer.host.name, has_jitter=segment.kind is not SegmentKind.CREDIT
-        )
+        here, there, links = self.host.name, self.peer.host.name, self._network.links
+        is_credit = segment.kind is SegmentKind.CREDIT
+        delay_s = links.delay_s(here, there, size=segment.wire_bytes, has_jitter=not is_credit)
+        if segment.kind is SegmentKind.FIN:
+            delay_s += links.link(here, there).fin_delay_s
+        repeat_s = self._network.retransmit_s
+        # TCP repeats what was lost, each time after twice the wait: loss is felt as delay.
+        while not is_credit and repeat_s < LOSS_WAIT_S_MAX and links.loses(here, there):
+            delay_s += repeat_s
+            repeat_s *= 2
         arrival_s = max(self._last_arrival_s, self._world.current_time() + delay_s)
         self._last_arrival_s = arrival_s
         # An absolute time: a difference added up again may be a rounding error earlier, and
@@ -242,7 +233,7 @@ class Endpoint:
     def _arrive(self, segment: Segment, attempt: int) -> None:
         if attempt != self._attempt:
             return
-        if self._network.link(self.host.name, self.peer.host.name).is_cut:
+        if not self._passes:
             if segment.kind is SegmentKind.RST:
                 self._flight.remove(segment)
                 self._add_row("lost", segment)
@@ -304,6 +295,18 @@ class Endpoint:
             self.error = number
         self._wake()
 
+    def end(self) -> None:
+        """The connection ends as by a FIN from the peer that takes no more either."""
+        if not self.is_forgotten:
+            self.is_forgotten = self.has_eof = True
+            self._wake()
+
+    def lose_power(self) -> None:
+        """The machine is off: nothing of this half is left, and nobody is told."""
+        self.vanish()
+        self.is_open, self.is_forgotten = False, True
+        self.buffer.clear()
+
     def vanish(self) -> None:
         """Drop what is on the way from here, as a middlebox does that resets a connection."""
         self._attempt += 1
@@ -314,10 +317,11 @@ class Endpoint:
     @property
     def link_is_whole(self) -> bool:
         """Whether segments pass both ways, so that acknowledgements come back."""
-        here, there = self.host.name, self.peer.host.name
-        return not (
-            self._network.link(here, there).is_cut or self._network.link(there, here).is_cut
-        )
+        return self._passes and self.peer._passes  # noqa: SLF001 -- its other half
+
+    @property
+    def _passes(self) -> bool:
+        return self._network.links.passes(self.host.name, self.peer.host.name)
 
     def link_was_cut(self) -> None:
         """The link is no longer whole: timeouts start to run."""
@@ -340,6 +344,16 @@ class Endpoint:
         self._world.after(
             idle_s + interval_s * count, self._time_out_if_silent, self._network.cut_count
         )
+
+    def probe(self) -> None:
+        """The peer's machine was restarted: a keep-alive probe will find that out, if there is one."""
+        if self._option(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 0) and not self.is_forgotten:
+            idle_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE, 7200)
+            self._world.after(idle_s, self._probe_arrives)
+
+    def _probe_arrives(self) -> None:
+        if self.peer.is_forgotten and self.link_is_whole:
+            self.fail(errno.ECONNRESET)
 
     def _watch_silence(self) -> None:
         user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000

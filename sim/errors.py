@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Deadlock", "Escape", "SimulationError", "StepLimit", "TimeLimit", "UnsupportedTrio"]
+__all__ = [
+    "Deadlock",
+    "Escape",
+    "SimulationError",
+    "StepLimit",
+    "TimeLimit",
+    "UnsupportedTrio",
+    "Violation",
+]
 
 
 class SimulationError(Exception):
@@ -23,6 +31,20 @@ class TimeLimit(SimulationError):  # noqa: N818 -- as above
 
 class UnsupportedTrio(SimulationError):  # noqa: N818 -- as above
     """This release of trio moved something the simulator relies on; the text says what."""
+
+
+class Violation(AssertionError):  # noqa: N818 -- the field's word
+    """The simulated system broke a rule. `invariant` names it, `text` says how.
+
+    Raised by a scenario or its checkers; runs that broke the same rule count as one failure.
+    """
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant, self.text = invariant, text
+
+    def __reduce__(self) -> tuple[type[Violation], tuple[str, str]]:
+        return Violation, (self.invariant, self.text)
 
 
 class Escape(BaseException):

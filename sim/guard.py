@@ -1,13 +1,8 @@
 """Keeps a run closed: whatever would make two runs of one seed differ is replaced or refused.
 
-Inside a run time and dice raise `Escape`, unless the world was made with `ambient="virtual"`: then
-they answer from the virtual clock and the seed, for libraries that read them for themselves.
-Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. `logging` may
-stamp its records; it sees virtual time.
-
-What escapes: C code and names bound early (`from time import monotonic`, `datetime.now()`); a lint
-rule keeps those out of `runtime/` and `transports/tcp`. The order of a set of strings: the tests
-vary PYTHONHASHSEED.
+Our own code that reads time or dice gets an `Escape` that names the call; libraries get virtual ones
+(`ambient.py`). Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. The
+collector of cyclic garbage is off, because when it comes depends on what went before.
 
 This is the only file that touches trio's private names. `check_trio` proves that they are where
 they should be, and do what they should, before anything relies on them.
@@ -15,21 +10,20 @@ they should be, and do what they should, before anything relies on them.
 
 from __future__ import annotations
 
+import _thread
 import gc
-import logging
 import math
-import os
 import random
 import socket
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import trio
@@ -37,6 +31,7 @@ from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
 from typing_extensions import override
 
+from .ambient import Ambient, Patch, stand_ins, unbind
 from .errors import Escape, UnsupportedTrio
 
 if TYPE_CHECKING:
@@ -46,15 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ambient", "Loop", "armed", "check_trio", "closed_world", "task_number"]
 
-Ambient = Literal["raise", "virtual"]
-
-_CLOCKS = ("time", "monotonic", "perf_counter")
-_DICE = tuple(
-    name
-    for name in random.__all__
-    if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
-    and name not in {"seed", "getstate", "setstate"}
-)
 _REFUSED_EVENTS = (
     "socket.",
     "_thread.start_new_thread",
@@ -88,7 +74,7 @@ def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
     global _trap
 
     def trap(what: str) -> None:
-        escape = Escape(f"the simulated code reached for the real world: {what}")
+        escape = Escape(f"the simulated code reached for the real world: {what}{_call_site()}")
         on_escape(escape)
         raise escape
 
@@ -115,16 +101,17 @@ def closed_world(
 
     def refuse(what: str) -> Callable[..., Any]:
         def refused(*_args: Any, **_keywords: Any) -> Any:
-            escape = Escape(f"the simulated code called {what}")
+            escape = Escape(f"the simulated code called {what}{_call_site()}")
             on_escape(escape)
             raise escape
 
         return refused
 
-    replaced: list[tuple[Any, str, Any]] = [
+    patches: list[Patch] = [
         (trio_run, "_r", scheduler),
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (threading.Thread, "start", refuse("threading.Thread.start")),
+        (_thread, "start_new_thread", refuse("_thread.start_new_thread")),
         (trio.to_thread, "run_sync", refuse("trio.to_thread.run_sync")),
         (trio.lowlevel, "start_thread_soon", refuse("trio.lowlevel.start_thread_soon")),
         (trio, "run_process", refuse("trio.run_process")),
@@ -132,55 +119,40 @@ def closed_world(
         (time, "sleep", refuse("time.sleep")),
         (uuid, "uuid1", refuse("uuid.uuid1")),
         (socket, "getaddrinfo", _numeric_only(refuse("socket.getaddrinfo for a name"))),
-        (logging, "time", _LogTime(wall)),
     ]
-    replaced += _clocks(ambient, wall, now, refuse) + _dice(ambient, rng, refuse)
     dice_before = random.getstate()
     collected = gc.isenabled()
     # When a collection comes depends on what the process did before, and it runs finalisers.
     gc.disable()
-    with ExitStack() as stack:
-        for owner, name, stand_in in replaced:
-            stack.enter_context(patch.object(owner, name, stand_in))
-        random.seed(rng.getrandbits(64))
-        try:
-            yield
-        finally:
-            random.setstate(dice_before)
-            if collected:
-                gc.enable()
+    patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
+    random.seed(rng.getrandbits(64))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, stand_in in patches:
+        setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        for owner, name, real in reversed(before):
+            setattr(owner, name, real)
+        unbind(
+            {
+                id(stand_in): real
+                for (_, _, stand_in), (_, _, real) in zip(patches, before, strict=True)
+            }
+        )
+        random.setstate(dice_before)
+        if collected:
+            gc.enable()
 
 
-def _clocks(
-    ambient: Ambient,
-    wall: Callable[[], float],
-    now: Callable[[], float],
-    refuse: Callable[[str], Callable[..., Any]],
-) -> list[tuple[Any, str, Any]]:
-    replaced: list[tuple[Any, str, Any]] = []
-    for name in _CLOCKS:
-        read = wall if name == "time" else now
-        if ambient == "virtual":
-            replaced += [(time, name, read), (time, f"{name}_ns", _in_ns(read))]
-        else:
-            replaced += [(time, n, refuse(f"time.{n}")) for n in (name, f"{name}_ns")]
-    return replaced
-
-
-def _dice(
-    ambient: Ambient, rng: random.Random, refuse: Callable[[str], Callable[..., Any]]
-) -> list[tuple[Any, str, Any]]:
-    if ambient == "virtual":
-        # The generator behind random.random() and its kin is seeded instead.
-        return [(os, "urandom", rng.randbytes), (random, "_urandom", rng.randbytes)]
-    refused = [(random, name, refuse(f"random.{name}")) for name in _DICE]
-    refused.append((os, "urandom", refuse("os.urandom")))
-    refused.append((random, "_urandom", refuse("random.SystemRandom or secrets")))
-    return refused
-
-
-def _in_ns(read: Callable[[], float]) -> Callable[[], int]:
-    return lambda: int(read() * 1e9)
+def _call_site() -> str:
+    """Where the simulated code was, in words: the innermost frames outside this folder."""
+    frames = [
+        f"{frame.filename}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_stack(sys._getframe(2), limit=12)  # noqa: SLF001
+        if not frame.filename.endswith(("sim/guard.py", "sim/ambient.py"))
+    ]
+    return "".join(f"\n  {line}" for line in reversed(frames[-4:]))
 
 
 def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,16 +165,6 @@ def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:
         return refused()
 
     return getaddrinfo
-
-
-class _LogTime(SimpleNamespace):
-    """What `logging` finds under its global name `time`."""
-
-    def __init__(self, wall: Callable[[], float]) -> None:
-        super().__init__(time=wall, time_ns=_in_ns(wall))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 # --- trio's private parts -----------------------------------------------------------------------

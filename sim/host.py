@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .clock import WallClock
+
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
@@ -31,7 +33,7 @@ DRIVER = "driver"
 
 
 class HostState(enum.Enum):
-    """What the process is doing; its kernel goes on in every state."""
+    """What the process is doing; its kernel goes on in every state but OFF."""
 
     DOWN = "down"
     """Not booted yet, or its main function has returned."""
@@ -40,6 +42,8 @@ class HostState(enum.Enum):
     """As after SIGSTOP: sockets fill up, no task takes a step."""
     DEAD = "dead"
     """As after SIGKILL: no cleanup code of it runs inside the simulation."""
+    OFF = "off"
+    """Without power: as dead, and its kernel is silent too, until the next boot."""
 
 
 class Host:
@@ -49,7 +53,7 @@ class Host:
         self.name = name
         self.generation = 0
         self.state = HostState.DOWN
-        self.wall_skew_s = 0.0
+        self.wall = WallClock()
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
         self.frozen: list[Task] = []
@@ -79,9 +83,12 @@ class Incarnation:
 
     @property
     def is_buried(self) -> bool:
-        """Whether this life was ended by a kill, so that its tasks are zombies."""
+        """Whether this life was ended by a kill or power cut, so that its tasks are zombies."""
         host = self.host
-        return host.generation != self.generation or host.state is HostState.DEAD
+        return host.generation != self.generation or host.state in (
+            HostState.DEAD,
+            HostState.OFF,
+        )
 
 
 CURRENT: ContextVar[Incarnation | None] = ContextVar("trinamo_sim_host", default=None)

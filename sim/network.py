@@ -1,12 +1,14 @@
 """Simulated TCP/IP between the hosts of a world, behind trio's own hooks.
 
 A `Network` is trio's socket factory and host name resolver during the run: host names are the
-world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Links are directed; each
-has a latency, a jitter and may be cut. Faults are methods: `cut`, `heal`, `reset`.
+world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Faults are methods: `cut`,
+`heal`, `reset`, `finish`, `answer_syn`; their host names may be patterns (`worker*`). A machine whose
+power is off answers nothing, and its peers learn of it by their own timeouts, or by the RST of its
+next life.
 
-What this module does not do: what happens on an established connection (`connection.py`), the
-socket a process holds (`sockets.py`). IPv6, UDP, TLS and bandwidth are not simulated; asking for
-another family raises EAFNOSUPPORT, as on a machine without it.
+What this module does not do: the links (`links.py`), what happens on an established connection
+(`connection.py`), the socket a process holds (`sockets.py`). IPv6, UDP and TLS are not simulated;
+asking for another family raises EAFNOSUPPORT, as on a machine without it.
 """
 
 from __future__ import annotations
@@ -15,34 +17,27 @@ import errno
 import itertools
 import socket as stdlib
 from collections import deque
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
 import trio
 from typing_extensions import override
 
 from .connection import Address, Connection, Endpoint
 from .host import Host, HostState, current_host_name
+from .links import Link, Links
 from .sockets import SimSocket
 from .world import World
 
-__all__ = ["Dial", "Link", "Listener", "Network"]
+__all__ = ["Dial", "Listener", "Network", "SynAnswer"]
 
-JITTER_STEPS = 16
+SynAnswer = Literal["accept", "refuse", "ignore"]
+
 SWEEP_MIN = 64
 """How many endpoints may pile up before those that are over are dropped."""
 FIRST_RETRY_S = 1.0
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0")  # noqa: S104 -- compared with, not bound to
-
-
-class Link:
-    """One direction between two hosts."""
-
-    __slots__ = ("is_cut", "jitter_s", "latency_s")
-
-    def __init__(self, latency_s: float, jitter_s: float) -> None:
-        self.latency_s, self.jitter_s = latency_s, jitter_s
-        self.is_cut = False
 
 
 class Listener:
@@ -100,9 +95,9 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         """Those that are not over, oldest first; some that are, until they are swept."""
         self.cut_count = 0
         """How many cuts there have been; tells one silence from the next."""
-        self._latency_s, self._jitter_s = latency_s, jitter_s
-        self._links: dict[tuple[str, str], Link] = {}
+        self.links = Links(world, Link(latency_s=latency_s, jitter_s=jitter_s))
         self._names: dict[str, str] = {}
+        self._syn_answers: dict[tuple[str, int], SynAnswer] = {}
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._endpoints: list[Endpoint] = []
         self._sweep_at = SWEEP_MIN
@@ -110,6 +105,7 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         self._ids = itertools.count(1)
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
+        world.on_power.append(self._power_returned)
 
     def _install(self) -> None:
         trio.socket.set_custom_socket_factory(self)
@@ -129,18 +125,7 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
 
     def link(self, source: str, destination: str) -> Link:
         """The link in this direction; change its fields to change its behaviour."""
-        key = (source, destination)
-        if key not in self._links:
-            self._links[key] = Link(self._latency_s, self._jitter_s)
-        return self._links[key]
-
-    def delay_s(self, source: str, destination: str, *, has_jitter: bool = True) -> float:
-        """How long the next segment takes."""
-        link = self.link(source, destination)
-        if not has_jitter or not link.jitter_s:
-            return link.latency_s
-        step = self.world.choices.below(JITTER_STEPS, "jitter")
-        return link.latency_s + link.jitter_s * step / (JITTER_STEPS - 1)
+        return self.links.link(source, destination)
 
     def free_port(self) -> int:
         """A port nobody was given before."""
@@ -247,20 +232,24 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
             dial.settle(errno.ETIMEDOUT)
             return
         source, target = dial.client.host.name, self._target(dial)
-        if target is not None and not self.link(source, target).is_cut:
-            self.world.after(self.delay_s(source, target), self._syn_arrives, dial, target)
+        links = self.links
+        if target is not None and links.passes(source, target) and not links.loses(source, target):
+            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target)
         self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
 
     def _syn_arrives(self, dial: Dial, target: str) -> None:
         source = dial.client.host.name
         if dial.is_done or dial.server is not None:
             return
-        if self.link(source, target).is_cut or self.link(target, source).is_cut:
+        port = dial.remote[1]
+        answer = self._syn_answers.get((target, port), self._syn_answers.get((target, 0), "accept"))
+        passes = self.links.passes(source, target) and self.links.passes(target, source)
+        if answer == "ignore" or not passes:
             # Without an answer the client repeats its SYN.
             return
-        back_s = self.delay_s(target, source)
-        listener = self._listeners.get((target, dial.remote[1]))
-        if listener is None or not self._reaches(listener, dial.remote[0]):
+        back_s = self.links.delay_s(target, source)
+        listener = self._listeners.get((target, port))
+        if listener is None or answer == "refuse" or not self._reaches(listener, dial.remote[0]):
             self.world.after(back_s, dial.settle, errno.ECONNREFUSED)
             return
         if len(listener.ready) >= listener.backlog:
@@ -298,20 +287,18 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         """Nothing passes from `a` to `b`, nor back unless `one_way`, until `heal`."""
         self.world.add_row("cut", source=a, target=b, one_way=one_way)
         self.cut_count += 1
-        self.link(a, b).is_cut = True
-        if not one_way:
-            self.link(b, a).is_cut = True
-        for connection in self._between(a, b):
-            connection.client.link_was_cut()
-            connection.server.link_was_cut()
+        for source, target in self._pairs(a, b):
+            self.links.cut(source, target, one_way=one_way)
+        for endpoint in self._halves(a, b):
+            endpoint.link_was_cut()
 
     def heal(self, a: str, b: str) -> None:
         """Undo `cut` in both directions; what was held back is sent again."""
         self.world.add_row("heal", source=a, target=b)
-        self.link(a, b).is_cut = self.link(b, a).is_cut = False
-        for connection in self._between(a, b):
-            connection.client.heal()
-            connection.server.heal()
+        for source, target in self._pairs(a, b):
+            self.links.heal(source, target)
+        for endpoint in self._halves(a, b):
+            endpoint.heal()
 
     def reset(self, a: str, b: str) -> int:
         """Reset every connection between the two hosts, as a middlebox would; how many."""
@@ -323,11 +310,44 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
                 endpoint.fail(errno.ECONNRESET)
         return len(hit)
 
+    def finish(self, a: str, b: str) -> int:
+        """End every connection between the two hosts with FIN both ways, as a proxy that goes away.
+
+        What was on the way is lost; both ends read EOF and can write no more. How many there were.
+        """
+        hit = self._between(a, b)
+        for connection in hit:
+            self.world.add_row("finish", connection=connection.id)
+            for endpoint in (connection.client, connection.server):
+                endpoint.vanish()
+                endpoint.end()
+        return len(hit)
+
+    def answer_syn(self, host: str, answer: SynAnswer, *, port: int = 0) -> None:
+        """How host `host` meets new connections to `port` (0: any): accept, refuse or ignore.
+
+        Ignored ones are repeated and end as ETIMEDOUT. Connections that exist are not touched.
+        """
+        self.world.add_row("answer_syn", host=host, answer=answer, port=port)
+        self._syn_answers[host, port] = answer
+
+    def _pairs(self, a: str, b: str) -> list[tuple[str, str]]:
+        return [(x, y) for x in self._named(a) for y in self._named(b) if x != y or a == b == x]
+
+    def _named(self, pattern: str) -> list[str]:
+        if "*" not in pattern and "?" not in pattern:
+            return [pattern]
+        return [name for name in self.world.host_names if fnmatchcase(name, pattern)]
+
+    def _halves(self, a: str, b: str) -> list[Endpoint]:
+        return [half for connection in self._between(a, b) for half in connection[1:]]
+
     def _between(self, a: str, b: str) -> list[Connection]:
+        """The living connections whose two hosts match the two patterns, either way round."""
         return [
             connection
             for connection in self.connections
-            if {connection.client.host.name, connection.server.host.name} == {a, b}
+            if _matches(connection.client.host.name, connection.server.host.name, a, b)
             and connection.client.is_connected
             and not self._is_over(connection)
         ]
@@ -339,10 +359,30 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what a dead process held; one that returned has closed its own."""
-        if host.state is not HostState.DEAD:
+        if host.state is HostState.DOWN:
             return
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
-        for endpoint in self._endpoints:
-            if endpoint.host is host:
+        own = [endpoint for endpoint in self._endpoints if endpoint.host is host]
+        if host.state is HostState.DEAD:
+            for endpoint in own:
                 endpoint.close()
+            return
+        self.cut_count += 1
+        for endpoint in own:
+            endpoint.lose_power()
+        for half in self._halves(host.name, "*"):
+            if half.host is not host:
+                half.link_was_cut()
+
+    def _power_returned(self, host: Host) -> None:
+        """The new kernel knows no connection: what peers send again is answered with RST."""
+        for half in self._halves(host.name, "*"):
+            if half.host is not host:
+                half.heal()
+                half.probe()
+
+
+def _matches(x: str, y: str, a: str, b: str) -> bool:
+    """Whether the two hosts match the two patterns, either way round."""
+    return (fnmatchcase(x, a) and fnmatchcase(y, b)) or (fnmatchcase(x, b) and fnmatchcase(y, a))

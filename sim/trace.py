@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-__all__ = ["Row", "Trace", "first_difference"]
+import attrs
+
+__all__ = ["Difference", "Row", "Trace", "diff", "first_difference"]
 
 Plain = str | int | float | bytes | bool | None | tuple[Any, ...]
 
@@ -61,17 +63,44 @@ class Trace:
         """Hexadecimal BLAKE2b of all rows so far."""
         return self._hash.hexdigest()
 
+    def texts(self) -> list[str]:
+        """The kept rows as text, one line each, as they are hashed."""
+        return [repr(tuple(row)) for row in self.rows]
+
     def of_kind(self, kind: str) -> list[Row]:
         """The kept rows of one kind, in order."""
         return [row for row in self.rows if row.kind == kind]
 
 
+@attrs.frozen
+class Difference:
+    """Where two traces part: the row's number, both rows (None past an end), what came before."""
+
+    number: int
+    left: Row | None
+    right: Row | None
+    before: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        lines = [f"row {self.number}:", f"  {self.left}", f"  {self.right}"]
+        return "\n".join(
+            lines + (["after"] + [f"  {row}" for row in self.before] if self.before else [])
+        )
+
+
+def diff(left: Trace, right: Trace, *, context: int = 3) -> Difference | None:
+    """The first row in which two kept traces differ, with the `context` rows before it; or None."""
+    for number, (one, other) in enumerate(zip_longest(left.rows, right.rows)):
+        if one != other:
+            return Difference(
+                number, one, other, tuple(left.rows[max(0, number - context) : number])
+            )
+    return None
+
+
 def first_difference(a: Trace, b: Trace) -> str:
     """The first row in which two kept traces differ, in words; empty if they are equal."""
-    for number, (left, right) in enumerate(zip_longest(a.rows, b.rows)):
-        if left != right:
-            return f"row {number}:\n  {left}\n  {right}"
-    return ""
+    return str(diff(a, b, context=0) or "")
 
 
 def _plain(value: Any) -> Plain:

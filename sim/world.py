@@ -1,9 +1,9 @@
 """One deterministic run: virtual time, the hosts in it, its limits, and what ended it.
 
-The clock is the event engine. trio asks its clock how long to sleep exactly when no task can run;
-there the world takes the next event (a delivery, a fault) or jumps to the next deadline, and
-answers 0. The scheduler (`scheduler.py`) stands in for trio's dice. All decisions come from one
-`Choices`, everything that happens goes into one `Trace`.
+The clock is the event engine (`clock.py`), the scheduler stands in for trio's dice
+(`scheduler.py`). All decisions come from one `Choices`, everything that happens goes into one
+`Trace`. A process ends by returning, by `stop` (SIGTERM), `kill` (SIGKILL: its kernel says goodbye
+for it) or `power_off` (silence, and what its disk had not synced is lost).
 
 What this module does not do: sockets (`network.py`) and fault plans (scenarios call `after`,
 `after_note`, `kill`, `pause` and the network's faults). Two approximations are known: a killed
@@ -13,23 +13,22 @@ at once.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import trio
 from typing_extensions import override
 
 from .choices import Choices
+from .clock import WALL_EPOCH_S, EventClock
+from .disk import Disk
 from .errors import Deadlock, StepLimit, TimeLimit
 from .guard import Ambient, Loop, armed, closed_world, task_number
 from .host import CURRENT, DRIVER, Host, HostState, Incarnation, incarnation_of
 from .scheduler import Policy, Scheduler
+from .stacks import await_stacks, host_of, task_name
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -37,19 +36,18 @@ if TYPE_CHECKING:
 
 __all__ = ["WALL_EPOCH_S", "World"]
 
-WALL_EPOCH_S = 1_700_000_000.0
-"""What the wall clock of a host without skew shows at the start, in Unix seconds."""
+_END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class World(trio.abc.Clock):
+class World(EventClock):
     """A run to be; `run` may be called once.
 
     `steps_max` bounds task steps, `virtual_s_max` virtual time. `trace_steps` False leaves the
-    steps out of the trace: shorter, and blind to differences that never become visible. `ambient`
-    says what reading real time or dice does (see `guard.py`).
+    steps out of the trace: shorter, and blind to differences that never become visible. With
+    `keep_rows` False the trace holds its digest only. `ambient` says what reading real time or dice
+    does (see `guard.py`).
     """
 
     def __init__(
@@ -62,10 +60,16 @@ class World(trio.abc.Clock):
         ambient: Ambient = "raise",
         buggify: bool = False,
         trace_steps: bool = True,
+        keep_rows: bool = True,
     ) -> None:
+        super().__init__()
+        if choices.world is not None:
+            raise ValueError("these choices belong to another world; make new ones")
         self.choices = choices
-        self.trace = Trace()
-        self.steps = self.events = self._unwinding_steps = 0
+        choices.world = self
+        self.policy: Policy = policy
+        self.trace = Trace(keep=keep_rows)
+        self.steps = self._unwinding_steps = 0
         self.buggify_enabled = buggify
         self.ended_s = 0.0
         """When `main` returned or the run failed, in virtual seconds."""
@@ -74,15 +78,15 @@ class World(trio.abc.Clock):
         self.on_start: list[Callable[[], None]] = []
         """Called inside the run before anything else, such as: install the network."""
         self.on_end: list[Callable[[Host], None]] = []
-        """Called when a process ends, by return or by kill: its kernel closes its sockets."""
+        """Called when a process ends; its host's state says how, and what its kernel does now."""
+        self.on_power: list[Callable[[Host], None]] = []
+        """Called when a host that was without power is booted, before its process starts."""
         self._steps_max, self._virtual_s_max = steps_max, virtual_s_max
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
-        self._scheduler = Scheduler(choices, policy, self._on_batch)
-        self._time_s = 0.0
-        self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._sequence = itertools.count()
+        self._scheduler = Scheduler(choices, policy, self._on_batch, self._requeue)
         self._hosts: dict[str, Host] = {}
+        self._disks: dict[str, Disk] = {}
         self._graves: list[Task] = []
         self._note_counts: Counter[str] = Counter()
         self._note_events: dict[tuple[str, int], list[Callable[[], object]]] = {}
@@ -153,55 +157,47 @@ class World(trio.abc.Clock):
             raise RuntimeError("the world is not running")
         return self._loop
 
-    # --- time and events: trio.abc.Clock -------------------------------------------------------
+    def _requeue(self, tasks: list[Task]) -> None:
+        self._running_loop.requeue(tasks)
+
+    # --- time ----------------------------------------------------------------------------------
 
     @override
     def start_clock(self) -> None:
         self._loop = Loop()
 
-    @override
-    def current_time(self) -> float:
-        return self._time_s
-
     def wall(self) -> float:
         """The running host's wall clock, in Unix seconds."""
         incarnation = CURRENT.get()
-        return WALL_EPOCH_S + self._time_s + (incarnation.host.wall_skew_s if incarnation else 0.0)
+        if incarnation is None:
+            return WALL_EPOCH_S + self._time_s
+        return incarnation.host.wall.at(self._time_s)
 
     @override
-    def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Nothing can run: make the next thing happen. Called by trio alone."""
+    def _on_idle(self, target_s: float) -> float | None:
         loop = self._running_loop
         if loop.has_idle_waiter:
             return math.inf
-        target = min(deadline, self._events[0][0] if self._events else math.inf)
-        if target == math.inf:
-            if not self.is_unwinding and not loop.has_pending_callback:
+        if target_s == math.inf:
+            if self.is_unwinding:
+                self._unwinding_steps += 1
+                self._check_unwinding()
+            elif not loop.has_pending_callback:
                 self._fail(Deadlock(f"nothing can run, nothing will happen\n{self.waiting()}"))
             return 0
-        if target > self._virtual_s_max and not self.is_unwinding:
-            self._fail(TimeLimit(f"{self._virtual_s_max} virtual seconds\n{self.waiting()}"))
+        if target_s > self._virtual_s_max and not self.is_unwinding:
+            happening = ", ".join(self.pending_events()) or "no event"
+            self._fail(
+                TimeLimit(f"{self._virtual_s_max} virtual seconds; {happening}\n{self.waiting()}")
+            )
             return 0
-        self._time_s = max(self._time_s, target)
-        while self._events and self._events[0][0] <= self._time_s:
-            _, _, call, args = heapq.heappop(self._events)
-            self.events += 1
-            try:
-                call(*args)
-            except BaseException as error:  # noqa: BLE001 -- must not unwind through trio's loop
-                self._fail(error)
-        return 0
+        return None
 
-    def at(self, time_s: float, call: Callable[..., object], *args: Any) -> None:
-        """Call `call(*args)` at virtual time `time_s`, or next if that is over; no task runs then.
-
-        Events of one moment happen in the order in which they were asked for.
-        """
-        heapq.heappush(self._events, (time_s, next(self._sequence), call, args))
-
-    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
-        """As `at`, in `delay_s` virtual seconds."""
-        self.at(self._time_s + delay_s, call, *args)
+    @override
+    def _on_event_error(self, error: BaseException) -> None:
+        # Faults planned for later still strike while the run is unwound, and may not find their host.
+        if not self.is_unwinding:
+            self._fail(error)
 
     def after_note(
         self, kind: str, nth: int, call: Callable[..., object], *args: Any, delay_s: float = 0.0
@@ -231,32 +227,34 @@ class World(trio.abc.Clock):
     def _on_batch(self, order: list[Task]) -> None:
         if self.is_unwinding:
             self._unwinding_steps += len(order)
-            if self._unwinding_steps > UNWINDING_STEPS_MAX:
-                raise StepLimit(f"cancelled tasks do not end\n{self.waiting()}")
+            self._check_unwinding()
             return
         self.steps += len(order)
         if self.steps > self._steps_max:
-            self._fail(StepLimit(f"{self._steps_max} task steps\n{self.waiting()}"))
+            runnable = ", ".join(f"{host_of(task)} {task_name(task)}" for task in order)
+            self._fail(
+                StepLimit(f"{self._steps_max} task steps; runnable: {runnable}\n{self.waiting()}")
+            )
         if self._trace_steps and order:
             if self._task_base is None:
                 self._task_base = min(task_number(task) for task in order)
+            add = self.trace.add
             for task in order:
                 number = task_number(task) - self._task_base
-                self.trace.add(
-                    self._time_s, _host(task), "step", {"task": number, "name": _name(task)}
+                add(
+                    self._time_s,
+                    host_of(task),
+                    "step",
+                    {"task": number, "name": task_name(task)},
                 )
 
+    def _check_unwinding(self) -> None:
+        if self._unwinding_steps > UNWINDING_STEPS_MAX:
+            raise StepLimit(f"cancelled tasks do not end\n{self.waiting()}")
+
     def waiting(self) -> str:
-        """One line for each live task: its host, its name, and where it waits, innermost first."""
-        lines = []
-        for task in self._running_loop.tasks():
-            frames = [
-                f"{PurePath(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}"
-                for frame, line in task.iter_await_frames()
-            ]
-            where = " < ".join(reversed(frames[-4:]))
-            lines.append(f"  {_host(task)} {_name(task)}: {where}")
-        return "\n".join(lines)
+        """One line for each live task: its host, its name, its await stack, innermost first."""
+        return await_stacks(self._running_loop.tasks())
 
     # --- hosts ---------------------------------------------------------------------------------
 
@@ -264,12 +262,30 @@ class World(trio.abc.Clock):
         """The host called `name`; made, and down, if there is none yet."""
         return self._hosts.setdefault(name, Host(name))
 
+    @property
+    def host_names(self) -> list[str]:
+        """All hosts that were ever booted, or asked for, in that order."""
+        return list(self._hosts)
+
+    def disk(self, name: str) -> Disk:
+        """The disk of host `name`; it outlives the host's processes."""
+        return self._disks.setdefault(name, Disk(self, name))
+
     def knows(self, name: str) -> bool:
         """Whether a host of this name was ever booted, or asked for."""
         return name in self._hosts
 
-    def boot(self, name: str, main: Callable[..., Awaitable[object]], *args: Any) -> Host:
-        """Start a process on host `name`; an exception that leaves `main` fails the run."""
+    def boot(
+        self,
+        name: str,
+        main: Callable[..., Awaitable[object]],
+        *args: Any,
+        keep_disk: bool = True,
+    ) -> Host:
+        """Start a process on host `name`; an exception that leaves `main` fails the run.
+
+        Power comes back if it was off. Without `keep_disk` the host gets an empty disk first.
+        """
         host = self.host(name)
         if host.state in (HostState.UP, HostState.PAUSED):
             raise ValueError(f"{host} is running")
@@ -278,9 +294,15 @@ class World(trio.abc.Clock):
         self._graves += host.frozen
         host.frozen = []
         host.generation += 1
+        was_off = host.state is HostState.OFF
         host.state = HostState.UP
+        if not keep_disk:
+            self._disks.pop(name, None)
         host.scope, host.ended = trio.CancelScope(), trio.Event()
         self.add_row("boot", host=name, generation=host.generation)
+        if was_off:
+            for call in self.on_power:
+                call(host)
         token = CURRENT.set(Incarnation(host))
         try:
             self._nursery.start_soon(self._host_main, host, main, args, name=f"{name}:main")
@@ -305,11 +327,7 @@ class World(trio.abc.Clock):
 
     def _end(self, host: Host, state: HostState) -> None:
         host.state = state
-        self.add_row(
-            "kill" if state is HostState.DEAD else "exit",
-            host=host.name,
-            generation=host.generation,
-        )
+        self.add_row(_END_ROWS[state], host=host.name, generation=host.generation)
         self._scheduler.hold_back()
         host.ended.set()
         for call in self.on_end:
@@ -325,6 +343,24 @@ class World(trio.abc.Clock):
         host = self.host(name)
         if host.state in (HostState.UP, HostState.PAUSED):
             self._end(host, HostState.DEAD)
+
+    def power_off(self, name: str) -> None:
+        """End it as a power cut does: no cleanup, its kernel is silent, unsynced data is lost.
+
+        Peers hear nothing at all until `boot` brings the power back. A host without a process may
+        lose its power too.
+        """
+        host = self.host(name)
+        if host.state is not HostState.OFF:
+            self._end(host, HostState.OFF)
+            if name in self._disks:
+                self._disks[name].lose_power()
+
+    def skew(self, name: str, skew_s: float, drift: float = 0.0) -> None:
+        """Set host `name`'s wall clock off by `skew_s`, gaining `drift` seconds each second."""
+        self.add_row("skew", host=name, skew_s=skew_s, drift=drift)
+        wall = self.host(name).wall
+        wall.skew_s, wall.drift = skew_s, drift
 
     def pause(self, name: str) -> None:
         """SIGSTOP: none of its tasks takes a step until `resume`; its kernel goes on."""
@@ -355,12 +391,3 @@ class World(trio.abc.Clock):
             if incarnation is not None and incarnation.host is host:
                 count += incarnation.generation == host.generation
         return count
-
-
-def _host(task: Task) -> str:
-    return str(incarnation_of(task) or DRIVER)
-
-
-def _name(task: Task) -> str:
-    # A callable without a name is named by its repr, which holds an address.
-    return _ADDRESS.sub("", task.name)

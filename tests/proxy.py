@@ -18,12 +18,12 @@ import trio.testing
 class Proxy:
     """One loopback port in front of another."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, bind: str = "127.0.0.1") -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listening = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._address = ("127.0.0.1", 0)
+        self._address = (bind, 0)
         # Drops what the server says while set, so that a write takes effect and nobody hears.
         self.is_mute = False
 
@@ -79,9 +79,9 @@ class Proxy:
 
 
 @asynccontextmanager
-async def open_proxy(target: str) -> AsyncIterator[Proxy]:
+async def open_proxy(target: str, *, bind: str = "127.0.0.1") -> AsyncIterator[Proxy]:
     """A proxy in front of `host:port`, its link whole, for as long as inside."""
-    proxy = Proxy(target)
+    proxy = Proxy(target, bind=bind)
     async with trio.open_nursery() as nursery:
         proxy._nursery = nursery
         await proxy.mend()

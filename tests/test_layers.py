@@ -41,7 +41,7 @@ LAYERS = (
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),
     Layer("runtime.log", ("runtime*",), (*EVERYWHERE, "structlog")),
-    Layer("runtime.metrics", ("runtime*",), (*EVERYWHERE, "prometheus_client")),
+    Layer("runtime.metrics*", ("runtime*",), (*EVERYWHERE, "prometheus_client")),
     Layer("runtime*", ("runtime*",), EVERYWHERE),
     Layer("transports", (), ()),
     Layer("transports.etcd*", (*FOR_TRANSPORTS, "transports.etcd*"), (*EVERYWHERE, "grpc", "google")),

@@ -60,10 +60,10 @@ from .transfer import (
 __all__ = [
     "CallHome",
     "ControlPlane",
-    "DeadLetter",
     "ControlStatistics",
     "CountsControl",
     "CountsEvents",
+    "DeadLetter",
     "Delete",
     "DeviceMemory",
     "Entry",

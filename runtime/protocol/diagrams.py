@@ -21,13 +21,18 @@ PAGES: Final = {"response_stream.md": RESPONSE_STREAM, "request_stream.md": REQU
 """File name in `docs/protocols/` to the tables it shows."""
 
 
+_PREFACE: Final = """\
+Made from the tables in the code by `python -m trinamo.runtime.protocol.diagrams`. A step that is
+not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
+the peer took it.
+"""
+
+
 def render(tables: Tables) -> str:
     """One page of markdown for one protocol; ends with a newline."""
     parts = [
         f"# The {tables.name}\n",
-        "Made from the tables in the code by `python -m trinamo.runtime.protocol.diagrams`. A step "
-        "that is not listed\nis a `LocalProtocolError` when we were about to take it and a "
-        "`RemoteProtocolError` when the peer took it.\n",
+        _PREFACE,
     ]
     for role in Role:
         parts.append(f"## The {role.value}\n")

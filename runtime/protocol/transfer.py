@@ -31,7 +31,7 @@ __all__ = [
     "runs",
 ]
 
-BLOCKS_MAX: Final = 1 << 20
+BLOCKS_MAX: Final = 1 << 17
 """Blocks of one transfer."""
 BLOCK_BYTES_MAX: Final = 1 << 30
 DESCRIPTION_BYTES_MAX: Final = 128 * 1024

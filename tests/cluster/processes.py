@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import attrs
 import httpx
 import trio
 
+from tests.proxy import Proxy, open_proxy
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
 
 ROLE = Path(__file__).with_name("role.py")
@@ -43,6 +44,13 @@ class Member:
         """As hard as it gets: SIGKILL."""
         self.process.kill()
 
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay, and nobody answers on them."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     async def stop(self) -> int:
         """SIGTERM, and the exit code."""
         if self.is_running:
@@ -63,6 +71,8 @@ class Cluster:
     workers: list[Member]
     frontend: Member
     client: httpx.AsyncClient
+    links: dict[str, Proxy]
+    """Between every process and `etcd` and `nats`, if the cluster was opened `linked`."""
 
     @property
     def url(self) -> str:
@@ -104,8 +114,17 @@ async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
     raise AssertionError(f"within {timeout_s:g} s it did not happen that {what}")
 
 
-async def start(role: str, settings: dict[str, Any], log: Path) -> Member:
-    command = [sys.executable, str(ROLE), role, *(f"{k}={v}" for k, v in settings.items())]
+async def start(
+    role: str, settings: dict[str, Any], log: Path, *, launcher: Sequence[str] = ()
+) -> Member:
+    """Start one process; `launcher` is a command that runs the one it is given."""
+    command = [
+        *launcher,
+        sys.executable,
+        str(ROLE),
+        role,
+        *(f"{k}={v}" for k, v in settings.items()),
+    ]
     with log.open("wb") as stderr:
         process = await trio.lowlevel.open_process(
             command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "PYTHONWARNINGS": ""}
@@ -132,14 +151,23 @@ async def open_cluster(
     workers: int = 2,
     engine: str = "echo",
     settings: dict[str, Any] | None = None,
+    linked: bool = False,
 ) -> AsyncIterator[Cluster]:
-    """Start a cluster; leaving ends every process of it, by force if it must."""
+    """Start a cluster; leaving ends every process of it, by force if it must.
+
+    If `linked`, the processes reach etcd and NATS through links that can be cut.
+    """
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(open_etcd_server())
         nats = await stack.enter_async_context(open_nats_server())
+        links = {
+            server.name: await stack.enter_async_context(open_proxy(server.address))
+            for server in (etcd, nats)
+            if linked
+        }
         common = {
-            "control_plane.etcd.endpoints": etcd.endpoint,
-            "event_plane.nats.servers": nats.url,
+            "control_plane.etcd.endpoints": links["etcd"].address if linked else etcd.endpoint,
+            "event_plane.nats.servers": (f"nats://{links['nats'].address}" if linked else nats.url),
             "worker.engine": engine,
             "http.port": 0,
             **(settings or {}),
@@ -155,7 +183,7 @@ async def open_cluster(
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
         )
-        cluster = Cluster(etcd, nats, served, frontend, client)
+        cluster = Cluster(etcd, nats, served, frontend, client, links)
         await cluster.wait_models()
         await cluster.wait_live(workers)
         yield cluster
@@ -165,6 +193,7 @@ async def _end(members: list[Member]) -> None:
     for member in reversed(members):
         if member.is_running:
             member.process.send_signal(signal.SIGTERM)
+            member.thaw()
     with trio.move_on_after(STOP_TIMEOUT_S):
         for member in members:
             await member.process.wait()

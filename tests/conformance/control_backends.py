@@ -89,7 +89,7 @@ def run_on_fitting_clock(
 async def until(condition: Callable[[], bool], *, timeout_s: float = 10) -> None:
     """Poll, because a real server tells nobody when it is done."""
     with trio.fail_after(timeout_s):
-        while not condition():  # noqa: ASYNC110 -- nobody would set the event
+        while not condition():
             await trio.sleep(0.02)
 
 

@@ -25,7 +25,9 @@ from tests.conformance.control_backends import (
 )
 from tests.conformance.control_etcd import SYSTEM_ETCD, EtcdBackend
 from tests.conformance.control_histories import History, normalised
+from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.servers import session_etcd
+from tests.worlds import in_world
 from trinamo.runtime.errors import (
     ConnectError,
     ControlPlaneError,
@@ -62,17 +64,23 @@ def system_etcd() -> Iterator[str]:
 @pytest.fixture(
     params=[
         "memory",
+        "simulated",
         pytest.param("etcd", marks=pytest.mark.services),
         pytest.param("system-etcd", marks=pytest.mark.services),
     ]
 )
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """The implementation under test."""
     if request.param == "memory":
-        return MemoryBackend()
-    if request.param == "system-etcd":
-        return EtcdBackend(request.getfixturevalue("system_etcd"), binary=SYSTEM_ETCD)
-    return EtcdBackend(request.getfixturevalue("etcd_server").endpoint)
+        yield MemoryBackend()
+    elif request.param == "simulated":
+        simulated = SimulatedEtcdBackend()
+        with in_world(simulated.world):
+            yield simulated
+    elif request.param == "system-etcd":
+        yield EtcdBackend(request.getfixturevalue("system_etcd"), binary=SYSTEM_ETCD)
+    else:
+        yield EtcdBackend(request.getfixturevalue("etcd_server").endpoint)
 
 
 @pytest.fixture

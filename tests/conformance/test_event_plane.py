@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.conformance.simulated import SimulatedBroker
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -20,6 +21,7 @@ from tests.transports.nats.brokers import (
     wait_away,
     wait_back,
 )
+from tests.worlds import in_world
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -32,7 +34,7 @@ from trinamo.transports.servers.binaries import find_nats_server
 
 DEBIAN_SERVER = Path("/usr/sbin/nats-server")
 NATS: Any = pytest.param("nats", marks=pytest.mark.services)
-BROKERS = ["memory", NATS]
+BROKERS = ["memory", "simulated", NATS]
 if DEBIAN_SERVER.exists():
     BROKERS.append(pytest.param("nats-debian", marks=pytest.mark.services))
 
@@ -44,19 +46,29 @@ def debian_url() -> Iterator[str]:
 
 
 @pytest.fixture(params=BROKERS)
-def broker(request: pytest.FixtureRequest) -> Broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if request.param == "memory":
-        return MemoryBrokerUnderTest()
-    if request.param == "nats":
-        return NatsServerUnderTest(request.getfixturevalue("nats_server").url)
-    return NatsServerUnderTest(request.getfixturevalue("debian_url"))
+        yield MemoryBrokerUnderTest()
+    elif request.param == "simulated":
+        simulated = SimulatedBroker()
+        with in_world(simulated.world):
+            yield simulated
+    elif request.param == "nats":
+        yield NatsServerUnderTest(request.getfixturevalue("nats_server").url)
+    else:
+        yield NatsServerUnderTest(request.getfixturevalue("debian_url"))
 
 
-@pytest.fixture(params=["memory", NATS])
+@pytest.fixture(params=["memory", "simulated", NATS])
 def mortal_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A broker that the test may kill and start again at the same address."""
     if request.param == "memory":
         yield MemoryBrokerUnderTest()
+        return
+    if request.param == "simulated":
+        simulated = SimulatedBroker()
+        with in_world(simulated.world):
+            yield simulated
         return
     with private_server(find_nats_server()) as server:
         yield NatsServerUnderTest(server.url, server)

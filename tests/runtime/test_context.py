@@ -50,7 +50,7 @@ def test_the_first_reason_of_each_state_stays_and_the_kill_s_wins() -> None:
     context = Context("r1")
     context.stop(Reason.DEADLINE)
     context.stop(Reason.MIGRATION)
-    assert context.reason is Reason.DEADLINE
+    assert context.stop_reason is Reason.DEADLINE
     context.kill(Reason.WORKER_SHUTDOWN)
     context.kill(Reason.PROTOCOL_ERROR)
     context.stop(Reason.MIGRATION)

@@ -16,7 +16,7 @@ def test_the_simulated_env_tells_virtual_time_with_the_hosts_skew() -> None:
         seen.append((env.clock.now(), env.clock.wall()))
 
     async def main() -> None:
-        world.host("a").wall_skew_s = 60.0
+        world.skew("a", 60.0)
         await world.boot("a", look).ended.wait()
 
     world.run(main)

@@ -302,3 +302,46 @@ def test_run_sync_soon_is_no_deadlock() -> None:
         await event.wait()
 
     World(SeedChoices(0)).run(main)
+
+
+def test_a_fault_planned_for_after_the_end_does_no_harm() -> None:
+    world = World(SeedChoices(0))
+
+    async def linger() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(2)
+
+    async def main() -> None:
+        world.boot("a", linger)
+        world.after(2, world.boot, "b", linger)
+        await trio.sleep(1)
+
+    world.run(main)
+    assert world.ended_s == 1.0
+
+
+def test_the_step_limit_says_what_was_runnable() -> None:
+    async def spin() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        world.boot("a", spin)
+        await trio.sleep_forever()
+
+    world = World(SeedChoices(0), steps_max=100)
+    with pytest.raises(StepLimit, match=r"runnable: a\.1 a:main"):
+        world.run(main)
+
+
+def test_the_time_limit_says_what_was_going_to_happen() -> None:
+    async def main() -> None:
+        world.after(90, list)
+        await trio.sleep_forever()
+
+    world = World(SeedChoices(0), virtual_s_max=60)
+    with pytest.raises(TimeLimit, match=r"90\.000000 list"):
+        world.run(main)

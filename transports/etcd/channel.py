@@ -24,9 +24,10 @@ REPLY_BYTES_MAX: Final = 160 << 20
 
 _OPTIONS: Final = (
     # A server that hangs never ends a stream by itself; unanswered pings do (etcd issue 8980).
-    # etcd refuses pings more often than every five seconds.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # etcd refuses pings more often than every five seconds. Until they have found a member that
+    # hangs, every third call of three members goes there and costs a try.
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
     # By default the pauses between attempts grow to two minutes, which looks like a dead watch.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

@@ -118,6 +118,7 @@ class LeaseKeeper:
 
     def _give_up_old_stream(self) -> None:
         """A member that hangs: the next stream may reach another one."""
+        self._client.is_connected = False
         # Each caller has its own time, and a young stream shall not pay for an old one's silence.
         if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
             self._scope.cancel()

@@ -3,7 +3,7 @@
 `open_nats` connects and yields a `NatsEventPlane`; leaving it sends what is waiting (at most two
 seconds) and closes. Messages are at most once: those that were with the connection when it broke
 are gone. Publishing and receiving are plain calls into the island that runs nats-py
-(`island.py`). Not here: streams and work queues of JetStream.
+(`island.py`). Work queues on JetStream are in `queue.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from trinamo.runtime.errors import (
     RequestError,
     UnavailableError,
 )
-from trinamo.runtime.planes import EventStatistics, Message
+from trinamo.runtime.planes import EventStatistics, Message, QueueLimits
 
 from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
 from .island import Island
 from .options import NatsOptions
 from .outbox import Interest, Publication
+from .queue import NatsWorkQueue, list_work_queues, open_work_queue
 
 __all__ = ["NatsEventPlane", "NatsSubscription", "open_nats"]
 
@@ -59,6 +60,7 @@ async def open_nats(
     drain_timeout_s: float = 2.0,
     outgoing_messages_max: int = 65_536,
     outgoing_bytes_max: int = 64 * 1024 * 1024,
+    stream_replicas: int = 1,
     rng: random.Random | None = None,
 ) -> AsyncIterator[NatsEventPlane]:
     """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
@@ -70,7 +72,7 @@ async def open_nats(
     `pings_outstanding_max` counts as gone.
 
     Credentials: at most one of username and password, token, NKey seed (text or file), and
-    credentials file. An account that restricts inboxes needs its `inbox_prefix`.
+    credentials file. `stream_replicas` is on how many servers a work queue is kept. An account that restricts inboxes needs its `inbox_prefix`.
 
     Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
     be open in one process.
@@ -104,7 +106,12 @@ async def open_nats(
     )
     dice = rng or random.SystemRandom()
     island = Island(options, rng=dice)
-    plane = NatsEventPlane(island, inbox=f"{inbox_prefix}.{dice.getrandbits(128):032x}")
+    plane = NatsEventPlane(
+        island,
+        inbox=f"{inbox_prefix}.{dice.getrandbits(128):032x}",
+        rng=dice,
+        stream_replicas=stream_replicas,
+    )
     with _single_error():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(island.run)
@@ -175,12 +182,17 @@ class NatsSubscription:
 class NatsEventPlane:
     """An open connection to NATS; made by `open_nats`."""
 
-    def __init__(self, island: Island, *, inbox: str) -> None:
+    def __init__(
+        self, island: Island, *, inbox: str, rng: random.Random, stream_replicas: int = 1
+    ) -> None:
         self._island = island
         self._inbox = inbox
         self._calls: dict[str, _Call] = {}
         self._call_count = 0
         self._publish_count = 0
+        self._queue_count = 0
+        self._rng = rng
+        self._stream_replicas = stream_replicas
         self._subscriptions: dict[NatsSubscription, None] = {}
         self._dropped_before = 0
         self._is_closed = False
@@ -263,7 +275,14 @@ class NatsEventPlane:
             self._dropped_before += subscription.dropped
             subscription.close()
 
-    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] = {},
+    ) -> Message:
         """Publish and await one reply.
 
         Raises `UnavailableError` at once if nobody is subscribed, and `DeadlineError` after
@@ -275,7 +294,7 @@ class NatsEventPlane:
         call = self._calls[token] = _Call()
         was_withdrawn = False
         try:
-            publication = self._put(subject, payload, f"{self._inbox}.{token}", {})
+            publication = self._put(subject, payload, f"{self._inbox}.{token}", headers)
             try:
                 with trio.move_on_after(timeout_s):
                     await call.answered.wait()
@@ -290,6 +309,29 @@ class NatsEventPlane:
             return call.reply
         self._check_open()
         raise DeadlineError(f"no reply on {subject} within {timeout_s:g} s", definite=was_withdrawn)
+
+    @asynccontextmanager
+    async def work_queue(
+        self, name: str, *, limits: QueueLimits | None = None
+    ) -> AsyncIterator[NatsWorkQueue]:
+        """Open a queue on JetStream; with `limits` it is made, or changed to have them."""
+        self._check_open()
+        self._queue_count += 1
+        with _single_error():
+            async with open_work_queue(
+                self,
+                name,
+                limits=limits,
+                replicas=self._stream_replicas,
+                inbox=f"{self._inbox}-{self._queue_count:x}",
+                rng=self._rng,
+            ) as queue:
+                yield queue
+
+    async def work_queue_names(self) -> list[str]:
+        """The work queues there are, sorted."""
+        self._check_open()
+        return await list_work_queues(self, rng=self._rng)
 
     async def check_health(self) -> str:
         """One line about the server; raises `ConnectError` if it is not connected."""

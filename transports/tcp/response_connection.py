@@ -75,7 +75,8 @@ class ResponseRegistration:
         """Remove the subject; before the terminal this is Kill. Synchronous, idempotent."""
         self._server.forget(self.connection.subject)
         self._context.off_change(self._on_context)
-        if not self.channel.is_ended:
+        # Ended on this side only, such as by an instance that left discovery, the worker still works.
+        if not self.channel.is_ended or self._machine.states[Role.WORKER] not in _ENDED:
             self._kill(Reason.CONSUMER_DROPPED)
 
     # --- what our side decides ---

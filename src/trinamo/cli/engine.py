@@ -74,6 +74,9 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
             **bounds,
         ) as exact:
             yield exact
+    elif engine == "mocker":
+        async with _open_mocker(section, context) as mocker:
+            yield mocker
     else:
         from trinamo.runtime.engines.llamacpp import open_llamacpp_engine
         from trinamo.runtime.engines.model_file import MODEL_NAME
@@ -90,6 +93,28 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
             **bounds,
         ) as llama:
             yield llama
+
+
+@asynccontextmanager
+async def _open_mocker(
+    section: WorkerConfig, context: dict[str, Any]
+) -> AsyncIterator[GenerationEngine]:
+    from trinamo.runtime.engines.mocker import MockerOptions, open_mocker_engine
+
+    # The mocker has upstream's names for the same bounds.
+    given: dict[str, Any] = {
+        "num_gpu_blocks": section.kv_blocks,
+        "max_num_seqs": section.running_max,
+        "max_num_batched_tokens": section.step_tokens_max,
+    }
+    options = MockerOptions(
+        block_size=section.kv_block_tokens,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    waiting = _given(section, "waiting_max")
+    model = section.model_name or "mocker"
+    async with open_mocker_engine(options, model=model, **context, **waiting) as host:
+        yield host
 
 
 def _given(section: WorkerConfig, *names: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ __all__ = [
 
 _PANEL = "Configuration"
 
-EngineName = Literal["auto", "exact", "llamacpp", "echo"]
+EngineName = Literal["auto", "exact", "llamacpp", "echo", "mocker"]
 PresetName = Literal["small", "medium", "large"]
 
 ConfigFile = Annotated[

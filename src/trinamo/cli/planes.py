@@ -126,6 +126,7 @@ async def open_control_plane(
         endpoints,
         username=section.username,
         password=_revealed(section.password) or None,
+        tls=tls.enabled,
         ca_file=_path(tls.ca_file),
         cert_file=_path(tls.cert_file),
         key_file=_path(tls.key_file),

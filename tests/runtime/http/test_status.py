@@ -41,6 +41,9 @@ ROWS = [
     (TrinamoError("m"), 500, "server_error", None),
     (ValueError("m"), 500, "server_error", None),
     (errors.TransportError("m"), 502, "server_error", None),
+    (errors.TransferError("m"), 502, "server_error", None),
+    (errors.StaleMemoryError("m"), 502, "server_error", None),
+    (errors.CorruptedError("m"), 502, "server_error", None),
     (errors.DisconnectedError("m"), 502, "server_error", None),
     (errors.UnknownOutcomeError("m"), 502, "server_error", None),
     (errors.RemoteProtocolError("m"), 502, "server_error", None),
@@ -83,7 +86,7 @@ def test_every_error_of_the_tree_has_a_row_under_test() -> None:
     def tree(cls: type[TrinamoError]) -> set[type[TrinamoError]]:
         return {cls}.union(*(tree(sub) for sub in cls.__subclasses__()))
 
-    known = {cls for cls in tree(TrinamoError) if cls.__module__.startswith("trinamo.")}
+    known = {cls for cls in tree(TrinamoError) if cls.__module__.startswith("trinamo.runtime.")}
     # Abstract: only its two sides are raised.
     assert known - {errors.ProtocolError} == {
         type(error) for error, *_ in ROWS if isinstance(error, TrinamoError)

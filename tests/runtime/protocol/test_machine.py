@@ -87,7 +87,7 @@ def check_step(tables: Tables, ours: Role, role: Role, state: object, event: typ
     machine.states[role] = state
     following = tables.transitions[role][state].get(event)  # type: ignore[index]
     take = machine.send if role is ours else machine.receive
-    instance = event.__new__(event)
+    instance: object = object.__new__(event)
     assert machine.allows(role, event) is (following is not None)
     if following is None:
         error = LocalProtocolError if role is ours else RemoteProtocolError
@@ -96,12 +96,8 @@ def check_step(tables: Tables, ours: Role, role: Role, state: object, event: typ
         assert machine.states[role] is state
     else:
         take(instance)
-        coupled = tables.couplings.get(
-            tuple(  # type: ignore[call-overload]
-                following if each is role else tables.start[each]
-                for each in (Role.WORKER, Role.CALLER)
-            )
-        )
+        after = {each: tables.start[each] for each in Role} | {role: following}
+        coupled = tables.couplings.get((after[Role.WORKER], after[Role.CALLER]))
         expected = coupled[1] if coupled is not None and coupled[0] is role else following
         assert machine.states[role] is expected
 

@@ -33,7 +33,7 @@ PATIENCE_S = 10.0
 async def eventually(condition: Callable[[], object]) -> None:
     """Poll until `condition()` is true: what the kernel does next is no event of ours."""
     with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await trio.sleep(0.002)
 
 

@@ -1,0 +1,279 @@
+"""What the two ends of a tcp transfer stream say to each other.
+
+Frames are those of `codec.py`: the header is one message of this module as msgpack, the data part
+is raw: the blocks of a `Slice`, or a list of block numbers. The initiator dials, says `Hello`, and
+asks; the other end, the owner of the memory, answers.
+
+```
+Read   -> Slice Sums Slice Sums ... Finished        blocks come, each slice is followed by its sums
+Write, Slice Sums ... -> Confirmed ... Finished     blocks go, each verified slice is confirmed
+Expose -> Exposed;  Check -> Finished               same host: the initiator copies, then asks
+                                                    whether the blocks were its to read all along
+Fetch  -> Confirmed ... Fetched;  Commit -> Finished   same host: the owner copies from us; only
+                                                    Commit says that what it copied was valid
+Abort  -> Failed                                    no slice of it follows the answer
+Ping   -> Finished;  Notify -> Finished
+```
+
+Every request may be answered with `Failed` instead. Sums come after the bytes, so a sender that
+loses its right to the blocks in the middle of a slice can say so instead of vouching for them.
+Peer bytes raise nothing but `RemoteProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from ..errors import RemoteProtocolError
+from .transfer import BLOCKS_MAX, NOTIFY_BYTES_MAX
+
+__all__ = [
+    "BLOCK_LIST_BYTES_MAX",
+    "HEADER_BYTES_MAX",
+    "PREFIX",
+    "SUM_BYTES",
+    "Abort",
+    "Check",
+    "Commit",
+    "Confirmed",
+    "Expose",
+    "Exposed",
+    "Failed",
+    "Fetch",
+    "Fetched",
+    "Finished",
+    "Hello",
+    "HostProof",
+    "Message",
+    "Notify",
+    "Ping",
+    "Read",
+    "Request",
+    "Slice",
+    "Sums",
+    "Welcome",
+    "Write",
+    "decode_message",
+    "encode_message",
+    "pack_blocks",
+    "unpack_blocks",
+]
+
+PREFIX: Final = struct.Struct(">II")
+"""Header bytes, data bytes; as in `codec.py`."""
+HEADER_BYTES_MAX: Final = 16 * 1024
+BLOCK_LIST_BYTES_MAX: Final = 2 * 4 * BLOCKS_MAX
+SUM_BYTES: Final = 8
+"""Of each block's checksum in `Sums`, little-endian, whatever the algorithm."""
+
+_U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Text = Annotated[str, msgspec.Meta(max_length=2048)]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Message(
+    msgspec.Struct, frozen=True, array_like=True, tag_field="_", forbid_unknown_fields=True
+):
+    """The parent of all messages; on the wire an array that begins with its tag."""
+
+
+class Request(Message):
+    """The parent of what the initiator asks, by a number that it counts up."""
+
+    id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class HostProof(msgspec.Struct, frozen=True, array_like=True):
+    """Where one end keeps `challenge`s, for a peer that claims to be on the same host.
+
+    A peer elsewhere cannot put the challenge it was sent into the memory of a process here.
+    """
+
+    host: _Word
+    """Equal on both ends if they run under one kernel in one process namespace."""
+    pid: _U63
+    slot: _U63
+    """The address of 16 bytes that hold the challenge the peer sent."""
+    challenge: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    """What the peer shall put into its slot."""
+
+
+class Hello(Message, tag=1):
+    """The initiator's first message."""
+
+    version: int
+    incarnation: _Word
+    wanted: _Word
+    """Whom the initiator means to reach; another one refuses."""
+    checksums: Annotated[list[_Word], msgspec.Meta(max_length=8)]
+    """What it can compute, best first."""
+    proof: HostProof | None
+
+
+class Welcome(Message, tag=2):
+    """The owner's answer, or `Failed` with id 0."""
+
+    incarnation: _Word
+    checksum: _Word
+    """For all transfers of this stream."""
+    proof: HostProof | None
+
+
+class Read(Request, tag=3):
+    """Send these blocks (in the data part)."""
+
+    region: _U63
+    generation: _U63
+    block_bytes: _U63
+    ticket: _U63
+
+
+class Write(Request, tag=4):
+    """Take these blocks (in the data part); slices follow."""
+
+    region: _U63
+    generation: _U63
+    block_bytes: _U63
+    ticket: _U63
+    notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
+
+
+class Slice(Message, tag=5):
+    """`count` blocks from position `first` of the list, in the data part."""
+
+    id: _U63
+    first: _U63
+    count: _U63
+
+
+class Sums(Message, tag=6):
+    """The checksums of the slice before; empty if the stream has none."""
+
+    id: _U63
+    sums: bytes
+
+
+class Confirmed(Message, tag=7):
+    """So many leading blocks have arrived and are verified."""
+
+    id: _U63
+    count: _U63
+
+
+class Finished(Message, tag=8):
+    """The request is done; its last message."""
+
+    id: _U63
+
+
+class Failed(Message, tag=9):
+    """The request failed or was aborted; its last message."""
+
+    id: _U63
+    code: _Word
+    message: _Text
+    definite: bool
+
+
+class Abort(Request, tag=10):
+    """Forget the request."""
+
+
+class Notify(Request, tag=11):
+    """A read from `region` is done."""
+
+    region: _U63
+    message: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)]
+
+
+class Ping(Request, tag=12):
+    """Are you there?"""
+
+
+class Expose(Request, tag=13):
+    """May I copy these blocks myself?"""
+
+    region: _U63
+    generation: _U63
+    block_bytes: _U63
+    ticket: _U63
+
+
+class Exposed(Message, tag=14):
+    """Yes, until you say `Check` or `Abort`."""
+
+    id: _U63
+
+
+class Check(Request, tag=15):
+    """I have copied them; were they mine all the time? With sums in the data part, compare."""
+
+
+class Fetch(Request, tag=16):
+    """Copy these blocks from my memory yourself: target list, then source list in the data part."""
+
+    region: _U63
+    generation: _U63
+    block_bytes: _U63
+    ticket: _U63
+    base: _U63
+    verify: bool
+    """Whether `Fetched` shall carry sums."""
+    notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
+
+
+class Fetched(Message, tag=17):
+    """I have copied them; were they valid all the time? With sums in the data part, compare."""
+
+    id: _U63
+
+
+class Commit(Request, tag=18):
+    """They were."""
+
+
+_AnyMessage = (
+    Hello | Welcome | Read | Write | Slice | Sums | Confirmed | Finished | Failed | Abort
+    | Notify | Ping | Expose | Exposed | Check | Fetch | Fetched | Commit
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[_AnyMessage] = msgspec.msgpack.Decoder(_AnyMessage)
+
+
+def encode_message(message: Message, data_bytes: int = 0) -> bytes:
+    """The frame up to its data part, which the caller sends after it."""
+    header = _encoder.encode(message)
+    return PREFIX.pack(len(header), data_bytes) + header
+
+
+def decode_message(header: bytes | memoryview) -> _AnyMessage:
+    """The message in one frame's header."""
+    try:
+        return _decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a transfer message: {error}") from error
+
+
+def pack_blocks(blocks: Sequence[int]) -> bytes:
+    """Block numbers as little-endian u32."""
+    packed = array("I", blocks)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_blocks(data: bytes | bytearray) -> list[int]:
+    """The numbers `pack_blocks` packed."""
+    if len(data) % 4:
+        raise RemoteProtocolError(f"a block list of {len(data)} bytes")
+    packed = array("I")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()

@@ -1,0 +1,409 @@
+"""Mistakes of other systems, and possible ones of ours, to be put back into a run on purpose.
+
+A simulator that finds nothing may be blind. So each scenario has twins: the same play with one of
+these mistakes planted, which some seed must show. Each replaces one method while the run lasts;
+nothing of it remains afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+__all__ = ["BUGS", "planted"]
+
+Patch = tuple[Any, str, Any]
+BUGS: dict[str, Callable[[], list[Patch]]] = {}
+"""By name; each says what to replace, when it is planted."""
+
+
+def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    BUGS[make.__name__] = make
+    return make
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The mistake `name` is in the code while inside."""
+    with ExitStack() as stack:
+        for owner, attribute, stand_in in BUGS[name]():
+            stack.enter_context(patch.object(owner, attribute, stand_in))
+        yield
+
+
+# --- the response stream --------------------------------------------------------------------------
+
+
+@bug
+def eof_is_complete() -> list[Patch]:
+    """A connection that ends without an end mark passes for a complete answer."""
+    from trinamo.transports.tcp.response_connection import ResponseRegistration
+
+    def disconnected(self: Any, why: str) -> None:  # noqa: ARG001 -- the method's parameter
+        self.channel.complete()
+
+    return [(ResponseRegistration, "_disconnected", disconnected)]
+
+
+@bug
+def eof_ignored() -> list[Patch]:
+    """The worker takes the caller's FIN or RST for nothing, and works on."""
+    from trinamo.transports.tcp.stream_client import _Conversation
+
+    return [(_Conversation, "_closed", lambda _: None)]
+
+
+@bug
+def error_becomes_sentinel() -> list[Patch]:
+    """A handler's failure is told as the end of its answer."""
+    from trinamo.runtime.protocol.machine import Role
+    from trinamo.runtime.protocol.response_stream import WorkerState
+    from trinamo.transports.tcp.stream_client import TcpResponseSender
+
+    def fail(self: Any, error: object) -> None:  # noqa: ARG001 -- the method's parameter
+        if self._machine.states[Role.WORKER] is WorkerState.OPENING:
+            self.open()
+        self.finish()
+
+    return [(TcpResponseSender, "fail", fail)]
+
+
+@bug
+def close_drops_the_queue() -> list[Patch]:
+    """Closing a stream does not wait for what is queued."""
+    from trinamo.transports.tcp.stream_client import _Conversation
+
+    async def hang_up(self: Any) -> None:
+        self._outbox.discard()
+        await self._sent.wait()
+
+    return [(_Conversation, "hang_up", hang_up)]
+
+
+@bug
+def stop_unheard() -> list[Patch]:
+    """The worker reads Stop and does nothing."""
+    from trinamo.runtime.protocol.control import Stop
+    from trinamo.transports.tcp.stream_client import _Conversation
+
+    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+
+    def deaf(self: Any, event: object) -> None:
+        if not isinstance(event, Stop):
+            take(self, event)
+
+    return [(_Conversation, "_take", deaf)]
+
+
+@bug
+def kill_unheard() -> list[Patch]:
+    """The worker reads Kill, and the end of the connection, and does nothing."""
+    from trinamo.runtime.protocol.control import Kill
+    from trinamo.transports.tcp.stream_client import _Conversation
+
+    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+
+    def deaf(self: Any, event: object) -> None:
+        if not isinstance(event, Kill):
+            take(self, event)
+
+    return [(_Conversation, "_take", deaf), (_Conversation, "_closed", lambda _: None)]
+
+
+@bug
+def stop_downgrades_kill() -> list[Patch]:
+    """`stop()` sets the state without looking, so that a killed context is only stopped."""
+    from trinamo.runtime.context import Context, Reason, State
+
+    def stop(self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
+        for child in tuple(self._children):
+            child.stop(reason)
+        self.stop_reason = reason
+        self._advance(State.STOPPED)
+
+    return [(Context, "stop", stop)]
+
+
+@bug
+def drop_leaves_the_stream() -> list[Patch]:
+    """A consumer that leaves its iterator forgets the subject and tells nobody."""
+    from trinamo.transports.tcp.response_connection import ResponseRegistration
+
+    def close(self: Any) -> None:
+        self._server.forget(self.connection.subject)
+        self._context.off_change(self._on_context)
+
+    return [(ResponseRegistration, "close", close)]
+
+
+@bug
+def kill_delivers_the_queue() -> list[Patch]:
+    """What was queued when the caller said Kill is still handed out."""
+    from trinamo.transports.tcp.channel import Channel
+
+    return [(Channel, "abandon", Channel.fail)]
+
+
+@bug
+def reader_has_no_bound() -> list[Patch]:
+    """The caller's reader goes on reading for a consumer that does not."""
+    from trinamo.transports.tcp.channel import Channel
+
+    async def wait_room(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
+        pass
+
+    return [(Channel, "wait_room", wait_room)]
+
+
+@bug
+def items_out_of_order() -> list[Patch]:
+    """A batch that arrives in one read is queued in the wrong order."""
+    from trinamo.transports.tcp.channel import Channel
+
+    extend = Channel.extend
+
+    def reversed_extend(self: Any, items: list[bytes]) -> None:
+        extend(self, items[::-1])
+
+    return [(Channel, "extend", reversed_extend)]
+
+
+# --- connections ------------------------------------------------------------------------------------
+
+
+@bug
+def no_keep_alive() -> list[Patch]:
+    """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
+    from trinamo.transports.tcp import request_plane, sockets, stream_server
+
+    def untuned(stream: object, options: object) -> None:
+        pass
+
+    return [
+        (module, "tune", untuned)
+        for module in (sockets, request_plane, stream_server)
+        if hasattr(module, "tune")
+    ]
+
+
+@bug
+def http_without_keep_alive() -> list[Patch]:
+    """The frontend does not set its clients' sockets up to notice a silent peer."""
+    from trinamo.runtime.http import server
+
+    def untuned(socket: object, *, peer_timeout_s: float) -> None:
+        pass
+
+    return [(server, "configure_socket", untuned)]
+
+
+@bug
+def refusal_unsaid() -> list[Patch]:
+    """Whoever calls home wrongly is cut off without a word."""
+    from trinamo.transports.tcp.stream_server import TcpStreamServer
+
+    async def refuse(self: Any, stream: object, refusal: object) -> None:
+        self._count_refusal(str(refusal))
+
+    return [(TcpStreamServer, "_refuse", refuse)]
+
+
+@bug
+def subject_taken_twice() -> list[Patch]:
+    """A second connection for a subject replaces the first."""
+    from trinamo.runtime.protocol.control import Refused
+    from trinamo.transports.tcp.stream_server import TcpStreamServer
+
+    take = TcpStreamServer._take  # noqa: SLF001 -- what is replaced
+
+    def careless(self: Any, handshake: Any) -> Any:
+        registration = self._registrations.get(handshake.subject)
+        if registration is None:
+            return take(self, handshake)
+        assert Refused
+        return registration
+
+    return [(TcpStreamServer, "_take", careless)]
+
+
+@bug
+def no_handshake_timeout() -> list[Patch]:
+    """Whoever connects and says nothing may stay."""
+    import trio
+
+    from trinamo.transports.tcp.stream_server import TcpStreamServer
+
+    read = TcpStreamServer._read_handshake  # noqa: SLF001 -- what is replaced
+
+    async def patient(self: Any, stream: Any, decoder: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            return await read(self, stream, decoder)
+
+    return [(TcpStreamServer, "_read_handshake", patient)]
+
+
+@bug
+def frames_without_bound() -> list[Patch]:
+    """The decoder believes any length and waits for the rest."""
+    from trinamo.runtime.protocol.codec import FrameDecoder
+
+    start = FrameDecoder.__init__
+
+    def unbounded(self: Any, **_: int) -> None:
+        start(self, header_bytes_max=1 << 40, data_bytes_max=1 << 40)
+
+    return [(FrameDecoder, "__init__", unbounded)]
+
+
+@bug
+def accept_gives_up() -> list[Patch]:
+    """A failing accept ends the listener, and the process with it."""
+    from trinamo.transports.tcp import accepting
+
+    return [(accepting, "_EXHAUSTED", set())]
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+@bug
+def nack_is_success() -> list[Patch]:
+    """Any answer to an envelope but an error passes for its acceptance."""
+    from trinamo.runtime import client
+
+    return [(client, "raise_for_nack", lambda _: None)]
+
+
+@bug
+def waits_are_unwatched() -> list[Patch]:
+    """While a caller waits for a worker it looks neither at discovery nor at the clock."""
+    import math
+
+    from trinamo.runtime.client import Client
+    from trinamo.runtime.router import Router
+
+    start, announce = Client.__init__, Router._announce  # noqa: SLF001 -- what is replaced
+
+    def patient(self: Any, *args: Any, **options: Any) -> None:
+        start(self, *args, **{**options, "call_home_timeout_s": math.inf})
+
+    def silent(self: Any, change: Any) -> None:
+        for instance in change.left:
+            for flight in self._flights.get(instance.id, ()):
+                flight.on_gone = None
+        announce(self, change)
+
+    return [(Client, "__init__", patient), (Router, "_announce", silent)]
+
+
+@bug
+def disconnect_unseen() -> list[Patch]:
+    """Nobody waits for the HTTP client to leave while its answer is made."""
+    import trio
+
+    from trinamo.runtime.http.streaming import AnswerWriter
+
+    async def blind(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.sleep_forever()
+
+    return [(AnswerWriter, "_watch_client", blind)]
+
+
+# --- leases and watches -------------------------------------------------------------------------------
+
+
+@bug
+def lease_loss_exits() -> list[Patch]:
+    """A lost lease ends the process."""
+    from trinamo.runtime.errors import LeaseLostError
+    from trinamo.runtime.registration import Registrar
+
+    hold = Registrar._hold  # noqa: SLF001 -- what is replaced
+
+    async def exiting(self: Any, timer: Any) -> None:
+        try:
+            await hold(self, timer)
+        except LeaseLostError as error:
+            raise RuntimeError("the primary lease is lost: shutting down") from error
+
+    return [(Registrar, "_hold", exiting)]
+
+
+@bug
+def lease_loss_unnoticed() -> list[Patch]:
+    """A renewal that the store refuses is tried again for ever."""
+    from trinamo.runtime.errors import LeaseLostError
+    from trinamo.runtime.registration import Registrar
+
+    renew = Registrar._renew  # noqa: SLF001 -- what is replaced
+
+    async def hopeful(self: Any, timer: Any) -> float:
+        try:
+            return await renew(self, timer)
+        except LeaseLostError:
+            import trio
+
+            return trio.current_time() + 1.0
+
+    return [(Registrar, "_renew", hopeful)]
+
+
+@bug
+def renewal_at_a_fixed_period() -> list[Patch]:
+    """Renewals come every TTL/2, also after one that failed."""
+    from trinamo.runtime.protocol.lease import LeaseTimer
+
+    def fixed(self: Any, now: float) -> float:  # noqa: ARG001 -- the method's parameter
+        return float(self.ttl_s / 2)
+
+    return [(LeaseTimer, "wait_s", fixed), (LeaseTimer, "retry_s", fixed)]
+
+
+@bug
+def herd_without_jitter() -> list[Patch]:
+    """Everyone who lost the store at one moment comes back at one moment."""
+    from trinamo.runtime.registration import Registrar
+
+    return [(Registrar, "_jitter", lambda _, seconds: seconds)]
+
+
+@bug
+def list_then_watch_from_now() -> list[Patch]:
+    """A watch begins at the present, some time after its snapshot was read."""
+    import trio
+
+    from trinamo.runtime.planes import Resync, Snapshot
+    from trinamo.transports.memory import control
+
+    step = control._Watch.__anext__  # noqa: SLF001 -- what is replaced
+
+    async def late(self: Any) -> Any:
+        event = await step(self)
+        if isinstance(event, (Snapshot, Resync)):
+            await trio.sleep(0.05)
+            self._next_revision = self._store.revision + 1
+        return event
+
+    return [(control._Watch, "__anext__", late)]  # noqa: SLF001 -- as above
+
+
+@bug
+def resync_without_deletes() -> list[Patch]:
+    """After a gap only what is new is taken; what vanished meanwhile stays."""
+    from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
+
+    def merge(self: Any, entries: Any) -> InstanceChange:
+        joined: list[Any] = []
+        for key, value in entries:
+            joined += self.put(key, value).joined
+        return InstanceChange(tuple(joined), (), ())
+
+    return [(LiveSet, "replace", merge)]
+
+
+@bug
+def stale_ack() -> list[Patch]:
+    """The queue takes an acknowledgement under a token that is no longer lent (see the scenario)."""
+    return []

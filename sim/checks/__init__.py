@@ -1,0 +1,56 @@
+"""The invariants, each a function from what a run left behind to what is wrong with it.
+
+`INVARIANTS` says what each means in words. Most read the notes of the trace; the census looks at
+the living processes while the run is still going (`census.py`), the watches at its end
+(`watches.py`), so those are called by the driver. What this package does not do: play the run
+(`../scenario.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from . import census, expectations, leases, streams, watches
+
+if TYPE_CHECKING:
+    from ..scenario import Outcome
+
+__all__ = ["INVARIANTS", "judge"]
+
+INVARIANTS: Final = {
+    "I1": "a client's tokens are a gapless prefix of the right answer; nothing follows the end",
+    "I2": "every request has exactly one end, and only a whole answer is called complete",
+    "I3": "after Stop at most the queued tokens and one more step; after Kill none; Kill stays",
+    "I4": "once the client is gone every leg of its request is idle within a bound",
+    "I5": "at quiescence no request, stream, subject, block or task is left",
+    "I6": "a lease ends at its TTL on the store's clock, its keys with it; only the living renew",
+    "I7": "no two live incarnations own an instance id, and incarnations only count up",
+    "I8": "what is taken from a queue is acked, returned or redelivered; effects happen once",
+    "I12": "no buffer and no table is ever above its bound",
+    "I13": "a watch loses no change, and revisions never go back",
+    "I14": "something can always run, or something is going to happen",
+    "I15": "every accepted request ends within its bound, and every process shuts down in its",
+    "I16": "gauges are back at zero at quiescence",
+    "crash": "no process ends by an exception",
+    "expected": "the run shows what its scenario is about, and no other end than it allows",
+}
+"""What each means. `Expect.invariants` of a scenario holds keys of this table."""
+
+CHECKS: Final[tuple[Callable[[Outcome], Iterator[tuple[str, str]]], ...]] = (
+    streams.check,
+    leases.check,
+    watches.check,
+    census.check,
+    expectations.check,
+)
+
+
+def judge(outcome: Outcome) -> None:
+    """Add what every checker finds to the outcome; keep only what the scenario asks about."""
+    for check in CHECKS:
+        for invariant, text in check(outcome):
+            outcome.violate(invariant, text)
+    asked = outcome.scenario.expect.invariants
+    if asked:
+        outcome.violations[:] = [v for v in outcome.violations if v.invariant in asked]

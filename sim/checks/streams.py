@@ -1,0 +1,169 @@
+"""I1 to I4: what clients were told, against what engines did.
+
+The right answer is known without asking a worker (`engines/mocker.py`), so a lost, repeated or
+foreign token shows at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from ..load import COMPLETE, RequestRecord
+
+if TYPE_CHECKING:
+    from ..scenario import Outcome
+    from ..trace import Row
+
+__all__ = ["check"]
+
+TOKENS_AFTER_STOP_MAX: Final = 3
+"""One in the step that is running, one it was about to hand out, one on its way to the note."""
+
+
+@attrs.define
+class Attempt:
+    """One request at one engine."""
+
+    request: str
+    host: str
+    began_s: float
+    ended_s: float = math.inf
+    stopped_at: int | None = None
+    killed_at: int | None = None
+    tokens: int = 0
+    wrong: list[str] = attrs.Factory(list)
+
+    def take(self, row: Row) -> None:
+        """One note about it."""
+        match row.kind:
+            case "engine.token":
+                self.tokens += 1
+                if self.killed_at is not None:
+                    self.wrong.append(f"token {row.field('index')} was made after a Kill")
+            case "engine.stopped":
+                self.stopped_at = self.tokens
+                if self.killed_at is not None:
+                    self.wrong.append("a Stop came through after the Kill, which it must not undo")
+            case "engine.killed":
+                self.killed_at = self.tokens
+            case "engine.end":
+                self.ended_s = row.time_s
+
+
+def attempts_of(outcome: Outcome) -> dict[str, Attempt]:
+    """Every attempt an engine began, by its id."""
+    found: dict[str, Attempt] = {}
+    for row in outcome.world.trace.rows:
+        if row.kind == "engine.begin":
+            found[row.field("attempt")] = Attempt(row.field("request"), row.host, row.time_s)
+        elif row.kind.startswith("engine."):
+            found[row.field("attempt")].take(row)
+    return found
+
+
+def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """What is wrong with any request or any of its attempts."""
+    attempts = attempts_of(outcome)
+    for record in outcome.cluster.records:
+        yield from _check_items(record)
+        yield from _check_end(outcome, record)
+    yield from _check_kills(outcome)
+    died_s = _deaths(outcome)
+    ends_s = {r.name: _gone_s(r, died_s, outcome) for r in outcome.cluster.records}
+    records = {r.name: r for r in outcome.cluster.records}
+    for attempt in attempts.values():
+        for text in attempt.wrong:
+            yield "I3", f"{attempt.request}: {text}"
+        record = records.get(attempt.request)
+        if record is not None:
+            yield from _check_stop(attempt, record)
+        yield from _check_idle(outcome, attempt, ends_s, died_s)
+
+
+def _check_items(record: RequestRecord) -> Iterator[tuple[str, str]]:
+    expected = record.expected
+    if not expected.startswith(record.text):
+        yield "I1", f"{record.name} got {record.text!r}, which is no beginning of {expected!r}"
+    if record.late:
+        yield "I1", f"{record.name} got {record.late} items after its end"
+
+
+def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, str]]:
+    is_alive = outcome.cluster.is_up(record.client) or record.ended_s is not None
+    if len(record.terminals) > 1:
+        yield "I2", f"{record.name} has the ends {record.terminals}"
+    if not record.terminals and is_alive and outcome.load_ended_s is not None:
+        yield "I2", f"{record.name} has no end"
+    if record.outcome != COMPLETE:
+        return
+    if not record.finish_reason:
+        yield "I2", f"{record.name} is called complete without a finish reason"
+    is_whole = len(record.text) == record.output_tokens
+    if record.finish_reason != "cancelled" and not is_whole:
+        yield "I2", (
+            f"{record.name} is called complete with {len(record.text)} of"
+            f" {record.output_tokens} tokens"
+        )
+
+
+def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    killed: dict[str, int] = {}
+    for row in outcome.world.trace.rows:
+        if row.kind == "caller.kill":
+            killed[row.field("request")] = row.field("tokens")
+        elif row.kind == "stream.token" and row.field("request") in killed:
+            yield "I3", f"{row.field('request')} got token {row.field('index')} after its Kill"
+        elif row.kind == "caller.state" and row.field("request") in killed:
+            if row.field("state") != "KILLED":
+                yield "I3", f"the Kill of {row.field('request')} became {row.field('state')}"
+
+
+def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, str]]:
+    if attempt.stopped_at is None or record.manner.read_pause_s:
+        return
+    more = attempt.tokens - attempt.stopped_at
+    if more > TOKENS_AFTER_STOP_MAX:
+        yield "I3", f"{attempt.request}: the engine made {more} tokens after Stop"
+
+
+def _deaths(outcome: Outcome) -> dict[str, float]:
+    """When each incarnation was killed or lost its power."""
+    return {
+        f"{row.field('host')}.{row.field('generation')}": row.time_s
+        for row in outcome.world.trace.rows
+        if row.kind in ("kill", "power_off")
+    }
+
+
+def _gone_s(record: RequestRecord, died_s: dict[str, float], outcome: Outcome) -> float:
+    """When the client had its end, or died."""
+    if record.ended_s is not None:
+        return record.ended_s
+    generation = outcome.world.host(record.client).generation
+    return died_s.get(f"{record.client}.{generation}", math.inf)
+
+
+def _check_idle(
+    outcome: Outcome, attempt: Attempt, ends_s: dict[str, float], died_s: dict[str, float]
+) -> Iterator[tuple[str, str]]:
+    gone_s = ends_s.get(attempt.request, math.inf)
+    bound_s = outcome.scenario.limits.idle_s
+    # A leg that began after the client had gone has its bound from there on.
+    due_s = max(gone_s, attempt.began_s) + bound_s
+    ended_s = min(attempt.ended_s, died_s.get(attempt.host, math.inf))
+    is_over = outcome.world.ended_s >= due_s or math.isfinite(ended_s)
+    if not math.isinf(gone_s) and is_over and ended_s > due_s and not _was_still(outcome, attempt):
+        yield "I4", (
+            f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} worked on it until"
+            f" {ended_s:.3f} s"
+        )
+
+
+def _was_still(outcome: Outcome, attempt: Attempt) -> bool:
+    """Whether the worker was paused for ever, so that it cannot have done anything."""
+    host = attempt.host.partition(".")[0]
+    return bool(outcome.core) and host not in outcome.core and not outcome.cluster.is_up(host)

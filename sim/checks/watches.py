@@ -1,0 +1,64 @@
+"""I13: what a watch tells, against what the store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..cluster_planes import STORE
+
+if TYPE_CHECKING:
+    from ..scenario import Outcome
+
+__all__ = ["check", "check_views"]
+
+
+def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Revisions that go back within one watch, and watches that do not begin with a snapshot."""
+    seen: dict[tuple[str, str], int] = {}
+    for row in outcome.world.trace.rows:
+        if row.kind != "watch.event":
+            continue
+        watch, revision = (row.host, row.field("watch")), row.field("revision")
+        if watch not in seen and row.field("what") != "Snapshot":
+            yield "I13", f"watch {watch[1]} began with a {row.field('what')}"
+        if revision < seen.get(watch, 0):
+            yield "I13", f"watch {watch[1]} went back from revision {seen[watch]} to {revision}"
+        seen[watch] = max(revision, seen.get(watch, 0))
+
+
+def check_views(outcome: Outcome) -> None:
+    """Called at quiescence: every reader that the store can reach knows what the store holds."""
+    cluster = outcome.cluster
+    if not cluster.is_up(STORE):
+        return
+    for name, process in cluster.processes.items():
+        control = process.transports.control
+        if control is None or not cluster.is_up(name) or not control.faults.is_link_up:
+            continue
+        for view in control.views:
+            held = cluster.store.store.values(view.prefix)
+            if view.known != held:
+                missing = sorted(set(held) - set(view.known))
+                stale = sorted(set(view.known) - set(held))
+                outcome.violate(
+                    "I13",
+                    f"watch {view.name} of {view.prefix}: does not know {missing}, believes in"
+                    f" {stale} (or older values)",
+                )
+        yield_stale_instances(outcome, name)
+
+
+def yield_stale_instances(outcome: Outcome, name: str) -> None:
+    """A router's live set is what the store holds, too: nothing was lost after the watch."""
+    runtime = outcome.cluster.processes[name].runtime
+    clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- the census looks inside
+    for client in clients.values():
+        router = client.router
+        held = set(outcome.cluster.store.store.values(router.endpoint.key_prefix))
+        known = {instance.key for instance in router.instances}
+        if known != held:
+            outcome.violate(
+                "I13",
+                f"the router of {name} knows {sorted(known)}; the store holds {sorted(held)}",
+            )

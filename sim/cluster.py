@@ -1,0 +1,133 @@
+"""A whole cluster in one world: frontends, workers, store, broker and clients, all real code.
+
+Hosts are called `store`, `broker`, `frontend0`…, `worker0`…, and `client0`… in the order of the
+load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
+cut off like any other; after a restart it is a new process with a new identity.
+
+What this module does not do: decide what happens to it (`scenario.py`) or judge it (`checks/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import trio
+
+from trinamo.runtime.config import Config
+from trinamo.runtime.engines.mocker import MockerOptions
+
+from .cluster_planes import BROKER, STORE, BrokerHost, SimTransports, StoreHost
+from .cluster_roles import Process, run_frontend, run_worker
+from .env import SimEnv
+from .host import HostState
+from .load import Manner, RequestRecord, ask_over_http, ask_through_runtime
+from .network import Network
+from .world import World
+
+__all__ = ["Cluster", "ClusterPlan"]
+
+
+@attrs.frozen(kw_only=True)
+class ClusterPlan:
+    """How many of what, and how it is configured."""
+
+    frontends: int = 1
+    workers: int = 2
+    load: tuple[Manner, ...] = (Manner(),)
+    config: Config = Config()
+    engine: MockerOptions = MockerOptions()
+    ready_timeout_s: float = 30.0
+
+
+class Cluster:
+    """The hosts of one run. Make it before `world.run`, then `await start()` inside it."""
+
+    def __init__(self, world: World, network: Network, plan: ClusterPlan) -> None:
+        self.world, self.network, self.plan = world, network, plan
+        self.store = StoreHost(world, network)
+        self.broker = BrokerHost(world)
+        self.processes: dict[str, Process] = {}
+        """The present life of every frontend, worker and caller host."""
+        self.records: list[RequestRecord] = []
+        """Every request asked, in order."""
+        self.frontends = [f"frontend{n}" for n in range(plan.frontends)]
+        self.workers = [f"worker{n}" for n in range(plan.workers)]
+        self._manners: dict[str, Manner] = {}
+        for manner in plan.load:
+            for _ in range(manner.clients):
+                self._manners[f"client{len(self._manners)}"] = manner
+        self.clients = list(self._manners)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all hosts."""
+        return [STORE, BROKER, *self.frontends, *self.workers, *self.clients]
+
+    async def start(self) -> None:
+        """Boot everything but the clients; returns once every frontend knows every worker."""
+        for name in (STORE, BROKER, *self.workers, *self.frontends):
+            self.boot(name)
+        with trio.fail_after(self.plan.ready_timeout_s):
+            for name in (*self.workers, *self.frontends):
+                await self.processes[name].ready.wait()
+            while not all(map(self._knows_workers, self.frontends)):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+
+    def _knows_workers(self, frontend: str) -> bool:
+        service = self.processes[frontend].service
+        views = self.processes[frontend].transports.control
+        assert service is not None
+        assert views is not None
+        instances = [v for v in views.views if v.prefix.startswith("instances/")]
+        return any(len(view.known) == len(self.workers) for view in instances)
+
+    def start_clients(self) -> None:
+        """Boot the clients, which begin to ask at once."""
+        for name in self.clients:
+            self.boot(name)
+
+    def boot(self, name: str) -> None:
+        """Start the process of host `name`, a new one if it had one before."""
+        self.world.boot(name, *self._main(name))
+        if name == STORE:
+            self.store.links_changed()
+
+    def _main(self, name: str) -> tuple[Callable[..., Awaitable[object]], *tuple[Any, ...]]:
+        if name == STORE:
+            return (self.store.run,)
+        if name == BROKER:
+            return (self.broker.run,)
+        generation = self.world.host(name).generation + 1
+        env = SimEnv(self.world, f"{name}.{generation}")
+        process = Process(name, env, SimTransports(name, self.store, self.broker))
+        self.processes[name] = process
+        config = self.plan.config
+        if name in self.workers:
+            return run_worker, process, config, self.plan.engine
+        if name in self.frontends:
+            return run_frontend, process, config
+        manner = self._manners[name]
+        rng = self.world.choices.stream(f"load/{name}")
+        if manner.via == "runtime":
+            return ask_through_runtime, process, manner, rng, self.records, config
+        return ask_over_http, process, manner, rng, self.records
+
+    def is_up(self, name: str) -> bool:
+        """Whether the host's process runs and may take a step."""
+        return self.world.host(name).state is HostState.UP
+
+    @property
+    def open_requests(self) -> list[RequestRecord]:
+        """Requests of living clients that have no end yet."""
+        return [r for r in self.records if not r.terminals and self.is_up(r.client)]
+
+    @property
+    def are_clients_done(self) -> bool:
+        """Whether every client that lives has asked all it had to, and knows every end."""
+        return not self.open_requests and all(map(self._is_done, self.clients))
+
+    def _is_done(self, name: str) -> bool:
+        asked = [r for r in self.records if r.client == name]
+        return not self.is_up(name) or len(asked) == self._manners[name].requests

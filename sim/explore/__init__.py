@@ -1,0 +1,44 @@
+"""Many runs of one scenario: search for failures, make them small, replay them, explain them.
+
+Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds),
+`bounded.py` (every run near the dull one), `failure.py` and `replay.py` (a failure on file),
+`shrink.py`, `pin.py`, `determinism.py`. All are plain functions that report progress to a callback;
+the command line is elsewhere.
+"""
+
+from .bounded import Search, explore_bounded
+from .determinism import Determinism, check_determinism
+from .failure import BadFailureFile, Failure, load_failure, save_failure
+from .pin import Pin, PinPoint, pin
+from .replay import Replay, replay
+from .run import Finding, Play, Played, Run, Scenario, played, run
+from .shrink import Shrunk, shrink
+from .swarm import Failures, Progress, swarm
+
+__all__ = [
+    "BadFailureFile",
+    "Determinism",
+    "Failure",
+    "Failures",
+    "Finding",
+    "Pin",
+    "PinPoint",
+    "Play",
+    "Played",
+    "Progress",
+    "Replay",
+    "Run",
+    "Scenario",
+    "Search",
+    "Shrunk",
+    "check_determinism",
+    "explore_bounded",
+    "load_failure",
+    "pin",
+    "played",
+    "replay",
+    "run",
+    "save_failure",
+    "shrink",
+    "swarm",
+]

@@ -1,0 +1,146 @@
+"""One run of a scenario: what it was made from, and what came of it.
+
+A scenario is any callable that takes `Choices`, plays one world with them, and raises what is wrong:
+a `Violation`, whatever the simulated code raised, or one of the simulator's own errors. The world is
+found through the choices, so a scenario need not return it. A `Scenario` names such a callable by
+module and function, with parameters that JSON can hold; so it crosses processes and fits in a file.
+
+What this module does not do: search. Read next: `swarm.py`, `bounded.py`, `shrink.py`, `pin.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from ..choices import Choice, Choices, SeedChoices
+from ..errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
+from ..trace import Trace
+
+__all__ = ["Finding", "Play", "Played", "Run", "Scenario", "played", "run"]
+
+Play = Callable[[Choices], object]
+TEXT_MAX = 4000
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+@attrs.frozen
+class Scenario:
+    """`function(choices, **parameters)` of `module`; the parameters are what JSON can hold.
+
+    A list under the parameter `faults` is a fault plan, which `shrink` makes shorter.
+    """
+
+    module: str
+    function: str = "run"
+    parameters: dict[str, Any] = attrs.field(factory=dict)
+
+    def __call__(self, choices: Choices) -> object:
+        play = getattr(importlib.import_module(self.module), self.function)
+        return play(choices, **self.parameters)
+
+    def changed(self, **parameters: Any) -> Scenario:
+        """The same scenario with these parameters put in the place of its own."""
+        return attrs.evolve(self, parameters={**self.parameters, **parameters})
+
+
+@attrs.frozen
+class Finding:
+    """What was wrong with a run. `at_s` is when it ended, in virtual seconds."""
+
+    invariant: str
+    at_s: float
+    text: str
+
+    @property
+    def key(self) -> str:
+        """Equal for findings that are taken for the same: one rule, and one text but for numbers."""
+        return f"{self.invariant}: {_NUMBER.sub('#', self.text.partition(chr(10))[0])}"
+
+
+@attrs.frozen
+class Run:
+    """What came of a run; small, and fit to cross processes."""
+
+    seed: int
+    values: list[int]
+    digest: str
+    finding: Finding | None
+    steps: int
+    events: int
+    virtual_s: float
+    rows: int
+
+    @property
+    def lively_count(self) -> int:
+        """How many of its decisions were not the dull ones."""
+        return sum(value != 0 for value in self.values)
+
+
+@attrs.frozen
+class Played:
+    """A run with what only its own process holds: the trace and the named decisions."""
+
+    run: Run
+    trace: Trace
+    record: list[Choice]
+
+
+def run(play: Play, choices: Choices | int) -> Run:
+    """Play once, with these choices or this seed, and catch what is wrong."""
+    return played(play, choices).run
+
+
+def played(play: Play, choices: Choices | int) -> Played:
+    """As `run`, with the trace."""
+    if isinstance(choices, int):
+        choices = SeedChoices(choices)
+    error: BaseException | None = None
+    try:
+        play(choices)
+    except trio.TrioInternalError:
+        # The simulator itself is at fault, and the process is in no state to go on.
+        raise
+    except (Exception, Escape) as caught:  # noqa: BLE001 -- becomes the finding
+        error = caught
+    world = choices.world
+    if world is None:
+        # It never got as far as a world: a mistake in the scenario, no finding about it.
+        raise error or ValueError("the scenario made no world")
+    trace = world.trace
+    result = Run(
+        seed=choices.seed,
+        values=choices.values,
+        digest=trace.digest,
+        finding=None if error is None else _finding(error, world.ended_s),
+        steps=world.steps,
+        events=world.events,
+        virtual_s=world.ended_s,
+        rows=trace.count,
+    )
+    return Played(result, trace, choices.record)
+
+
+_OWN: tuple[tuple[type[BaseException], str], ...] = (
+    (Deadlock, "deadlock"),
+    (StepLimit, "step limit"),
+    (TimeLimit, "time limit"),
+    (Escape, "escape"),
+    (SimulationError, "simulation"),
+)
+
+
+def _finding(error: BaseException, at_s: float) -> Finding:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, Violation):
+        return Finding(error.invariant, at_s, error.text[:TEXT_MAX])
+    for kind, name in _OWN:
+        if isinstance(error, kind):
+            return Finding(name, at_s, str(error)[:TEXT_MAX])
+    return Finding(f"error {type(error).__name__}", at_s, str(error)[:TEXT_MAX])

@@ -1,0 +1,124 @@
+"""Many seeds of one scenario, over some processes: the failures, each kind once.
+
+Processes are started outside any world. One seed in `RECHECK_ONE_IN` is played twice, and two
+digests of one seed are a failure too. Seeds are taken lazily, so a caller may give an endless
+supply and stop it when its time is up.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import islice
+
+import attrs
+
+from .run import Finding, Run, Scenario, run
+
+__all__ = ["Failures", "Progress", "swarm"]
+
+RECHECK_ONE_IN = 20
+BATCH = 8
+"""How many seeds go to a process at a time."""
+NONDETERMINISM = "determinism"
+
+
+@attrs.define
+class Failures:
+    """One kind of failure: the first run that showed it (by seed), and how many did."""
+
+    first: Run
+    count: int = 0
+
+
+@attrs.define
+class Progress:
+    """How far a swarm has come; given to its callback after each batch, and returned at its end."""
+
+    runs: int = 0
+    failed_runs: int = 0
+    steps: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    failures: dict[str, Failures] = attrs.field(factory=dict)
+    """By `Finding.key`."""
+
+    def add(self, result: Run) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.steps += result.steps
+        self.events += result.events
+        self.virtual_s += result.virtual_s
+        if result.finding is None:
+            return
+        self.failed_runs += 1
+        kind = self.failures.setdefault(result.finding.key, Failures(result))
+        kind.count += 1
+        if result.seed < kind.first.seed:
+            kind.first = result
+
+
+def swarm(
+    scenario: Scenario,
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    on_progress: Callable[[Progress], object] = lambda _progress: None,
+) -> Progress:
+    """Play every seed; `jobs` processes, or this one if that is 1.
+
+    `on_progress` is called after each batch; what it raises ends the swarm. With several processes
+    the first run of a kind is still that of the smallest seed played.
+    """
+    progress = Progress()
+    batches = _batches(seeds)
+    if jobs <= 1:
+        for batch in batches:
+            for result in play_seeds(scenario, batch):
+                progress.add(result)
+            on_progress(progress)
+        return progress
+    # A forked child would inherit whatever threads and hooks the caller has; a fresh one does not.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running: set[Future[list[Run]]] = set()
+        try:
+            for batch in batches:
+                running.add(pool.submit(play_seeds, scenario, batch))
+                if len(running) >= 2 * jobs:
+                    running = _collect(running, progress)
+                    on_progress(progress)
+            while running:
+                running = _collect(running, progress)
+                on_progress(progress)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return progress
+
+
+def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
+    supply = iter(seeds)
+    while batch := list(islice(supply, BATCH)):
+        yield batch
+
+
+def _collect(running: set[Future[list[Run]]], progress: Progress) -> set[Future[list[Run]]]:
+    done, left = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        for result in future.result():
+            progress.add(result)
+    return left
+
+
+def play_seeds(scenario: Scenario, seeds: list[int]) -> list[Run]:
+    """The runs of these seeds. Those that passed come back without their decisions."""
+    results = []
+    for seed in seeds:
+        result = run(scenario, seed)
+        if seed % RECHECK_ONE_IN == 0 and (again := run(scenario, seed)).digest != result.digest:
+            text = f"two runs of one seed differ: {result.digest} and {again.digest}"
+            result = attrs.evolve(result, finding=Finding(NONDETERMINISM, 0.0, text))
+        # The seed says all about a run that passed, and there are many.
+        results.append(result if result.finding else attrs.evolve(result, values=[]))
+    return results

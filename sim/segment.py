@@ -1,0 +1,35 @@
+"""What travels one way over a simulated TCP connection at once. See `connection.py`."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+__all__ = ["Segment", "SegmentKind"]
+
+HEADER_BYTES = 54
+"""Ethernet, IPv4 and TCP, without options."""
+
+
+class SegmentKind(enum.Enum):
+    """What a segment says."""
+
+    DATA = "data"
+    CREDIT = "credit"
+    """The reader took bytes: the sender may send as many more."""
+    FIN = "fin"
+    RST = "rst"
+
+
+class Segment(NamedTuple):
+    """What travels one way at once; `size` is the bytes of `data`, or those credited."""
+
+    kind: SegmentKind
+    data: bytes
+    size: int
+    number: int
+
+    @property
+    def wire_bytes(self) -> int:
+        """What it takes of a link's bandwidth: its data and the headers."""
+        return len(self.data) + HEADER_BYTES

@@ -1,0 +1,153 @@
+"""The client's side of a service: one connection, dialled again whenever it is lost.
+
+It gives up a connection on which nothing was heard for `silence_s`, having asked half-way, because
+a frozen server or a cut link sends no FIN. Pauses between tries grow and are jittered, so that the
+clients of a server that returns do not all come at once.
+
+What this module does not do: know which service it is, or repeat what was asked on the lost
+connection (`etcd_client.py`, `nats_client.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import trio
+
+from trinamo.runtime.protocol.codec import Frame
+
+from .peer import Peer
+
+__all__ = ["Connector", "Session", "running"]
+
+PAUSE_MIN_S: Final = 0.05
+
+
+class Session(Protocol):
+    """Who uses the connection; told of what happens to it, synchronously."""
+
+    def opened(self, peer: Peer) -> None:
+        """A connection is there; nothing was sent on it yet."""
+        ...
+
+    def received(self, frame: Frame) -> None:
+        """A frame came."""
+        ...
+
+    def lost(self) -> None:
+        """The connection is gone; what was posted on it may or may not have arrived."""
+        ...
+
+    def ping(self, peer: Peer) -> None:
+        """Post something that the service answers at once."""
+        ...
+
+
+class Connector:
+    """Keeps one connection to `port` of `host` while `run` runs.
+
+    Args:
+        host: The service's host.
+        port: Where it listens.
+        rng: Dice for the jitter: the environment's.
+        dial_timeout_s: The bound on one try to connect.
+        pause_max_s: The longest pause between two tries, before jitter.
+        silence_s: When a connection that says nothing is given up.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        rng: random.Random,
+        dial_timeout_s: float = 1.0,
+        pause_max_s: float = 1.0,
+        silence_s: float = 6.0,
+    ) -> None:
+        self.where = f"{host}:{port}"
+        self.peer: Peer | None = None
+        self.last_words = "no connection was tried yet"
+        """Why there is no connection."""
+        self._host, self._port = host, port
+        self._rng = rng
+        self._dial_timeout_s = dial_timeout_s
+        self._pause_max_s = pause_max_s
+        self._silence_s = silence_s
+        self._opened = trio.lowlevel.ParkingLot()
+
+    async def wait_open(self) -> Peer:
+        """The connection, once there is one."""
+        while self.peer is None:
+            await self._opened.park()
+        return self.peer
+
+    async def run(self, session: Session) -> None:
+        """Connect, and connect again, until cancelled."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            stream = await self._dial()
+            if stream is not None:
+                pause_s = PAUSE_MIN_S
+                await self._use(stream, session)
+                self.last_words = f"the connection to {self.where} was lost"
+            await trio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, self._pause_max_s)
+
+    async def _dial(self) -> trio.SocketStream | None:
+        with trio.move_on_after(self._dial_timeout_s):
+            try:
+                return await trio.open_tcp_stream(self._host, self._port)
+            except OSError as error:
+                self.last_words = f"cannot connect to {self.where}: {error}"
+                return None
+        self.last_words = f"{self.where} does not answer"
+        return None
+
+    async def _use(self, stream: trio.SocketStream, session: Session) -> None:
+        self.peer = peer = Peer(stream)
+        self._opened.unpark_all()
+        session.opened(peer)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen_for_silence, peer, session)
+                await peer.run(session.received)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.peer = None
+            session.lost()
+
+    async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
+        while True:
+            half_s = self._silence_s / 2
+            await trio.sleep_until(peer.heard_s + half_s)
+            if trio.current_time() < peer.heard_s + half_s:
+                continue
+            session.ping(peer)
+            asked_s = trio.current_time()
+            await trio.sleep(half_s)
+            if peer.heard_s < asked_s:
+                peer.close()
+
+
+@asynccontextmanager
+async def running(task: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run `task` while inside; an error of the body leaves as it is, not in a group."""
+    body_error: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task)
+            try:
+                yield
+            except BaseException as error:
+                body_error = error
+                raise
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if body_error is not None and list(group.exceptions) == [body_error]:
+            raise body_error from body_error.__cause__
+        raise

@@ -1,0 +1,113 @@
+"""One end of a connection between a client and a simulated service: frames in, frames out.
+
+`post` is synchronous, so that a decision and the message that tells of it are one step; `run` does
+the waiting. Bytes travel over trio's own streams, hence over the simulated network: they are torn,
+cut, reset and held up like everybody's.
+
+What this module does not do: say what a frame means (`etcd_wire.py`, `nats_wire.py`), connect again
+(`connector.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+
+__all__ = ["Peer"]
+
+READ_BYTES_MAX: Final = 65_536
+FRAME_PART_BYTES_MAX: Final = 64 << 20
+OUTBOX_BYTES_MAX: Final = 1 << 20
+
+
+class Peer:
+    """The other side, as seen over one stream.
+
+    `outbox_bytes_max` is where `wait_room` begins to wait. `post` itself takes everything: who
+    posts without `wait_room` bounds what it posts in another way.
+    """
+
+    def __init__(
+        self, stream: trio.SocketStream, *, outbox_bytes_max: int = OUTBOX_BYTES_MAX
+    ) -> None:
+        self.is_lost = False
+        self.heard_s = trio.current_time()
+        """When the last bytes came."""
+        self._stream = stream
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._outbox_bytes_max = outbox_bytes_max
+        self._posted = trio.lowlevel.ParkingLot()
+        self._flushed = trio.lowlevel.ParkingLot()
+        self._scope = trio.CancelScope()
+
+    def post(self, header: bytes, data: bytes = b"") -> None:
+        """Send a frame after those posted before it; after the loss it goes nowhere."""
+        if self.is_lost:
+            return
+        frame = encode_frame(header, data)
+        self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
+        self._posted.unpark_all()
+
+    async def wait_room(self) -> None:
+        """Wait until less than `outbox_bytes_max` is waiting, or the connection is lost."""
+        while self._outbox_bytes >= self._outbox_bytes_max and not self.is_lost:
+            await self._flushed.park()
+
+    def close(self) -> None:
+        """Give the connection up; `run` ends."""
+        self._lose()
+
+    async def run(self, receive: Callable[[Frame], None]) -> None:
+        """Pump until the connection is lost; call `receive` for each frame. Closes the stream.
+
+        A reset, a malformed frame and the end of the stream all end it without an error.
+        """
+        try:
+            async with self._stream:
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._write)
+                        await self._read(receive)
+                        nursery.cancel_scope.cancel()
+        finally:
+            self._lose()
+
+    async def _read(self, receive: Callable[[Frame], None]) -> None:
+        decoder = FrameDecoder(
+            header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
+        )
+        try:
+            while data := await self._stream.receive_some(READ_BYTES_MAX):
+                self.heard_s = trio.current_time()
+                for frame in decoder.feed(data):
+                    receive(frame)
+        except (trio.BrokenResourceError, RemoteProtocolError):
+            pass
+        self._lose()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while not self._outbox:
+                    await self._posted.park()
+                chunk = b"".join(self._outbox)
+                self._outbox.clear()
+                await self._stream.send_all(chunk)
+                self._outbox_bytes -= len(chunk)
+                self._flushed.unpark_all()
+        except trio.BrokenResourceError:
+            self._lose()
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self._outbox.clear()
+        self._scope.cancel()
+        self._flushed.unpark_all()

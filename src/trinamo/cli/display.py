@@ -1,0 +1,204 @@
+"""What `trinamo up` shows: a live table on a terminal, plain lines everywhere else.
+
+Both take the same calls, all of them synchronous; neither knows what a cluster is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import attrs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "Row", "open_display"]
+
+_COLORS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
+_STATE_STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}
+_NAME_WIDTH: Final = 10
+
+
+@attrs.frozen
+class Row:
+    """One process in the table; figures that are not known are None."""
+
+    name: str
+    pid: int
+    state: str
+    rss_bytes: int | None = None
+    cpu_percent: float | None = None
+    in_flight: float | None = None
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    note: str = ""
+
+
+class Display(Protocol):
+    """Where a cluster's story goes."""
+
+    is_live: bool
+    """Whether `show` has an effect, so that figures are worth collecting."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def line(self, source: str, text: str) -> None:
+        """A line of a child's output."""
+        ...
+
+    def busy(self, text: str) -> None:
+        """What is being waited for now; empty when nothing is."""
+        ...
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """The processes as they are."""
+        ...
+
+
+class PlainDisplay:
+    """One line an event on standard output, for logs and pipes."""
+
+    is_live = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self._write(text)
+
+    def line(self, source: str, text: str) -> None:
+        if text.startswith("{"):
+            # JSON stays JSON: the source becomes a field of it.
+            self._write(f'{{"process": "{source}", {text[1:]}')
+        else:
+            self._write(f"{source:<{_NAME_WIDTH}} | {text}")
+
+    def busy(self, text: str) -> None:
+        if text:
+            self._write(f"{text} …")
+
+    def show(self, rows: Sequence[Row]) -> None:
+        pass
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        except OSError:
+            # Nobody reads any more; the cluster goes on without being told about.
+            return
+
+
+class LiveDisplay:
+    """A table that stays at the bottom of the terminal, with the events scrolling above it."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._busy = ""
+        self._spinner = Spinner("dots")
+        self._rows: Sequence[Row] = ()
+        self._colors: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text, style="bold"))
+
+    def line(self, source: str, text: str) -> None:
+        from rich.text import Text
+
+        color = self._colors.setdefault(source, _COLORS[len(self._colors) % len(_COLORS)])
+        told = Text(f"{source:<{_NAME_WIDTH}} │ ", style=color)
+        told.append_text(Text.from_ansi(text))
+        self._console.print(told)
+
+    def busy(self, text: str) -> None:
+        self._busy = text
+        # At once: a phase may be over before the next of the regular refreshes.
+        self._draw(refresh=True)
+
+    def show(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._draw()
+
+    def _draw(self, *, refresh: bool = False) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RenderableType] = []
+        if self._rows:
+            parts.append(_table(self._rows))
+        if self._busy:
+            # One object all along: a new one would begin to turn again with every row.
+            self._spinner.update(text=f" {self._busy} …")
+            parts.append(self._spinner)
+        else:
+            parts.append(Text("Ctrl-C drains and ends the cluster.", style="dim"))
+        self._live.update(Group(*parts), refresh=refresh)
+
+
+def _table(rows: Sequence[Row]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("process", "pid", "state"):
+        table.add_column(name)
+    for name in ("RSS", "CPU", "in flight", "req/s", "tok/s"):
+        table.add_column(name, justify="right")
+    table.add_column("where")
+    for row in rows:
+        rss = None if row.rss_bytes is None else row.rss_bytes / 1e6
+        table.add_row(
+            row.name,
+            str(row.pid or "-"),
+            Text(row.state, style=_STATE_STYLES.get(row.state, "red")),
+            _figure(rss, "{:.0f} MB"),
+            _figure(row.cpu_percent, "{:.0f} %"),
+            _figure(row.in_flight, "{:.0f}"),
+            _figure(row.requests_per_s, "{:.1f}"),
+            _figure(row.tokens_per_s, "{:.0f}"),
+            Text(row.note),
+        )
+    return table
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def open_display(*, plain: bool = False) -> Display:
+    """The live display on a terminal, else the plain one."""
+    return LiveDisplay() if sys.stdout.isatty() and not plain else PlainDisplay()

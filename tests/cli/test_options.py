@@ -1,0 +1,121 @@
+"""From options to one configuration, here and in the children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from trinamo.cli.options import EngineName, Sources, config_text, gather
+from trinamo.cli.plan import plan_cluster
+from trinamo.cli.readiness import parse_line
+from trinamo.runtime.config import WorkerConfig, load_config
+from trinamo.runtime.errors import ConfigError
+
+
+def test_an_option_that_was_not_given_is_left_out() -> None:
+    assert gather([], http__port=None, http__host="::1") == {"http.host": "::1"}
+
+
+def test_a_setting_may_hold_an_equals_sign() -> None:
+    assert gather(["worker.model_name=a=b"]) == {"worker.model_name": "a=b"}
+
+
+@pytest.mark.parametrize("setting", ["http.port", "=1", ""])
+def test_a_setting_is_key_equals_value(setting: str) -> None:
+    with pytest.raises(ConfigError, match="key=value"):
+        gather([setting])
+
+
+def test_children_get_the_same_configuration(tmp_path: Path) -> None:
+    """By environment variables: no secret in a command line, and the same order of precedence."""
+    path = tmp_path / "c.yaml"
+    path.write_text("http:\n  port: 1\n  requests_max: 7\n")
+    sources = Sources(
+        path,
+        "medium",
+        gather(
+            ["http.port=8080", "control_plane.etcd.username=u", "control_plane.etcd.password=p"],
+            worker__status_port=0,
+            event_plane__nats__servers="nats://a:1,nats://b:2",
+        ),
+    )
+    environ = sources.environ()
+
+    in_child = load_config(
+        environ["TRINAMO_CONFIG"], preset=environ["TRINAMO_PRESET"], environ=environ
+    )
+
+    assert in_child == sources.load()
+    assert in_child.http.port == 8080
+    assert in_child.http.requests_max == 7
+
+
+def test_the_children_of_a_plan_use_its_servers_and_engine() -> None:
+    plan = plan_cluster(Sources(overrides={"worker.engine": "echo"}), workers=2)
+
+    environ = plan.child_environ(etcd=("a:1",), nats=("nats://b:2",), worker_status_port=True)
+
+    config = load_config(environ={k: v for k, v in environ.items() if k.startswith("TRINAMO_")})
+    assert config.control_plane.etcd.endpoints == ("a:1",)
+    assert config.control_plane.embedded is False
+    assert config.event_plane.nats.servers == ("nats://b:2",)
+    assert config.worker.engine == "echo"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_etcd", "has_nats"),
+    [
+        ({}, True, True),
+        ({"control_plane.embedded": False}, False, True),
+        ({"control_plane.etcd.endpoints": "a:1"}, False, True),
+        ({"event_plane.nats.servers": "nats://a:1"}, True, False),
+        ({"event_plane.nats.servers": "nats://a:1", "event_plane.embedded": True}, True, True),
+        ({"event_plane.backend": "memory"}, True, False),
+        ({"control_plane.etcd.nodes": 3}, False, True),
+    ],
+)
+def test_servers_of_our_own_are_started_unless_others_are_named(
+    overrides: dict[str, object], has_etcd: bool, has_nats: bool
+) -> None:
+    plan = plan_cluster(Sources(overrides={"worker.engine": "echo", **overrides}), workers=1)
+
+    assert (plan.has_etcd, plan.has_nats) == (has_etcd, has_nats)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"control_plane.backend": "memory"},
+        {"event_plane.backend": "memory", "data_plane.requests": "nats"},
+        {"data_plane.tcp.port": 4711},
+    ],
+)
+def test_what_processes_cannot_share_is_refused(overrides: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(overrides)).split(".")[0]):
+        plan_cluster(Sources(overrides={"worker.engine": "echo", **overrides}), workers=2)
+
+
+def test_a_printed_configuration_can_be_read_again(tmp_path: Path) -> None:
+    config = Sources(overrides={"http.port": 1234, "control_plane.etcd.endpoints": "a:1"}).load()
+    path = tmp_path / "printed.yaml"
+
+    path.write_text(config_text(config))
+
+    assert load_config(path, environ={}) == config
+
+
+@pytest.mark.parametrize("line", [b"", b"x", b"[]", b"{}", b'{"a": 1}', b'{"a": {}, "b": {}}'])
+def test_a_line_that_is_no_announcement_says_nothing(line: bytes) -> None:
+    assert parse_line(line) is None
+
+
+def test_an_announcement_is_its_kind_and_its_facts() -> None:
+    assert parse_line(b'{"ready": {"url": "x"}}') == ("ready", {"url": "x"})
+
+
+def test_every_engine_of_the_configuration_is_an_option() -> None:
+    hint = get_type_hints(WorkerConfig)["engine"]
+
+    assert set(get_args(EngineName)) == set(get_args(hint))

@@ -1,0 +1,18 @@
+"""Tests over a simulated backend run in its world; all others as pytest-trio runs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worlds import run_in_world
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and "simulated" in _parameters(item):
+            # In front of the marker that pytest-trio gives to every async test.
+            item.add_marker(pytest.mark.trio(run=run_in_world), append=False)
+
+
+def _parameters(item: pytest.Function) -> list[object]:
+    return list(item.callspec.params.values()) if hasattr(item, "callspec") else []

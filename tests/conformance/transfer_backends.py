@@ -1,0 +1,91 @@
+"""What the transfer-plane suite runs on: makers of pairs of planes that can reach each other.
+
+A new transport is tested by adding a backend to `BACKENDS`; the suite never names one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import attrs
+
+from trinamo.runtime.planes import TransferPlane
+from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
+from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
+
+BLOCK_BYTES = 4096
+BLOCKS = 64
+
+Planes = tuple[TransferPlane, TransferPlane]
+
+
+@attrs.frozen(kw_only=True)
+class TransferBackend:
+    """One implementation under test, or one way to set it up."""
+
+    name: str
+    open_planes: Callable[[], AbstractAsyncContextManager[Planes]]
+    checks_access: bool = True
+    """Whether the owner of the memory refuses stale generations and tickets by itself."""
+    settles_at_once: bool = True
+    """Whether an aborted transfer touches nothing any more when `abort` returns."""
+    is_verified: bool = True
+    """Whether it compares checksums."""
+
+
+@asynccontextmanager
+async def open_in_memory() -> AsyncIterator[Planes]:
+    fabric = TransferFabric()
+    async with (
+        open_memory_transfer_plane(fabric) as ours,
+        open_memory_transfer_plane(fabric) as theirs,
+    ):
+        yield ours, theirs
+
+
+def over_tcp(options: TransferOptions) -> Callable[[], AbstractAsyncContextManager[Planes]]:
+    @asynccontextmanager
+    async def open_over_tcp() -> AsyncIterator[Planes]:
+        async with open_transfer_plane(options) as ours, open_transfer_plane(options) as theirs:
+            yield ours, theirs
+
+    return open_over_tcp
+
+
+BACKENDS = [
+    TransferBackend(name="memory", open_planes=open_in_memory),
+    TransferBackend(name="tcp", open_planes=over_tcp(TransferOptions(same_host=False))),
+    TransferBackend(
+        name="tcp-crc32",
+        open_planes=over_tcp(
+            TransferOptions(same_host=False, checksum="crc32", slice_bytes=3 * BLOCK_BYTES)
+        ),
+    ),
+    TransferBackend(
+        name="tcp-plain",
+        open_planes=over_tcp(TransferOptions(same_host=False, checksum="none")),
+        is_verified=False,
+    ),
+    TransferBackend(name="same-host", open_planes=over_tcp(TransferOptions()), is_verified=False),
+    TransferBackend(
+        name="same-host-verified",
+        open_planes=over_tcp(TransferOptions(same_host_checksum=True, slice_bytes=8192)),
+    ),
+]
+
+
+class Pages:
+    """Memory full of numbers that no two blocks share, and what it should hold."""
+
+    def __init__(self, seed: int, blocks: int = BLOCKS, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
+        self.memory = bytearray(random.Random(seed).randbytes(blocks * block_bytes))
+        self.expected = bytearray(self.memory)
+
+    def block(self, number: int) -> bytes:
+        return bytes(self.memory[number * self.block_bytes : (number + 1) * self.block_bytes])
+
+    def expect(self, number: int, data: bytes) -> None:
+        self.expected[number * self.block_bytes : (number + 1) * self.block_bytes] = data

@@ -1,0 +1,117 @@
+"""Three NATS servers, one of them hurt: what JetStream acknowledged is stored once, in order."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import trio
+
+from tests.conformance.control_backends import until
+from tests.outages.histories import History, StreamClient
+from trinamo.runtime.planes import EventPlane, Subscription
+from trinamo.transports.nats import open_nats
+from trinamo.transports.servers import EmbeddedServer, ServerCluster, open_nats_cluster
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+WRITES = 15
+
+Hurt = Callable[[ServerCluster, EmbeddedServer], Awaitable[None]]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[ServerCluster]:
+    async with open_nats_cluster() as cluster:
+        yield cluster
+
+
+async def kill_the_leader(cluster: ServerCluster, leader: EmbeddedServer) -> None:
+    await leader.kill()
+
+
+async def stop_the_leader(cluster: ServerCluster, leader: EmbeddedServer) -> None:
+    await leader.stop()
+
+
+async def kill_a_follower(cluster: ServerCluster, leader: EmbeddedServer) -> None:
+    await next(member for member in cluster.members if member is not leader).kill()
+
+
+async def freeze_the_leader(cluster: ServerCluster, leader: EmbeddedServer) -> None:
+    leader.freeze()
+
+
+async def restart_one_by_one(cluster: ServerCluster, leader: EmbeddedServer) -> None:
+    for member in cluster.members:
+        await member.restart()
+        await cluster.leader()
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [kill_the_leader, stop_the_leader, kill_a_follower, freeze_the_leader, restart_one_by_one],
+)
+async def test_a_server_hurt_under_writes_costs_no_message(
+    cluster: ServerCluster, hurt: Hurt
+) -> None:
+    history = History()
+    async with open_nats(cluster.urls, ping_interval_s=0.5, reconnect_wait_s=0.05) as plane:
+        stream = StreamClient(plane, "outage")
+        await stream.create(replicas=3)
+        async with stream.receiving(), trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, history)
+            await until(lambda: len(history.acknowledged) > WRITES)
+            name = await stream.leader()
+            await hurt(cluster, next(each for each in cluster.members if each.name == name))
+            before = len(history.acknowledged)
+            await until(lambda: len(history.acknowledged) > before + WRITES, timeout_s=30)
+            nursery.cancel_scope.cancel()
+        stored = [base64.b64decode(each).decode() for each in await stream.stored()]
+
+    assert {*history.acknowledged} <= {*stored}
+    assert len(stored) == len({*stored})
+    assert stored == sorted(stored, key=int)
+    assert history.is_ordered
+
+
+async def test_a_plane_goes_to_another_server_and_takes_its_subscriptions_along(
+    cluster: ServerCluster,
+) -> None:
+    """Core messages, without JetStream: at most once, and nothing needs a leader."""
+    async with (
+        open_nats(cluster.urls, reconnect_wait_s=0.05) as plane,
+        open_nats(cluster.urls[::-1], reconnect_wait_s=0.05) as other,
+        other.subscribe("news.>") as news,
+    ):
+        for turn in range(2):
+            await until_heard(plane, news, f"{turn}")
+            health = await plane.check_health()
+            member = next(each for each in cluster.members if each.address in health)
+            connections = plane.statistics().connections
+            await member.kill()
+            await until(lambda least=connections: plane.statistics().connections > least)  # type: ignore[misc]
+            await until_heard(plane, news, f"{turn} again")
+            await member.restart()
+        counts = plane.statistics()
+
+    assert counts.connections == 3
+    assert counts.dropped_outgoing == 0
+
+
+async def until_heard(plane: EventPlane, news: Subscription, text: str) -> None:
+    """Publish until it arrives: routes between servers are made after the servers answer."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+
+            async def publish() -> None:
+                while True:
+                    await plane.publish("news.today", text.encode())
+                    await trio.sleep(0.02)
+
+            nursery.start_soon(publish)
+            async for message in news:
+                if message.payload == text.encode():
+                    break
+            nursery.cancel_scope.cancel()

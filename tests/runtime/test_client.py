@@ -1,0 +1,395 @@
+"""The client: attempts, typed refusals, and every wait that must end when the instance is gone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from tests.runtime.endpoints import NAME, Cluster, open_cluster
+from tests.transports.tcp.ends import RawEnd, eventually
+from trinamo.runtime.client import Client
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.errors import (
+    ConnectError,
+    DeadlineError,
+    DisconnectedError,
+    EngineError,
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+)
+from trinamo.runtime.planes import RequestPlane
+from trinamo.runtime.protocol.codec import FrameDecoder
+from trinamo.runtime.protocol.control import Data, Handshake, Opened, Sentinel
+from trinamo.runtime.protocol.request import (
+    Ack,
+    AckStatus,
+    Envelope,
+    decode_cancel,
+    decode_envelope,
+)
+
+DEAD = "127.0.0.1:1"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with open_cluster() as cluster:
+        yield cluster
+
+
+async def who_answers(client: Client) -> str:
+    async with client.stream(1, int) as stream:
+        assert [item async for item in stream] == [0]
+        return stream.instance.id
+
+
+class ScriptedPlane:
+    """A request plane whose workers answer as told; it stands in for real ones that misbehave."""
+
+    transport = "tcp"
+
+    def __init__(self, *answers: AckStatus | TrinamoError | None) -> None:
+        self.answers = list(answers)
+        self.sent: list[Envelope] = []
+        self.waiting = trio.Event()
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        await trio.lowlevel.checkpoint()
+        self.sent.append(envelope)
+        answer = self.answers.pop(0)
+        if answer is None:
+            self.waiting.set()
+            await trio.sleep_forever()
+            raise AssertionError
+        if isinstance(answer, TrinamoError):
+            raise answer
+        return Ack(id=envelope.id, status=answer)
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        await self.send(address, envelope, payload)
+        return msgspec.msgpack.encode("done")
+
+    async def hold(self, address: str, on_connected: object) -> None:
+        await trio.sleep_forever()
+
+
+async def scripted(
+    cluster: Cluster,
+    *answers: AckStatus | TrinamoError | None,
+    instances: int = 3,
+    **settings: Any,
+) -> tuple[Client, ScriptedPlane]:
+    plane = ScriptedPlane(*answers)
+    checked: RequestPlane = plane
+    cluster.planes = {"tcp": checked}
+    for number in range(instances):
+        await cluster.put(f"{number + 1}", {"tcp": DEAD})
+    return await cluster.client(**settings), plane
+
+
+# --- retry elsewhere -----------------------------------------------------------------------------
+
+
+async def test_a_dead_instance_is_tried_once_then_inhibited_and_another_answers(
+    cluster: Cluster,
+) -> None:
+    await cluster.put("1", {"tcp": DEAD})
+    await cluster.serve("2")
+    client = await cluster.client()
+    await client.router.wait_instances(2)
+    assert [await who_answers(client) for _ in range(6)] == ["2"] * 6
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (AckStatus.OVERLOADED, OverloadedError),
+        (AckStatus.DRAINING, UnavailableError),
+        (AckStatus.UNKNOWN_ENDPOINT, UnavailableError),
+        (ConnectError("x"), ConnectError),
+        (DisconnectedError("x"), DisconnectedError),
+    ],
+)
+async def test_what_may_go_better_elsewhere_is_tried_elsewhere_and_nowhere_twice(
+    cluster: Cluster, answer: AckStatus | TrinamoError, error: type[TrinamoError]
+) -> None:
+    client, plane = await scripted(cluster, answer, answer, answer)
+    with pytest.raises(error):
+        async with client.stream(1, int):
+            raise AssertionError
+    assert sorted(envelope.instance_id for envelope in plane.sent) == ["1", "2", "3"]
+    assert len({envelope.id for envelope in plane.sent}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (AckStatus.INVALID, RequestError),
+        (RemoteProtocolError("x"), RemoteProtocolError),
+        (EngineError("x"), EngineError),
+    ],
+)
+async def test_what_would_fail_elsewhere_too_is_raised_at_once(
+    cluster: Cluster, answer: AckStatus | TrinamoError, error: type[TrinamoError]
+) -> None:
+    client, plane = await scripted(cluster, answer)
+    with pytest.raises(error):
+        async with client.stream(1, int):
+            raise AssertionError
+    assert len(plane.sent) == 1
+
+
+async def test_attempts_have_a_bound_and_a_named_instance_is_the_only_one(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, *[AckStatus.OVERLOADED] * 3, attempts_max=2)
+    with pytest.raises(OverloadedError):
+        async with client.stream(1, int):
+            raise AssertionError
+    assert len(plane.sent) == 2
+    with pytest.raises(OverloadedError):
+        async with client.stream(1, int, instance_id="3"):
+            raise AssertionError
+    assert plane.sent[-1].instance_id == "3"
+    assert len(plane.sent) == 3
+
+
+async def test_a_stopped_request_is_not_tried_again(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, AckStatus.OVERLOADED)
+    context = Context("r")
+    context.stop()
+    with pytest.raises(OverloadedError):
+        async with client.stream(1, int, context=context):
+            raise AssertionError
+    assert len(plane.sent) == 1
+
+
+async def test_nobody_is_unavailable(cluster: Cluster) -> None:
+    client = await cluster.client()
+    with pytest.raises(UnavailableError):
+        async with client.stream(1, int):
+            raise AssertionError
+    await cluster.put("1", {"carrier_pigeon": "coop 7"})
+    await client.router.wait_instances()
+    with pytest.raises(UnavailableError, match="carrier_pigeon"):
+        async with client.stream(1, int):
+            raise AssertionError
+
+
+async def test_a_unary_request_is_repeated_only_if_it_certainly_did_not_run(
+    cluster: Cluster,
+) -> None:
+    client, plane = await scripted(cluster, ConnectError("x"), DisconnectedError("x"))
+    unary = Client(client.router, cluster.home, client._env)
+    with pytest.raises(DisconnectedError):
+        await unary.call(1, str)
+    assert len(plane.sent) == 2
+    plane.answers = [AckStatus.ACCEPTED]
+    assert await unary.call(1, str) == "done"
+
+
+async def test_a_result_that_does_not_decode_is_the_worker_s_fault(cluster: Cluster) -> None:
+    client, _ = await scripted(cluster, AckStatus.ACCEPTED)
+    with pytest.raises(RemoteProtocolError):
+        await client.call(1, int)
+
+
+# --- waits that must end -------------------------------------------------------------------------
+
+
+async def test_an_instance_that_vanishes_ends_the_wait_for_its_ack(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, None, instances=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(DisconnectedError, match="vanished"):
+                async with client.stream(1, int):
+                    raise AssertionError
+
+        await plane.waiting.wait()
+        await cluster.remove("1")
+
+
+async def test_an_instance_that_vanishes_ends_the_wait_for_its_call(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(DisconnectedError, match="vanished"):
+                async with client.stream(1, int):
+                    raise AssertionError
+
+        await eventually(lambda: plane.sent)
+        await trio.testing.wait_all_tasks_blocked()
+        await cluster.remove("1")
+
+
+@asynccontextmanager
+async def called_home(cluster: Cluster, plane: ScriptedPlane) -> AsyncIterator[RawEnd]:
+    """The connection of a worker that has greeted and says nothing more."""
+    await eventually(lambda: plane.sent)
+    asked = plane.sent[-1].response
+    assert asked is not None
+    host, _, port = asked.address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        end = RawEnd(stream)
+        await end.say(Handshake(asked.subject, asked.stream_type))
+        yield end
+
+
+async def test_an_instance_that_vanishes_ends_the_wait_for_its_prologue(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(DisconnectedError, match="vanished"):
+                async with client.stream(1, int):
+                    raise AssertionError
+
+        async with called_home(cluster, plane) as worker:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await cluster.remove("1")
+            await worker.wait_gone()
+
+
+async def test_after_the_prologue_the_connection_is_the_better_witness(cluster: Cluster) -> None:
+    """A worker that lost its lease still finishes what it has begun."""
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            async with client.stream(1, int) as stream:
+                assert [item async for item in stream] == [7]
+
+        async with called_home(cluster, plane) as worker:
+            await worker.say(Opened())
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await cluster.remove("1")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await worker.say(Data(b"\x07"), Sentinel())
+            await worker.wait_gone()
+
+
+async def test_a_worker_that_accepts_and_never_calls_is_given_up(cluster: Cluster) -> None:
+    client, _ = await scripted(cluster, AckStatus.ACCEPTED, instances=1, call_home_timeout_s=0.02)
+    with pytest.raises(DisconnectedError, match="did not call home"):
+        async with client.stream(1, int):
+            raise AssertionError
+
+
+@pytest.mark.parametrize("wait", ["ack", "call", "prologue"])
+async def test_kill_ends_every_wait_at_once(cluster: Cluster, wait: str) -> None:
+    client, plane = await scripted(cluster, None if wait == "ack" else AckStatus.ACCEPTED)
+    context = Context("r")
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(KilledError) as caught:
+                async with client.stream(1, int, context=context):
+                    raise AssertionError
+            assert caught.value.reason == "client_disconnect"
+
+        if wait == "prologue":
+            async with called_home(cluster, plane) as worker:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                context.kill(Reason.CLIENT_DISCONNECT)
+                await worker.wait_gone()
+        else:
+            await eventually(lambda: plane.sent)
+            await trio.testing.wait_all_tasks_blocked()
+            context.kill(Reason.CLIENT_DISCONNECT)
+    assert len(plane.sent) == 1
+
+
+async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_the_worker() -> None:
+    """Over the real plane: the cancel follows the request on the same connection."""
+    heard: list[str | None] = []
+    async with open_cluster() as cluster:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def worker() -> None:
+            async with listener, await listener.accept() as stream:
+                decoder = FrameDecoder()
+                async for data in stream:
+                    for header, _ in decoder.feed(bytes(data)):
+                        cancelled = decode_cancel(header)
+                        heard.append(cancelled or decode_envelope(header).id)
+
+        cluster.nursery.start_soon(worker)
+        host, port = listener.socket.getsockname()
+        await cluster.put("1", {"tcp": f"{host}:{port}"})
+        client = await cluster.client()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def ask() -> None:
+                    async with client.stream(1, int):
+                        raise AssertionError
+
+                await eventually(lambda: heard)
+                scope.cancel()
+        await eventually(lambda: len(heard) == 2)
+        assert heard[0] == heard[1]
+
+
+async def test_a_unary_request_out_of_time_is_a_deadline(cluster: Cluster) -> None:
+    client, _ = await scripted(cluster, None)
+    with pytest.raises(DeadlineError, match=str(NAME)):
+        await client.call(1, str, timeout_s=0.01)
+
+
+# --- after the first item ------------------------------------------------------------------------
+
+
+async def test_an_item_that_does_not_decode_ends_the_stream_typed(cluster: Cluster) -> None:
+    await cluster.serve("1")
+    client = await cluster.client()
+    async with client.stream(3, str) as stream:
+        with pytest.raises(RemoteProtocolError):
+            await anext(stream)
+
+
+async def test_a_worker_that_breaks_off_is_inhibited_and_the_stream_is_not_repeated(
+    cluster: Cluster,
+) -> None:
+    async def breaks_off(_: int, context: Context) -> AsyncGenerator[int, None]:
+        yield 0
+        context.kill(Reason.WORKER_SHUTDOWN)
+        await trio.lowlevel.checkpoint()
+
+    await cluster.serve("1", breaks_off)
+    client = await cluster.client()
+    async with client.stream(1, int) as stream:
+        assert await anext(stream) == 0
+        with pytest.raises(DisconnectedError):
+            await anext(stream)
+    await cluster.serve("2")
+    await client.router.wait_instances(2)
+    assert {await who_answers(client) for _ in range(4)} == {"2"}
+
+
+async def test_draining_instances_get_nothing_new(cluster: Cluster) -> None:
+    first, _ = await cluster.serve("1"), await cluster.serve("2")
+    client = await cluster.client()
+    await client.router.wait_instances(2)
+    first.refuse_new()
+    # Discovery has not heard of it yet: the worker's own word sends the request elsewhere.
+    assert {await who_answers(client) for _ in range(4)} == {"2"}
+    address = client.router.instances[0].transports
+    await cluster.put("1", address, draining=True)
+    await eventually(lambda: client.router.instances[0].draining)
+    assert {await who_answers(client) for _ in range(4)} == {"2"}

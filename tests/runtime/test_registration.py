@@ -1,0 +1,218 @@
+"""Registration under a lease that is kept, lost, and granted anew; on a mock clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.registration import LeaseState, Registrar
+from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
+
+TTL_S = 10.0
+
+
+class SeededEnv(RealEnv):
+    """The dice always fall alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(7)
+
+
+def render(incarnation: int) -> bytes:
+    return b"incarnation %d" % incarnation
+
+
+@attrs.frozen
+class Registered:
+    """A registrar that runs, its link to the store, and the store as others see it."""
+
+    registrar: Registrar
+    faults: ControlFaults
+    others: MemoryControlPlane
+    changes: list[LeaseState]
+
+    async def value(self, key: str = "k") -> bytes | None:
+        entry = await self.others.get(key)
+        return None if entry is None else entry.value
+
+    async def wait_value(self, value: bytes | None, key: str = "k") -> None:
+        with trio.fail_after(120):
+            while await self.value(key) != value:
+                await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Registered]:
+    faults, changes = ControlFaults(), list[LeaseState]()
+    mine = MemoryControlPlane(faults=faults)
+    registrar = Registrar(
+        mine, SeededEnv(), ttl_s=TTL_S, on_change=lambda s: changes.append(attrs.evolve(s))
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registrar.run)
+        yield Registered(registrar, faults, MemoryControlPlane(mine.store), changes)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def registered() -> AsyncIterator[Registered]:
+    async with running() as registered:
+        yield registered
+
+
+async def test_a_key_is_there_when_register_returns_and_stays_by_renewal(
+    registered: Registered,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    await registered.registrar.register("k", render)
+    assert await registered.value() == b"incarnation 1"
+    await trio.sleep(20 * TTL_S)
+    assert await registered.value() == b"incarnation 1"
+    assert registered.registrar.state.lost_count == 0
+
+
+async def test_a_key_registered_again_is_written_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.register("k", lambda _: b"draining")
+    assert await registered.value() == b"draining"
+
+
+async def test_a_key_registered_again_while_it_is_being_written_ends_as_the_later_one(
+    registered: Registered,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Or an instance that leaves during a re-registration would never be seen draining."""
+    registered.faults.delay_s = 1.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registered.registrar.register, "k", render)
+        await trio.sleep(0.5)
+        await registered.registrar.register("k", lambda _: b"draining")
+    await trio.sleep(5)
+    assert await registered.value() == b"draining"
+
+
+async def test_a_withdrawn_key_is_gone_and_stays_gone(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.withdraw("k")
+    assert await registered.value() is None
+    await trio.sleep(5 * TTL_S)
+    assert await registered.value() is None
+
+
+async def test_a_key_withdrawn_while_it_is_being_written_stays_gone(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    registered.faults.delay_s = 0.5
+    with trio.move_on_after(0.1):
+        await registered.registrar.register("k", render)
+    await registered.registrar.withdraw("k")
+    await trio.sleep(5)
+    assert await registered.value() is None
+
+
+async def test_a_lost_lease_is_granted_anew_and_every_key_put_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    for key in ("k", "l"):
+        await registered.registrar.register(key, render)
+    first = registered.registrar.state.lease_id
+    await registered.others.revoke_lease(first)
+    assert await registered.value() is None
+    for key in ("k", "l"):
+        await registered.wait_value(b"incarnation 2", key)
+    state = registered.registrar.state
+    assert (state.incarnation, state.lost_count) == (2, 1)
+    assert state.lease_id not in (0, first)
+    assert [bool(each.lease_id) for each in registered.changes] == [True, False, True]
+
+
+@pytest.mark.parametrize("outage_s", [TTL_S / 4, 3 * TTL_S])
+async def test_a_store_that_was_away_is_registered_with_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock, outage_s: float
+) -> None:
+    """Shorter than the lease nothing is lost; longer, the instance returns by itself."""
+    await registered.registrar.register("k", render)
+    with registered.faults.outage():
+        await trio.sleep(outage_s)
+        is_short = outage_s < TTL_S
+        assert (await registered.value() is not None) is is_short
+    await registered.wait_value(b"incarnation 1" if is_short else b"incarnation 2")
+
+
+async def test_a_key_registered_during_an_outage_appears_after_it(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    with registered.faults.outage():
+        with trio.move_on_after(1) as scope:
+            await registered.registrar.register("k", render)
+        assert scope.cancelled_caught
+    await registered.wait_value(b"incarnation 1")
+
+
+async def test_a_put_whose_answer_was_lost_is_repeated(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    registered.faults.lose_replies(1)
+    await registered.registrar.register("k", render)
+    assert await registered.value() == b"incarnation 1"
+
+
+async def test_a_withdrawal_waits_for_a_store_that_is_away(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    async with trio.open_nursery() as nursery:
+        with registered.faults.outage():
+            nursery.start_soon(registered.registrar.withdraw, "k")
+            await trio.sleep(2)
+    assert await registered.value() is None
+
+
+async def test_revoking_deletes_every_key_at_once(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.revoke()
+    assert await registered.value() is None
+    assert registered.registrar.state.lease_id == 0
+
+
+async def test_a_revoked_lease_is_not_granted_anew(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Shutdown revokes while the keeper still runs; the instance must not come back to life."""
+    await registered.registrar.register("k", render)
+    await registered.registrar.revoke()
+    await trio.sleep(3 * TTL_S)
+    assert await registered.value() is None
+
+
+async def test_a_process_without_a_store_starts_once_there_is_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    faults = ControlFaults()
+    faults.cut_link()
+    registrar = Registrar(MemoryControlPlane(faults=faults), SeededEnv(), ttl_s=TTL_S)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def mend() -> None:
+            await trio.sleep(7)
+            faults.mend_link()
+
+        await nursery.start(registrar.run)
+        assert trio.current_time() >= 7
+        assert registrar.state.incarnation == 1
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from tests.transports.tcp.ends import eventually, open_home
+from trinamo.runtime.context import Context
+from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.transports.tcp import TcpOptions
+from trinamo.transports.tcp.sockets import (
+    dial,
+    format_address,
+    open_listener,
+    split_address,
+    tune,
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("10.0.0.7:1", ("10.0.0.7", 1)), ("[::1]:65535", ("::1", 65535)), ("host:80", ("host", 80))],
+)
+def test_an_address_is_split_and_written_alike(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+    assert format_address(*parts) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "host:²"]
+)
+def test_a_text_that_is_no_address_is_a_connect_error(address: str) -> None:
+    with pytest.raises(ConnectError):
+        split_address(address)
+
+
+async def test_a_connection_has_no_nagle_delay_and_both_halves_of_half_open_detection() -> None:
+    options = TcpOptions(
+        keepalive_idle_s=7, keepalive_interval_s=3, keepalive_count=2, user_timeout_s=1.5
+    )
+    listener, address = await open_listener(options)
+    async with listener, await dial(address, options) as ours, await listener.accept() as theirs:
+        tune(theirs, options)
+        for stream in (ours, theirs):
+            tcp = socket.IPPROTO_TCP
+            assert stream.getsockopt(tcp, socket.TCP_NODELAY)
+            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stream.getsockopt(tcp, socket.TCP_KEEPIDLE) == 7
+            assert stream.getsockopt(tcp, socket.TCP_KEEPINTVL) == 3
+            assert stream.getsockopt(tcp, socket.TCP_KEEPCNT) == 2
+            assert stream.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 1500
+
+
+async def test_tuning_a_connection_that_is_gone_already_is_no_error() -> None:
+    async with trio.SocketStream(trio.socket.socket()) as stream:
+        tune(stream, TcpOptions())
+
+
+async def test_a_port_that_is_not_listened_on_is_a_definite_connect_error() -> None:
+    listener, address = await open_listener(TcpOptions())
+    await listener.aclose()
+    with pytest.raises(ConnectError, match="refused") as caught:
+        await dial(address, TcpOptions())
+    assert caught.value.definite
+
+
+async def test_the_bound_and_the_advertised_address_are_two_settings() -> None:
+    listener, address = await open_listener(TcpOptions(host="0.0.0.0", advertise_host="gpu-7"))
+    await listener.aclose()
+    assert address.startswith("gpu-7:")
+    listener, address = await open_listener(TcpOptions(host="0.0.0.0"))
+    await listener.aclose()
+    assert address.startswith(f"{socket.gethostname()}:")
+
+
+async def test_an_interface_may_be_named_and_an_unknown_one_is_a_sentence() -> None:
+    listener, address = await open_listener(TcpOptions(interface="lo"))
+    await listener.aclose()
+    assert address.startswith("127.0.0.1:")
+    with pytest.raises(ConfigError, match=r"'nope0' has no usable address; there are: .*lo"):
+        await open_listener(TcpOptions(interface="nope0"))
+
+
+async def test_an_address_that_is_not_ours_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="this machine has no such address"):
+        await open_listener(TcpOptions(host="192.0.2.1"))
+
+
+async def test_a_name_resolves_and_ipv6_works_from_end_to_end() -> None:
+    for host in ("localhost", "::1"):
+        async with open_home(host=host) as home:
+            with home.server.register(Context("r")) as registration:
+                async with home.call(registration.connection) as sender:
+                    sender.send_nowait(b"x")
+                    sender.finish()
+                assert [item async for item in registration.channel] == [b"x"]
+            await eventually(lambda server=home.server: server.registered_count == 0)  # type: ignore[misc]

@@ -1,0 +1,442 @@
+"""The transfer plane in memory: planes of one process that know each other by a fabric.
+
+It is the model of the plane, with everything that can go wrong at the push of a button
+(`TransferFaults`): also what RDMA does and TCP does not, bytes that go on landing after an abort.
+The conformance suite holds it to the same behaviour as the real backends.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+from typing_extensions import Buffer
+
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.errors import (
+    ConnectError,
+    CorruptedError,
+    DeadlineError,
+    DisconnectedError,
+    KilledError,
+    OverloadedError,
+    RequestError,
+    StaleMemoryError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.planes import (
+    DeviceMemory,
+    MemoryRegion,
+    Notification,
+    RemoteMemory,
+    TransferReport,
+)
+from trinamo.runtime.protocol.transfer import (
+    BLOCK_BYTES_MAX,
+    NOTIFICATIONS_MAX,
+    NOTIFY_BYTES_MAX,
+    Direction,
+    MemoryDescription,
+    check_blocks,
+    check_compatible,
+    decode_description,
+    encode_description,
+)
+from trinamo.runtime.protocol.transfer_access import AccessTable
+
+__all__ = [
+    "MemoryTransfer",
+    "MemoryTransferPlane",
+    "TransferFabric",
+    "TransferFaults",
+    "open_memory_transfer_plane",
+]
+
+
+@attrs.define(kw_only=True)
+class TransferFaults:
+    """What goes wrong with the transfers that one plane starts, from now on."""
+
+    is_unreachable: bool = False
+    """Peers cannot be reached, and transfers fail before a block has moved."""
+    breaks_after: int | None = None
+    """The connection breaks after so many blocks of a transfer."""
+    stalls_after: int | None = None
+    """Nothing moves any more after so many blocks, as if the peer were stopped."""
+    corrupts: int | None = None
+    """A bit of this block of a transfer turns over on the way."""
+    lands_late: bool = False
+    """An aborted or failed transfer goes on moving, and is settled only when all has moved."""
+    block_s: float = 0.0
+    """How long one block takes."""
+
+
+class TransferFabric:
+    """The planes that can reach each other."""
+
+    def __init__(self) -> None:
+        self.planes: dict[str, MemoryTransferPlane] = {}
+
+
+class _Region:
+    """One registered region. Implements `MemoryRegion`."""
+
+    def __init__(
+        self, view: memoryview, description: MemoryDescription, access: AccessTable
+    ) -> None:
+        self.view = view
+        self.access = access
+        self._description = description
+
+    is_fenced = True
+
+    @property
+    def description(self) -> MemoryDescription:
+        return msgspec.structs.replace(self._description, generation=self.access.generation)
+
+    def describe(self) -> bytes:
+        return encode_description(self.description)
+
+    def renew(self) -> int:
+        return self.access.renew()
+
+    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+        self.access.grant(ticket, blocks)
+
+    def revoke(self, ticket: int) -> None:
+        self.access.revoke(ticket)
+
+    def block(self, number: int) -> memoryview:
+        size = self._description.block_bytes
+        return self.view[number * size : (number + 1) * size]
+
+
+@attrs.frozen
+class _Remote:
+    """A peer's region. Implements `RemoteMemory`."""
+
+    description: MemoryDescription
+
+
+@attrs.frozen(kw_only=True)
+class _Plan:
+    direction: Direction
+    local: _Region
+    local_blocks: tuple[int, ...]
+    remote: MemoryDescription
+    remote_blocks: tuple[int, ...]
+    deadline_s: float
+    notify: bytes | None
+    ticket: int
+
+
+class MemoryTransfer:
+    """One transfer. Implements `planes.transfer.Transfer`."""
+
+    def __init__(self, plane: MemoryTransferPlane, plan: _Plan) -> None:
+        self.peer = plan.remote.incarnation
+        self.local = plan.local
+        self._plane, self._plan = plane, plan
+        self._faults = attrs.evolve(plane.faults)
+        self._confirmed = 0
+        self._report: TransferReport | None = None
+        self._error: TrinamoError | None = None
+        self._over, self._settled = trio.Event(), trio.Event()
+        self._scope = trio.CancelScope()
+
+    @property
+    def confirmed_count(self) -> int:
+        return self._confirmed
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled.is_set()
+
+    async def wait(self) -> TransferReport:
+        await self._over.wait()
+        if self._report is not None:
+            return self._report
+        assert self._error is not None
+        if isinstance(self._error, KilledError):
+            raise KilledError(self._error.message, reason=self._error.reason)
+        raise error_from_wire(self._error.code, self._error.message, definite=self._error.definite)
+
+    async def wait_settled(self) -> None:
+        await self._settled.wait()
+
+    def abort(self) -> None:
+        self.fail(KilledError("the transfer was aborted", reason="aborted"))
+
+    def fail(self, error: TrinamoError) -> None:
+        """End it with this error, unless it is over."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+            if not self._faults.lands_late:
+                self._settled.set()
+                self._scope.cancel()
+
+    async def drive(self) -> None:
+        """Move the blocks; run in the plane's nursery, raises nothing."""
+        clock = self._plane.env.clock
+        started_at = clock.now()
+        with self._scope:
+            try:
+                with trio.move_on_after(self._plan.deadline_s):
+                    await self._move()
+                    self._succeed(clock.now() - started_at)
+                self.fail(
+                    DeadlineError(f"no more than {self._confirmed} blocks were moved in time")
+                )
+                await self._land()
+            except TrinamoError as error:
+                self.fail(error)
+        self._settled.set()
+
+    async def _land(self) -> None:
+        """What was on its way goes on landing, long after anybody wants it."""
+        if self._report is None:
+            for position in range(self._confirmed, len(self._plan.local_blocks)):
+                await trio.sleep(self._faults.block_s)
+                self._copy(position, self._plane.reach(self._plan))
+
+    async def _move(self) -> None:
+        faults, plan = self._faults, self._plan
+        if faults.is_unreachable:
+            raise ConnectError("the fabric lets nobody through")
+        remote = self._plane.reach(plan)
+        target = plan.direction is Direction.WRITE
+        remote.access.admit(
+            plan.remote.generation, plan.ticket, plan.remote_blocks, is_target=target
+        )
+        for position in range(len(plan.local_blocks)):
+            if position == faults.breaks_after:
+                raise DisconnectedError("the fabric broke the connection")
+            if position == faults.stalls_after:
+                await trio.sleep_forever()
+            await trio.sleep(faults.block_s)
+            self._check(remote)
+            self._copy(position, remote)
+            if not self._over.is_set():
+                self._confirmed = position + 1
+
+    def _check(self, remote: _Region) -> None:
+        if not remote.access.is_open_to(self._plan.remote.generation, self._plan.ticket):
+            raise StaleMemoryError("the blocks were withdrawn while they moved")
+        if self.local.access.is_withdrawn:
+            raise StaleMemoryError("the region was deregistered")
+
+    def _copy(self, position: int, remote: _Region) -> None:
+        ours = self.local.block(self._plan.local_blocks[position])
+        theirs = remote.block(self._plan.remote_blocks[position])
+        source, target = (
+            (ours, theirs) if self._plan.direction is Direction.WRITE else (theirs, ours)
+        )
+        sent = zlib.crc32(source)
+        target[:] = source
+        if position == self._faults.corrupts:
+            target[0] ^= 1
+        if zlib.crc32(target) != sent:
+            raise CorruptedError(f"the checksum of block {position} of the transfer does not match")
+
+    def _succeed(self, duration_s: float) -> None:
+        plan = self._plan
+        if self._over.is_set():
+            return
+        if plan.notify is not None:
+            self._plane.tell(plan.remote, plan.notify)
+        self._report = TransferReport(
+            backend=self._plane.backend,
+            path="memory",
+            direction=plan.direction,
+            block_count=len(plan.local_blocks),
+            byte_count=len(plan.local_blocks) * plan.remote.block_bytes,
+            duration_s=duration_s,
+            is_verified=True,
+        )
+        self._over.set()
+
+
+class MemoryTransferPlane:
+    """Implements `planes.transfer.TransferPlane`; made by `open_memory_transfer_plane`."""
+
+    def __init__(
+        self, fabric: TransferFabric, env: Env, nursery: trio.Nursery, backend: str
+    ) -> None:
+        self.backend: Final = backend
+        self.env = env
+        self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.faults = TransferFaults()
+        self._fabric, self._nursery = fabric, nursery
+        self._regions: dict[int, _Region] = {}
+        self._numbers = 0
+        self._forgotten: dict[str, None] = {}
+        self._transfers: dict[int, MemoryTransfer] = {}
+        self._arrived, self._arriving = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
+        fabric.planes[self.incarnation] = self
+
+    async def register(
+        self,
+        memory: Buffer | DeviceMemory,
+        *,
+        block_bytes: int,
+        fingerprint: str = "",
+        needs_ticket: bool = False,
+    ) -> _Region:
+        await trio.lowlevel.checkpoint()
+        if isinstance(memory, DeviceMemory):
+            raise RequestError("the memory plane moves memory of the process, not of a device")
+        view = memoryview(memory)
+        if view.readonly or not view.c_contiguous:
+            raise RequestError("memory to register must be writable and contiguous")
+        if not 1 <= block_bytes <= min(BLOCK_BYTES_MAX, view.nbytes):
+            raise RequestError(f"memory of {view.nbytes} bytes holds no block of {block_bytes}")
+        view = view.cast("B")[: view.nbytes // block_bytes * block_bytes]
+        self._numbers += 1
+        description = MemoryDescription(
+            backend=self.backend,
+            incarnation=self.incarnation,
+            region=self._numbers,
+            generation=1,
+            fingerprint=fingerprint,
+            base=0,
+            length=view.nbytes,
+            block_bytes=block_bytes,
+        )
+        access = AccessTable(description.block_count, needs_ticket=needs_ticket)
+        region = _Region(view, description, access)
+        self._regions[self._numbers] = region
+        return region
+
+    async def deregister(self, region: MemoryRegion) -> None:
+        await trio.lowlevel.checkpoint()
+        known = self._regions.pop(region.description.region, None)
+        if known is not None:
+            known.access.withdraw()
+            ours = [t for t in self._transfers.values() if t.local is known]
+            for transfer in ours:
+                transfer.fail(StaleMemoryError("the region was deregistered"))
+            for transfer in ours:
+                await transfer.wait_settled()
+
+    async def connect(self, description: bytes) -> _Remote:
+        await trio.lowlevel.checkpoint()
+        described = decode_description(description, backend=self.backend)
+        self._forgotten.pop(described.incarnation, None)
+        self._peer(described.incarnation)
+        return _Remote(described)
+
+    async def probe(self, remote: RemoteMemory) -> None:
+        await trio.lowlevel.checkpoint()
+        self._peer(remote.description.incarnation)
+
+    async def forget(self, incarnation: str) -> None:
+        self._forgotten[incarnation] = None
+        theirs = [t for t in self._transfers.values() if t.peer == incarnation]
+        for transfer in theirs:
+            transfer.fail(DisconnectedError(f"peer {incarnation} was forgotten"))
+        for transfer in theirs:
+            await transfer.wait_settled()
+        await trio.lowlevel.checkpoint()
+
+    def _peer(self, incarnation: str) -> MemoryTransferPlane:
+        peer = self._fabric.planes.get(incarnation)
+        if self.faults.is_unreachable or peer is None or incarnation in self._forgotten:
+            raise ConnectError(f"nobody answers as {incarnation}")
+        return peer
+
+    def reach(self, plan: _Plan) -> _Region:
+        """The peer's region; what is missing is a typed error."""
+        peer = self._peer(plan.remote.incarnation)
+        region = peer._regions.get(plan.remote.region)  # noqa: SLF001 -- the same class
+        if region is None:
+            raise StaleMemoryError(f"there is no region {plan.remote.region}")
+        return region
+
+    def tell(self, remote: MemoryDescription, message: bytes) -> None:
+        """Queue a notification at the peer."""
+        said = Notification(peer=self.incarnation, region=remote.region, message=message)
+        try:
+            self._peer(remote.incarnation)._arrived.send_nowait(said)  # noqa: SLF001
+        except trio.WouldBlock:
+            raise OverloadedError(
+                f"{NOTIFICATIONS_MAX} notifications wait to be received",
+                bound="notifications",
+                value=NOTIFICATIONS_MAX,
+            ) from None
+
+    def start(
+        self,
+        direction: Direction,
+        local: MemoryRegion,
+        local_blocks: Sequence[int],
+        remote: RemoteMemory,
+        remote_blocks: Sequence[int],
+        *,
+        deadline_s: float,
+        notify: bytes | None = None,
+        ticket: int = 0,
+    ) -> MemoryTransfer:
+        assert isinstance(local, _Region), "memory of another plane"
+        if local.access.is_withdrawn:
+            raise StaleMemoryError("the local region was deregistered")
+        check_compatible(local.description, remote.description)
+        if len(local_blocks) != len(remote_blocks):
+            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
+        is_read = direction is Direction.READ
+        here, there = local.access.block_count, remote.description.block_count
+        check_blocks(local_blocks, here, whose="local", is_target=is_read)
+        check_blocks(remote_blocks, there, whose="remote", is_target=not is_read)
+        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
+            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
+        plan = _Plan(
+            direction=direction,
+            local=local,
+            local_blocks=tuple(local_blocks),
+            remote=remote.description,
+            remote_blocks=tuple(remote_blocks),
+            deadline_s=deadline_s,
+            notify=notify,
+            ticket=ticket,
+        )
+        transfer = MemoryTransfer(self, plan)
+        self._transfers[id(transfer)] = transfer
+        self._nursery.start_soon(self._drive, transfer)
+        return transfer
+
+    async def _drive(self, transfer: MemoryTransfer) -> None:
+        try:
+            await transfer.drive()
+        finally:
+            del self._transfers[id(transfer)]
+
+    async def receive(self) -> Notification:
+        return await self._arriving.receive()
+
+    def close(self) -> None:
+        """Nobody reaches it any more; its transfers end, wherever they are."""
+        self._fabric.planes.pop(self.incarnation, None)
+        for region in self._regions.values():
+            region.access.withdraw()
+        for transfer in list(self._transfers.values()):
+            transfer.abort()
+
+
+@asynccontextmanager
+async def open_memory_transfer_plane(
+    fabric: TransferFabric, env: Env | None = None, *, backend: str = "memory"
+) -> AsyncIterator[MemoryTransferPlane]:
+    """A plane on `fabric`, until the block is left. `backend` lets a test make two kinds."""
+    async with trio.open_nursery() as nursery:
+        plane = MemoryTransferPlane(fabric, RealEnv() if env is None else env, nursery, backend)
+        try:
+            yield plane
+        finally:
+            plane.close()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,398 @@
+"""The tcp transfer plane: blocks over streams, or copied directly between processes of one host.
+
+Read `transfer_memory.py` (regions, flows, fencing), then `transfer_link.py` (one stream), then
+its two ends, `transfer_owner.py` and `transfer_initiator.py`, and `transfer_flight.py` (one
+transfer). Works on simulated sockets, with `same_host` off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+from typing_extensions import Buffer
+
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    OverloadedError,
+    RefusedError,
+    RemoteProtocolError,
+    RequestError,
+    StaleMemoryError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+from trinamo.runtime.protocol.transfer import (
+    NOTIFICATIONS_MAX,
+    NOTIFY_BYTES_MAX,
+    Direction,
+    MemoryDescription,
+    check_blocks,
+    check_compatible,
+    decode_description,
+)
+from trinamo.runtime.protocol.transfer_stream import Failed, Finished, Hello, Ping, Welcome
+
+from .accepting import accept_connections
+from .checksum import Checksum, ChecksumChoice, choose, offered
+from .local_memory import Slot
+from .sockets import TcpOptions, dial, open_listener, tune
+from .transfer_copy import Neighbour
+from .transfer_flight import Plan, TcpTransfer
+from .transfer_initiator import InitiatorLink, Peer
+from .transfer_link import Link
+from .transfer_memory import TcpRegion
+from .transfer_owner import OwnerLink
+
+__all__ = ["TcpTransferPlane", "TransferOptions", "open_transfer_plane"]
+
+_log = logging.getLogger("trinamo.tcp")
+_VERSION: Final = 1
+
+
+@attrs.frozen(kw_only=True)
+class TransferOptions:
+    """What an operator may set about transfers over TCP."""
+
+    tcp: TcpOptions = attrs.field(factory=TcpOptions)
+    slice_bytes: int = 1 << 20
+    """What is sent before another transfer of the same peer gets its turn."""
+    checksum: ChecksumChoice = "auto"
+    """`auto`: XXH3 where both ends have libxxhash, else CRC-32."""
+    same_host: bool = True
+    """Copy directly where both ends run on one host and the kernel allows it."""
+    same_host_checksum: bool = False
+    """Compare checksums there too: nothing but the kernel's own copy lies between."""
+
+
+@attrs.frozen
+class _Remote:
+    """A peer's region. Implements `RemoteMemory`."""
+
+    description: MemoryDescription
+    peer: Peer
+
+
+class TcpTransferPlane:
+    """Implements `planes.transfer.TransferPlane`; made by `open_transfer_plane`."""
+
+    backend: Final = "tcp"
+
+    def __init__(
+        self, options: TransferOptions, env: Env, nursery: trio.Nursery, address: str
+    ) -> None:
+        self.options = options
+        self.address = address
+        self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.malformed_count = 0
+        """Streams that were ended because the peer talked nonsense."""
+        self._env, self._nursery = env, nursery
+        self._regions: dict[int, TcpRegion] = {}
+        self._numbers = 0
+        self._peers: dict[str, Peer] = {}
+        self._transfers: dict[int, TcpTransfer] = {}
+        self._notifications, self._arriving = trio.open_memory_channel[Notification](
+            NOTIFICATIONS_MAX
+        )
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        memory: Buffer | DeviceMemory,
+        *,
+        block_bytes: int,
+        fingerprint: str = "",
+        needs_ticket: bool = False,
+    ) -> TcpRegion:
+        """Register a writable buffer; nothing is pinned, so it costs nothing."""
+        await trio.lowlevel.checkpoint()
+        if isinstance(memory, DeviceMemory):
+            raise RequestError("tcp moves memory of the process, not of a device")
+        self._numbers += 1
+        number = self._numbers
+
+        def describe(base: int, length: int) -> MemoryDescription:
+            return MemoryDescription(
+                backend=self.backend,
+                incarnation=self.incarnation,
+                region=number,
+                generation=1,
+                fingerprint=fingerprint,
+                base=base,
+                length=length,
+                block_bytes=block_bytes,
+                address=self.address.encode(),
+            )
+
+        region = TcpRegion(
+            memory, block_bytes=block_bytes, needs_ticket=needs_ticket, describe=describe
+        )
+        self._regions[number] = region
+        return region
+
+    async def deregister(self, region: MemoryRegion) -> None:
+        """Refuse all transfers with the region and end those under way."""
+        if self._regions.get(region.description.region) is region:
+            self._regions.pop(region.description.region).withdraw()
+        await trio.lowlevel.checkpoint()
+
+    def region(self, number: int) -> TcpRegion:
+        """A region by number, for peers."""
+        region = self._regions.get(number)
+        if region is None:
+            raise StaleMemoryError(f"there is no region {number}")
+        return region
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    async def connect(self, description: bytes) -> _Remote:
+        """Dial the peer, or use the stream there is."""
+        described = decode_description(description, backend=self.backend)
+        try:
+            address = described.address.decode("ascii")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("the address is no host:port") from None
+        peer = self._peers.get(described.incarnation)
+        if peer is None:
+            peer = Peer(described.incarnation, address, self._dial, self._nursery)
+            self._peers[described.incarnation] = peer
+        try:
+            await peer.reach()
+        except StaleMemoryError:
+            if self._peers.get(described.incarnation) is peer:
+                del self._peers[described.incarnation]
+            raise
+        return _Remote(described, peer)
+
+    async def forget(self, incarnation: str) -> None:
+        """Close the stream to a peer; what is under way with it fails."""
+        peer = self._peers.pop(incarnation, None)
+        if peer is not None:
+            for transfer in list(self._transfers.values()):
+                if transfer.peer is peer:
+                    transfer.fail(DisconnectedError(f"peer {incarnation} was forgotten"))
+            peer.forget()
+        await trio.lowlevel.checkpoint()
+
+    async def probe(self, remote: RemoteMemory) -> None:
+        """One exchange with the peer over a stream that is dialled if need be."""
+        link = await self._of_ours(remote).peer.reach()
+        with link.exchange() as exchange:
+            link.put(Ping(exchange.id))
+            await exchange.wait(Finished)
+
+    def _of_ours(self, remote: RemoteMemory) -> _Remote:
+        assert isinstance(remote, _Remote), "memory of a peer of another plane"
+        return remote
+
+    # --- transfers -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        direction: Direction,
+        local: MemoryRegion,
+        local_blocks: Sequence[int],
+        remote: RemoteMemory,
+        remote_blocks: Sequence[int],
+        *,
+        deadline_s: float,
+        notify: bytes | None = None,
+        ticket: int = 0,
+    ) -> TcpTransfer:
+        """Start one transfer in the plane's nursery."""
+        assert isinstance(local, TcpRegion), "memory of another plane"
+        target = self._of_ours(remote)
+        if local.access.is_withdrawn:
+            raise StaleMemoryError("the local region was deregistered")
+        check_compatible(local.description, target.description)
+        if len(local_blocks) != len(remote_blocks):
+            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
+        is_read = direction is Direction.READ
+        count = local.access.block_count
+        check_blocks(local_blocks, count, whose="local", is_target=is_read)
+        count = target.description.block_count
+        check_blocks(remote_blocks, count, whose="remote", is_target=not is_read)
+        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
+            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
+        plan = Plan(
+            direction=direction,
+            local=local,
+            local_blocks=tuple(local_blocks),
+            remote=target.description,
+            remote_blocks=tuple(remote_blocks),
+            deadline_s=deadline_s,
+            notify=notify,
+            ticket=ticket,
+        )
+        transfer = TcpTransfer(plan, target.peer, self._env.clock)
+        self._transfers[id(transfer)] = transfer
+        self._nursery.start_soon(self._drive, transfer)
+        return transfer
+
+    async def _drive(self, transfer: TcpTransfer) -> None:
+        try:
+            await transfer.drive()
+        finally:
+            del self._transfers[id(transfer)]
+
+    # --- notifications ---------------------------------------------------------------------------
+
+    async def receive(self) -> Notification:
+        """The next notification."""
+        return await self._arriving.receive()
+
+    def notify(self, peer: str, region: int, message: bytes) -> None:
+        """Queue what a peer says."""
+        try:
+            self._notifications.send_nowait(Notification(peer=peer, region=region, message=message))
+        except trio.WouldBlock:
+            raise OverloadedError(
+                f"{NOTIFICATIONS_MAX} notifications wait to be received",
+                bound="notifications",
+                value=NOTIFICATIONS_MAX,
+            ) from None
+
+    # --- streams ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all transfers and refuse all memory. Synchronous."""
+        for transfer in list(self._transfers.values()):
+            transfer.abort()
+        for number in list(self._regions):
+            self._regions.pop(number).withdraw()
+
+    async def _dial(
+        self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
+    ) -> None:
+        stream = await dial(address, self.options.tcp)
+        async with stream:
+            link = InitiatorLink(stream, slice_bytes=self.options.slice_bytes)
+            async with _bounded(self.options.tcp.handshake_timeout_s):
+                await self._greet(link, incarnation)
+            task_status.started(link)
+            await _serve(link)
+
+    async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
+        slot = self._slot(link)
+        ours = offered(self.options.checksum)
+        proof = None if slot is None else slot.proof
+        await link.send_now(Hello(_VERSION, self.incarnation, incarnation, list(ours), proof))
+        answer = await link.read_now()
+        if isinstance(answer, Failed):
+            raise error_from_wire(answer.code, answer.message, definite=True)
+        if not isinstance(answer, Welcome) or answer.checksum not in ours:
+            raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
+        link.checksum = ours[answer.checksum]
+        link.verifies_copies = self.options.same_host_checksum
+        if slot is not None and answer.proof is not None:
+            slot.hold(answer.proof)
+            if slot.can_copy_from(answer.proof):
+                link.neighbour = Neighbour(answer.proof, slot)
+                link.can_be_copied = True
+
+    def _slot(self, link: Link) -> Slot | None:
+        return Slot(self._env.rng) if self.options.same_host and link.is_real else None
+
+    async def serve_stream(self, stream: trio.SocketStream) -> None:
+        """Serve one connection of a peer to its end; raises nothing."""
+        tune(stream, self.options.tcp)
+        try:
+            async with trio.open_nursery() as nursery:
+                link = OwnerLink(stream, self, nursery, slice_bytes=self.options.slice_bytes)
+                try:
+                    async with _bounded(self.options.tcp.handshake_timeout_s):
+                        await self._welcome(link)
+                    await _serve(link)
+                finally:
+                    link.close()
+                    nursery.cancel_scope.cancel()
+        except* RemoteProtocolError as group:
+            self.malformed_count += 1
+            _log.warning("transfer stream: %s", group.exceptions[0])
+        except* TrinamoError:
+            pass  # The peer hung up, was refused, or did not greet in time.
+
+    async def _welcome(self, link: OwnerLink) -> None:
+        hello = await link.read_now()
+        if not isinstance(hello, Hello) or hello.version != _VERSION:
+            raise RemoteProtocolError("the peer did not greet, or speaks another version")
+        try:
+            link.checksum = self._accept(hello)
+        except (StaleMemoryError, RefusedError) as error:
+            await link.send_now(Failed(0, error.code, error.message, error.definite))
+            raise
+        link.peer = hello.incarnation
+        slot = self._slot(link) if hello.proof is not None else None
+        if slot is not None and hello.proof is not None:
+            slot.hold(hello.proof)
+            link.neighbour = Neighbour(hello.proof, slot)
+        proof = None if slot is None else slot.proof
+        await link.send_now(Welcome(self.incarnation, link.checksum.name, proof))
+
+    def _accept(self, hello: Hello) -> Checksum:
+        if hello.wanted != self.incarnation:
+            raise StaleMemoryError(f"{self.address} is now {self.incarnation}")
+        return choose(hello.checksums, self.options.checksum)
+
+
+@asynccontextmanager
+async def _bounded(timeout_s: float) -> AsyncIterator[None]:
+    try:
+        with trio.fail_after(timeout_s):
+            yield
+    except trio.TooSlowError:
+        raise ConnectError(f"no greeting from the peer within {timeout_s:g} s") from None
+
+
+async def _serve(link: Link) -> None:
+    """Read and write until one of them raises; the group is taken apart again."""
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write)
+            await link.read()
+    except* RemoteProtocolError as group:
+        raise RemoteProtocolError(_first(group).message) from group
+    except* DisconnectedError as group:
+        raise DisconnectedError(_first(group).message) from group
+
+
+def _first(group: BaseExceptionGroup[TrinamoError]) -> TrinamoError:
+    found = group.exceptions[0]
+    return found if isinstance(found, TrinamoError) else _first(found)
+
+
+@asynccontextmanager
+async def open_transfer_plane(
+    options: TransferOptions | None = None, env: Env | None = None
+) -> AsyncIterator[TcpTransferPlane]:
+    """Bind the transfer port and serve registered memory until the block is left.
+
+    Raises `ConfigError` if the address cannot be bound. Leaving it ends all transfers.
+    """
+    options = TransferOptions() if options is None else options
+    listener, address = await open_listener(options.tcp)
+    async with listener, trio.open_nursery() as nursery:
+        plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
+        nursery.start_soon(
+            partial(
+                accept_connections,
+                listener,
+                plane.serve_stream,
+                nursery,
+                connections_max=options.tcp.connections_max,
+            )
+        )
+        try:
+            yield plane
+        finally:
+            plane.close()
+            nursery.cancel_scope.cancel()

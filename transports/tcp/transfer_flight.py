@@ -1,0 +1,265 @@
+"""One transfer of the tcp plane, from `start` to its end. Implements `planes.transfer.Transfer`.
+
+It tries the same-host path if the stream to the peer has proved that there is one, and goes on over
+the stream if copying is refused. All it touches of our memory goes through one `Flow` at a time,
+which `abort` closes at once: so here a transfer is settled as soon as it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from trinamo.runtime.env import Clock
+from trinamo.runtime.errors import (
+    DeadlineError,
+    KilledError,
+    RemoteProtocolError,
+    TransferError,
+    TrinamoError,
+)
+from trinamo.runtime.planes import TransferReport
+from trinamo.runtime.protocol.transfer import Direction, MemoryDescription
+from trinamo.runtime.protocol.transfer_stream import (
+    Check,
+    Commit,
+    Expose,
+    Exposed,
+    Fetch,
+    Fetched,
+    Finished,
+    Notify,
+    Read,
+    Write,
+    pack_blocks,
+)
+
+from .checksum import NO_CHECKSUM, Checksum
+from .transfer_copy import Neighbour
+from .transfer_initiator import Exchange, InitiatorLink, Peer, again
+from .transfer_memory import Flow, TcpRegion
+
+__all__ = ["Plan", "TcpTransfer"]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is asked for."""
+
+    direction: Direction
+    local: TcpRegion
+    local_blocks: Sequence[int]
+    remote: MemoryDescription
+    remote_blocks: Sequence[int]
+    deadline_s: float
+    notify: bytes | None
+    ticket: int
+
+
+class TcpTransfer:
+    """One transfer under way or over."""
+
+    def __init__(self, plan: Plan, peer: Peer, clock: Clock) -> None:
+        self.peer = peer
+        self._plan = plan
+        self._clock = clock
+        self._started_at = clock.now()
+        self._confirmed = 0
+        self._flow: Flow | None = None
+        self._error: TrinamoError | None = None
+        self._report: TransferReport | None = None
+        self._over = trio.Event()
+        self._scope = trio.CancelScope()
+
+    @property
+    def confirmed_count(self) -> int:
+        """Leading blocks that have arrived and are verified."""
+        return self._confirmed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is over."""
+        return self._over.is_set()
+
+    async def wait(self) -> TransferReport:
+        """The report, or the error that ended it."""
+        await self._over.wait()
+        if self._report is not None:
+            return self._report
+        assert self._error is not None
+        if isinstance(self._error, KilledError):
+            raise KilledError(self._error.message, reason=self._error.reason)
+        raise again(self._error)
+
+    async def wait_settled(self) -> None:
+        """Return once it is over."""
+        await self._over.wait()
+
+    def abort(self) -> None:
+        """End it now; the peer is told."""
+        self.fail(KilledError("the transfer was aborted", reason="aborted"))
+
+    def fail(self, error: TrinamoError) -> None:
+        """End it now with this error, unless it is over."""
+        if not self._over.is_set():
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        if self._flow is not None:
+            self._flow.close()
+        self._over.set()
+        self._scope.cancel()
+
+    # --- the task ------------------------------------------------------------------------------
+
+    async def drive(self) -> None:
+        """Do it. Run in the plane's nursery; raises nothing."""
+        self._scope.deadline = trio.current_time() + self._plan.deadline_s
+        with self._scope:
+            try:
+                path, checksum = await self._move(await self.peer.reach())
+            except TrinamoError as error:
+                self.fail(error)
+            else:
+                self._succeed(path, is_verified=checksum is not NO_CHECKSUM)
+        self.fail(
+            DeadlineError(
+                f"{self._confirmed} of {len(self._plan.local_blocks)} blocks were moved within "
+                f"{self._plan.deadline_s:g} s"
+            )
+        )
+
+    def _succeed(self, path: str, *, is_verified: bool) -> None:
+        if self._over.is_set():
+            return
+        count = len(self._plan.local_blocks)
+        self._confirmed = count
+        self._report = TransferReport(
+            backend="tcp",
+            path=path,
+            direction=self._plan.direction,
+            block_count=count,
+            byte_count=count * self._plan.remote.block_bytes,
+            duration_s=self._clock.now() - self._started_at,
+            is_verified=is_verified,
+        )
+        self._end()
+
+    async def _move(self, link: InitiatorLink) -> tuple[str, Checksum]:
+        if self._plan.direction is Direction.READ:
+            moved = await self._read(link)
+            if self._plan.notify is not None:
+                with link.exchange() as exchange:
+                    link.put(Notify(exchange.id, self._plan.remote.region, self._plan.notify))
+                    await exchange.wait(Finished)
+            return moved
+        return await self._write(link)
+
+    async def _read(self, link: InitiatorLink) -> tuple[str, Checksum]:
+        if link.neighbour is not None and await self._copy(link, link.neighbour):
+            return "same_host", link.copy_checksum
+        with link.exchange(self._confirm) as exchange:
+            flow = self._open_flow(exchange, link.checksum)
+            if flow.blocks:
+                link.receiving[exchange.id] = flow
+            link.put(Read(exchange.id, *self._where()), self._remote_list())
+            await exchange.wait(Finished)
+            self._check_complete(flow)
+        return "stream", link.checksum
+
+    async def _write(self, link: InitiatorLink) -> tuple[str, Checksum]:
+        if link.can_be_copied and await self._be_copied(link):
+            return "same_host", link.copy_checksum
+        with link.exchange(self._confirm) as exchange:
+            flow = self._open_flow(exchange, link.checksum)
+            link.put(Write(exchange.id, *self._where(), self._plan.notify), self._remote_list())
+            if flow.blocks:
+                link.send_blocks(flow, lambda: None)
+            await exchange.wait(Finished)
+            self._check_complete(flow)
+        return "stream", link.checksum
+
+    async def _copy(self, link: InitiatorLink, neighbour: Neighbour) -> bool:
+        """Copy the peer's blocks ourselves; False if that turns out not to be allowed."""
+        with link.exchange() as exchange:
+            flow = self._open_flow(exchange, link.copy_checksum)
+            link.put(Expose(exchange.id, *self._where()), self._remote_list())
+            await exchange.wait(Exposed)
+            try:
+                sums = await neighbour.copy(
+                    flow,
+                    self._plan.remote.base,
+                    self._plan.remote_blocks,
+                    slice_bytes=link.slice_bytes,
+                )
+            except OSError:
+                link.neighbour = None
+                flow.close()
+                return False
+            link.put(Check(exchange.id), sums)
+            await exchange.wait(Finished)
+            self._check_complete(flow)
+        return True
+
+    async def _be_copied(self, link: InitiatorLink) -> bool:
+        """Let the peer copy our blocks; False if it turns out that it may not."""
+        plan = self._plan
+        with link.exchange() as exchange:
+            flow = self._open_flow(exchange, link.copy_checksum)
+            link.put(
+                Fetch(
+                    exchange.id,
+                    *self._where(),
+                    plan.local.base,
+                    link.verifies_copies,
+                    plan.notify,
+                ),
+                self._remote_list() + pack_blocks(plan.local_blocks),
+            )
+            try:
+                sums = await exchange.wait(Fetched)
+            except TransferError as error:
+                flow.close()
+                if type(error) is not TransferError:
+                    raise
+                link.can_be_copied = False
+                return False
+            flow.pending = len(flow.blocks)
+            await flow.verify(sums)
+            link.put(Commit(exchange.id))
+            await exchange.wait(Finished)
+            flow.close()
+        return True
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _where(self) -> tuple[int, int, int, int]:
+        remote = self._plan.remote
+        return remote.region, remote.generation, remote.block_bytes, self._plan.ticket
+
+    def _remote_list(self) -> bytes:
+        return pack_blocks(self._plan.remote_blocks)
+
+    def _confirm(self, count: int) -> None:
+        if not self._over.is_set() and self._confirmed < count <= len(self._plan.local_blocks):
+            self._confirmed = count
+
+    def _open_flow(self, exchange: Exchange, checksum: Checksum) -> Flow:
+        self._flow = Flow(
+            exchange.id,
+            self._plan.local,
+            self._plan.local_blocks,
+            checksum,
+            on_fence=exchange.fail,
+        )
+        return self._flow
+
+    def _check_complete(self, flow: Flow) -> None:
+        if not flow.is_complete:
+            raise RemoteProtocolError(
+                f"finished, but only {flow.position} of {len(flow.blocks)} blocks have moved"
+            )
+        flow.close()

@@ -1,0 +1,230 @@
+"""The end of a transfer stream that dialled, and the transfers it asks for.
+
+`Peer` keeps one stream to one peer, dialled when it is first needed and again when it broke. Dials
+to different peers know nothing of each other, and whoever waits for one may stop waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.protocol.transfer_stream import (
+    Abort,
+    Confirmed,
+    Exposed,
+    Failed,
+    Fetched,
+    Finished,
+    Message,
+)
+
+from .checksum import NO_CHECKSUM, Checksum
+from .transfer_copy import Neighbour
+from .transfer_link import Link
+from .transfer_memory import Flow
+
+__all__ = ["Dial", "Exchange", "InitiatorLink", "Peer"]
+
+
+def again(error: TrinamoError) -> TrinamoError:
+    """The same error to raise in one more task."""
+    return error_from_wire(error.code, error.message, definite=error.definite)
+
+
+class Exchange:
+    """One request and its answers."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.is_over = False
+        """Whether nothing more comes for it."""
+        self.on_confirmed: Callable[[int], None] = lambda _: None
+        self._answers: list[tuple[Message, bytes]] = []
+        self._error: TrinamoError | None = None
+        self._arrived = trio.Event()
+
+    def resolve(self, message: Message, data: bytes) -> None:
+        """An answer has come."""
+        self.is_over = isinstance(message, Finished)
+        self._answers.append((message, data))
+        self._arrived.set()
+
+    def fail(self, error: TrinamoError) -> None:
+        """There will be no answer."""
+        if self._error is None:
+            self._error = error
+        self._arrived.set()
+
+    async def wait(self, *kinds: type[Message]) -> bytes:
+        """The data part of the next answer, which must be of one of these kinds."""
+        await self._arrived.wait()
+        if self._error is not None:
+            raise again(self._error)
+        message, data = self._answers.pop(0)
+        if not self._answers:
+            self._arrived = trio.Event()
+        if not isinstance(message, kinds):
+            raise RemoteProtocolError(f"an unexpected {type(message).__name__}")
+        return data
+
+
+class InitiatorLink(Link):
+    """One connection to one peer."""
+
+    def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
+        super().__init__(stream, slice_bytes=slice_bytes)
+        self.checksum = NO_CHECKSUM
+        """As agreed in the handshake."""
+        self.verifies_copies = False
+        """Whether checksums are compared after copies on one host, too."""
+        self.neighbour: Neighbour | None = None
+        """Set if both are on one host and we may copy from the peer."""
+        self.can_be_copied = False
+        """Whether the peer may copy from us, as far as is known."""
+        self._exchanges: dict[int, Exchange] = {}
+        self._numbers = 0
+
+    @property
+    def copy_checksum(self) -> Checksum:
+        """The one for copies on one host."""
+        return self.checksum if self.verifies_copies else NO_CHECKSUM
+
+    @contextmanager
+    def exchange(self, on_confirmed: Callable[[int], None] = lambda _: None) -> Iterator[Exchange]:
+        """A new request; leaving it before its last answer tells the peer to forget it."""
+        self._numbers += 1
+        exchange = Exchange(self._numbers)
+        exchange.on_confirmed = on_confirmed
+        self._exchanges[exchange.id] = exchange
+        try:
+            yield exchange
+        finally:
+            del self._exchanges[exchange.id]
+            self.receiving.pop(exchange.id, None)
+            if not exchange.is_over:
+                self.put(Abort(exchange.id))
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Hand an answer to who asked; answers to requests we gave up are dropped."""
+        match message:
+            case Confirmed():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.on_confirmed(message.count)
+            case Finished() | Exposed() | Fetched():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.resolve(message, data)
+            case Failed():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.is_over = True
+                    exchange.fail(
+                        error_from_wire(message.code, message.message, definite=message.definite)
+                    )
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is no answer")
+
+    def received(self, flow: Flow) -> None:
+        """A slice of a read is verified."""
+        exchange = self._exchanges.get(flow.id)
+        if exchange is not None:
+            exchange.on_confirmed(flow.position)
+
+    def fail(self, error: TrinamoError) -> None:
+        """The stream is over."""
+        for exchange in list(self._exchanges.values()):
+            exchange.is_over = True
+            exchange.fail(error)
+
+
+class Dial(Protocol):
+    """How a peer is reached: connect, greet, check who answers."""
+
+    async def __call__(
+        self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
+    ) -> None:
+        """Started with the link, it serves the link until that is over, and raises why."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    done: trio.Event = attrs.field(factory=trio.Event)
+    link: InitiatorLink | None = None
+    error: TrinamoError | None = None
+
+    async def wait(self) -> InitiatorLink:
+        await self.done.wait()
+        if self.error is not None:
+            raise again(self.error)
+        assert self.link is not None
+        return self.link
+
+
+class _Started(trio.TaskStatus[InitiatorLink]):
+    """Takes the link from `Dial` without a nursery's `start`, which a waiter could cancel."""
+
+    def __init__(self, take: Callable[[InitiatorLink], None]) -> None:
+        self._take = take
+
+    def started(self, value: InitiatorLink | None = None) -> None:
+        assert value is not None
+        self._take(value)
+
+
+class Peer:
+    """One peer and the stream to it."""
+
+    def __init__(self, incarnation: str, address: str, dial: Dial, nursery: trio.Nursery) -> None:
+        self.incarnation, self.address = incarnation, address
+        self._dial, self._nursery = dial, nursery
+        self._link: InitiatorLink | None = None
+        self._attempt: _Attempt | None = None
+        self._scope = trio.CancelScope()
+        self._is_forgotten = False
+
+    async def reach(self) -> InitiatorLink:
+        """The stream, dialled if there is none. Cancelled, the dial goes on for others."""
+        if self._link is not None:
+            return self._link
+        if self._is_forgotten:
+            raise ConnectError(f"peer {self.incarnation} was forgotten")
+        if self._attempt is None:
+            self._attempt = _Attempt()
+            self._nursery.start_soon(self._serve, self._attempt)
+        return await self._attempt.wait()
+
+    def forget(self) -> None:
+        """Close the stream; transfers over it fail now."""
+        self._is_forgotten = True
+        if self._link is not None:
+            self._link.fail(DisconnectedError(f"peer {self.incarnation} was forgotten"))
+        self._scope.cancel()
+
+    async def _serve(self, attempt: _Attempt) -> None:
+        def take(link: InitiatorLink) -> None:
+            self._link = attempt.link = link
+            attempt.done.set()
+
+        error: TrinamoError = DisconnectedError(f"peer {self.incarnation} was forgotten")
+        try:
+            with self._scope:
+                await self._dial(self.address, self.incarnation, _Started(take))
+        except TrinamoError as found:
+            error = found
+        finally:
+            link, self._link, self._attempt = self._link, None, None
+            attempt.error = error
+            attempt.done.set()
+            if link is not None:
+                link.fail(error)

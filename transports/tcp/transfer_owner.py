@@ -1,0 +1,280 @@
+"""The end of a transfer stream whose memory is read and written: it was dialled, and answers.
+
+Each request is admitted by the region's access table before a byte moves, and fenced as soon as
+what admitted it is withdrawn; the peer is told why. Nothing here waits but the copies of the
+same-host path, which run as tasks of the link's nursery.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    CorruptedError,
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TransferError,
+    TrinamoError,
+)
+from trinamo.runtime.protocol.transfer_stream import (
+    Abort,
+    Check,
+    Commit,
+    Confirmed,
+    Expose,
+    Exposed,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Message,
+    Notify,
+    Ping,
+    Read,
+    Request,
+    Write,
+    unpack_blocks,
+)
+
+from .checksum import NO_CHECKSUM, Checksum
+from .transfer_copy import Neighbour
+from .transfer_link import Link
+from .transfer_memory import Flow, TcpRegion
+
+__all__ = ["Owner", "OwnerLink"]
+
+_REQUESTS_MAX: Final = 1024
+
+
+class Owner(Protocol):
+    """What the link needs of its plane."""
+
+    def region(self, number: int) -> TcpRegion:
+        """A region by number; `StaleMemoryError` if there is none."""
+        ...
+
+    def notify(self, peer: str, region: int, message: bytes) -> None:
+        """Queue a notification; `OverloadedError` if too many wait."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Request:
+    """One request that is under way here."""
+
+    flow: Flow
+    region: int
+    notify: bytes | None = None
+    sums: bytes = b""
+
+
+class OwnerLink(Link):
+    """One connection of one peer."""
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        owner: Owner,
+        nursery: trio.Nursery,
+        *,
+        slice_bytes: int,
+    ) -> None:
+        super().__init__(stream, slice_bytes=slice_bytes)
+        self.peer = ""
+        """The incarnation of who dialled, as it says."""
+        self.checksum = NO_CHECKSUM
+        """As agreed in the handshake."""
+        self.neighbour: Neighbour | None = None
+        """Set if the peer says that it is on this host; every copy proves it again."""
+        self._owner = owner
+        self._nursery = nursery
+        self._requests: dict[int, _Request] = {}
+
+    def close(self) -> None:
+        """The stream is over: let go of all memory. Synchronous."""
+        for request in list(self._requests.values()):
+            request.flow.close()
+        self._requests.clear()
+        self.receiving.clear()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Act on one message of the peer."""
+        if not isinstance(message, Request):
+            raise RemoteProtocolError(f"{type(message).__name__} is no request")
+        try:
+            self._act(message, data)
+        except RemoteProtocolError:
+            raise
+        except TrinamoError as error:
+            self._fail(message.id, error)
+
+    def _act(self, message: Request, data: bytes) -> None:
+        match message:
+            case Read():
+                self._read(message, unpack_blocks(data))
+            case Write():
+                self._write(message, unpack_blocks(data))
+            case Expose():
+                self._expose(message, unpack_blocks(data))
+            case Check():
+                self._check(message, data)
+            case Fetch():
+                self._fetch(message, unpack_blocks(data))
+            case Commit():
+                self._commit(message)
+            case Abort():
+                self._abort(message)
+            case Notify():
+                self._owner.region(message.region)
+                self._owner.notify(self.peer, message.region, message.message)
+                self.put(Finished(message.id))
+            case Ping():
+                self.put(Finished(message.id))
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not answered")
+
+    def _admit(
+        self,
+        message: Read | Write | Expose | Fetch,
+        blocks: list[int],
+        checksum: Checksum,
+        *,
+        is_target: bool,
+    ) -> _Request:
+        if message.id in self._requests:
+            raise RemoteProtocolError(f"request {message.id} is under way already")
+        if len(self._requests) >= _REQUESTS_MAX:
+            raise OverloadedError(
+                f"{_REQUESTS_MAX} requests under way", bound="transfers", value=_REQUESTS_MAX
+            )
+        region = self._owner.region(message.region)
+        if message.block_bytes != region.block_bytes:
+            raise StaleMemoryError(
+                f"blocks of {region.block_bytes} bytes here, of {message.block_bytes} there"
+            )
+        region.access.admit(message.generation, message.ticket, blocks, is_target=is_target)
+        number = message.id
+        flow = Flow(
+            number,
+            region,
+            blocks,
+            checksum,
+            admitted=(message.generation, message.ticket),
+            on_fence=lambda error: self._fail(number, error),
+        )
+        request = _Request(flow, message.region)
+        self._requests[number] = request
+        return request
+
+    def _fail(self, number: int, error: TrinamoError) -> None:
+        self._drop(number)
+        self.put(Failed(number, error.code, error.message[:2000], error.definite))
+
+    def _finish(self, number: int) -> None:
+        self._drop(number)
+        self.put(Finished(number))
+
+    def _drop(self, number: int) -> None:
+        self.receiving.pop(number, None)
+        request = self._requests.pop(number, None)
+        if request is not None:
+            request.flow.close()
+
+    def _abort(self, message: Abort) -> None:
+        # The answer follows the last slice, so the peer knows that nothing more comes.
+        self._fail(message.id, KilledError("aborted by the peer"))
+
+    # --- over the stream -------------------------------------------------------------------------
+
+    def _read(self, message: Read, blocks: list[int]) -> None:
+        request = self._admit(message, blocks, self.checksum, is_target=False)
+        self.send_blocks(request.flow, lambda: self._finish(message.id))
+
+    def _write(self, message: Write, blocks: list[int]) -> None:
+        request = self._admit(message, blocks, self.checksum, is_target=True)
+        request.notify = message.notify
+        if blocks:
+            self.receiving[message.id] = request.flow
+        else:
+            self._complete(message.id, request)
+
+    def received(self, flow: Flow) -> None:
+        """A slice of a write is verified."""
+        if flow.is_complete:
+            self._complete(flow.id, self._requests[flow.id])
+        else:
+            self.put(Confirmed(flow.id, flow.position))
+
+    def _complete(self, number: int, request: _Request) -> None:
+        if request.notify is not None:
+            try:
+                self._owner.notify(self.peer, request.region, request.notify)
+            except OverloadedError as error:
+                self._fail(number, error)
+                return
+        self._finish(number)
+
+    # --- on one host -----------------------------------------------------------------------------
+
+    def _expose(self, message: Expose, blocks: list[int]) -> None:
+        self._admit(message, blocks, NO_CHECKSUM, is_target=False)
+        self.put(Exposed(message.id))
+
+    def _check(self, message: Check, sums: bytes) -> None:
+        request = self._requests.get(message.id)
+        if request is None:
+            return  # Fenced before; the peer has been told.
+        if sums:
+            request.flow.checksum = self.checksum
+        request.flow.pending = len(request.flow.blocks)
+        self._nursery.start_soon(self._verify, request, sums)
+
+    async def _verify(self, request: _Request, sums: bytes) -> None:
+        flow = request.flow
+        try:
+            await flow.verify(sums)
+        except CorruptedError as error:
+            flow.fence(error)
+        except TrinamoError:
+            return  # Fenced meanwhile; the peer has been told.
+        else:
+            self._finish(flow.id)
+
+    def _fetch(self, message: Fetch, blocks: list[int]) -> None:
+        if len(blocks) % 2:
+            raise RemoteProtocolError("as many blocks to copy from as to copy to")
+        if self.neighbour is None:
+            raise TransferError("the processes are not on one host, or may not copy", definite=True)
+        half = len(blocks) // 2
+        checksum = self.checksum if message.verify else NO_CHECKSUM
+        request = self._admit(message, blocks[:half], checksum, is_target=True)
+        request.notify = message.notify
+        self._nursery.start_soon(self._copy, self.neighbour, request, message.base, blocks[half:])
+
+    async def _copy(
+        self, neighbour: Neighbour, request: _Request, base: int, source_blocks: list[int]
+    ) -> None:
+        flow = request.flow
+        try:
+            sums = await neighbour.copy(flow, base, source_blocks, slice_bytes=self.slice_bytes)
+        except OSError as error:
+            flow.fence(TransferError(f"cannot copy from the peer's memory: {error}"))
+        except TrinamoError:
+            return  # Fenced; the peer has been told.
+        else:
+            self.put(Fetched(flow.id), sums)
+
+    def _commit(self, message: Commit) -> None:
+        request = self._requests.get(message.id)
+        if request is None:
+            return
+        if not request.flow.is_complete:
+            raise RemoteProtocolError("commit before all is copied")
+        self._complete(message.id, request)
