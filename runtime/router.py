@@ -90,11 +90,11 @@ class Router:
                 self._metrics.endpoint_gone(str(self.endpoint))
 
     def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
-        for instance in change.left:
+        for instance in (*change.left, *change.moved):
             scope = self._attending.pop(instance.id, None)
             if scope is not None:
                 scope.cancel()
-        for instance in change.joined:
+        for instance in (*change.joined, *change.moved):
             route = self.route(instance)
             if route is not None:
                 scope = self._attending[instance.id] = trio.CancelScope()

@@ -176,10 +176,13 @@ class Worker:
             active.context.kill(Reason.CONSUMER_DROPPED)
             return
         now = trio.current_time()
-        for old in [i for i, at in self._cancelled.items() if at <= now]:
-            del self._cancelled[old]
-        while len(self._cancelled) >= _CANCELLED_MAX:
-            del self._cancelled[next(iter(self._cancelled))]
+        # Oldest first, as they were put in: all have the same time to live.
+        self._cancelled.pop(request_id, None)
+        while self._cancelled:
+            oldest = next(iter(self._cancelled))
+            if self._cancelled[oldest] > now and len(self._cancelled) < _CANCELLED_MAX:
+                break
+            del self._cancelled[oldest]
         self._cancelled[request_id] = now + self._cancelled_ttl_s
 
     def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Ack, Any]:

@@ -147,6 +147,8 @@ def _early_bound(by_real: dict[int, Any]) -> Iterator[tuple[ModuleType, str, int
     """The names in loaded modules that hold one of these clocks and dice themselves."""
     # Modules are only looked at once: there are thousands, and runs by the thousand.
     if len(_seen) != len(sys.modules):
+        for name in [name for name in _seen if name not in sys.modules]:
+            del _seen[name]
         for name, module in list(sys.modules.items()):
             if _seen.get(name) is module:
                 continue

@@ -67,7 +67,7 @@ class Links:
                     _apply(found, profile)
         return found
 
-    def shape(self, source: str = "*", destination: str = "*", **profile: float) -> None:
+    def shape(self, source: str = "*", destination: str = "*", /, **profile: float) -> None:
         """Give every link from `source` to `destination` (patterns with `*`) these fields.
 
         Raises `ValueError` for a field a profile does not have, or a negative value.

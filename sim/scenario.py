@@ -15,9 +15,10 @@ import trio
 
 from .choices import Choices
 from .cluster import Cluster, ClusterPlan
+from .cluster_planes import STORE
 from .cluster_network import ClusterNetwork
 from .cluster_rogues import Rogue
-from .errors import Deadlock, SimulationError, StepLimit, TimeLimit
+from .errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from .host import HostState
 from .scheduler import Policy
 from .world import World
@@ -25,7 +26,7 @@ from .world import World
 if TYPE_CHECKING:
     from .scenario_faults import FaultPlan
 
-__all__ = ["Expect", "Limits", "LinkPlan", "Liveness", "NetworkPlan", "Outcome", "Scenario", "Twin", "Breach"]
+__all__ = ["Expect", "Limits", "LinkPlan", "Liveness", "NetworkPlan", "Outcome", "QueuePlan", "Scenario", "Twin", "Breach"]
 
 STEP_S = 0.05
 """How often the driver looks whether what it waits for has come."""
@@ -89,6 +90,20 @@ class Expect:
     """How many requests must be answered whole."""
     notes: tuple[str, ...] = ()
     """Kinds of notes that must occur, or nothing was tested."""
+    never: tuple[str, ...] = ()
+    """Kinds of notes that must not occur."""
+    burst_note: str = ""
+    burst_max: int = 0
+    """Once a fault is over, at most so many notes of the kind come within `BURST_S`."""
+
+
+@attrs.frozen(kw_only=True)
+class QueuePlan:
+    """The small leased queue in place of a cluster (see `scenarios/leased_queue.py`)."""
+
+    workers: int = 2
+    jobs: int = 1
+    losses: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -147,6 +162,8 @@ class Scenario:
     """Rows of the protocol's event table, and failure scenarios such as `S2`."""
     policy: Policy = "batch"
     cluster: ClusterPlan = ClusterPlan()
+    queue: QueuePlan | None = None
+    """Instead of the cluster."""
     network: NetworkPlan = NetworkPlan()
     links: tuple[LinkPlan, ...] = ()
     rogues: tuple[Rogue, ...] = ()
@@ -165,6 +182,8 @@ class Scenario:
         from .catalogue.bugs import planted
         from .checks import judge
 
+        if self.queue is not None:
+            return self._run_queue(self.queue, choices, is_fenced=bug != "stale_ack")
         world = World(
             choices,
             policy=self.policy,
@@ -194,10 +213,30 @@ class Scenario:
                 outcome.violate("I15", f"{type(error).__name__}: {error}")
             except SimulationError:
                 raise
+            except Violation as violation:
+                outcome.violate(violation.invariant, violation.text)
             except Exception as error:  # noqa: BLE001 -- a process that ends by it is a finding
                 outcome.violate("crash", _innermost(error))
         outcome.digest = world.trace.digest
         judge(outcome)
+        return outcome
+
+
+    def _run_queue(self, queue: QueuePlan, choices: Choices, *, is_fenced: bool) -> Outcome:
+        from .scenarios.leased_queue import run
+
+        broken: Violation | None = None
+        try:
+            run(choices, fenced=is_fenced, **attrs.asdict(queue))
+        except Violation as violation:
+            broken = violation
+        world = choices.world
+        assert world is not None
+        network = ClusterNetwork(world)
+        outcome = Outcome(self, world, network, Cluster(world, network, self.cluster))
+        outcome.digest = world.trace.digest
+        if broken is not None:
+            outcome.violate(broken.invariant, broken.text)
         return outcome
 
 
@@ -240,6 +279,8 @@ class _Play:
             lambda: not leftovers(outcome), scenario.limits.settle_s
         )
         outcome.leftovers = leftovers(outcome)
+        if not await self._wait(self._are_workers_found, scenario.limits.settle_s):
+            outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
         if not outcome.violations:
             self._look_at_watches()
@@ -282,7 +323,8 @@ class _Play:
     def _is_load_over(self) -> bool:
         if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
             return False
-        return self.cluster.are_clients_done
+        names = [f"rogue{number}" for number in range(len(self.scenario.rogues))]
+        return self.cluster.are_clients_done and not any(map(self._is_running, names))
 
     def _tell_unended(self) -> None:
         for record in self.cluster.open_requests:
@@ -293,6 +335,21 @@ class _Play:
             )
         if not self.cluster.open_requests:
             self.outcome.violate("I15", f"the clients are not done\n{self.world.waiting()}")
+
+    def _are_workers_found(self) -> bool:
+        """Whether every worker that lives, and can, is registered."""
+        cluster = self.cluster
+        held = cluster.store.store.values("instances/")
+        for name in cluster.workers:
+            process = cluster.processes[name]
+            runtime, control = process.runtime, process.transports.control
+            if not cluster.is_up(name) or process.told.is_set() or not cluster.is_up(STORE):
+                continue
+            if control is None or not control.faults.is_link_up:
+                continue
+            if runtime is None or not any(str(runtime.instance_id) in key for key in held):
+                return False
+        return True
 
     def _look_at_watches(self) -> None:
         """I13 in the end: who believed every event of a watch knows what the store holds."""

@@ -26,7 +26,16 @@ from .cluster import ClusterPlan
 from .cluster_planes import BROKER, STORE
 from .cluster_rogues import ACTS, Rogue
 from .load import Manner
-from .scenario import Expect, Limits, LinkPlan, Liveness, NetworkPlan, Scenario, Twin
+from .scenario import (
+    Expect,
+    Limits,
+    LinkPlan,
+    Liveness,
+    NetworkPlan,
+    QueuePlan,
+    Scenario,
+    Twin,
+)
 from .scenario_faults import FAULTS, FaultPlan
 from .scheduler import Policy
 
@@ -35,7 +44,7 @@ __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 T = TypeVar("T")
 TOP: Final = (
     "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "load", "rogue",
-    "fault", "limits", "liveness", "expect", "twin",
+    "fault", "limits", "liveness", "expect", "twin", "queue",
 )  # fmt: skip
 CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
@@ -46,7 +55,7 @@ NOTES: Final = (
     "engine.stopped", "engine.token", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "lease.granted",
     "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",
-    "router.inhibit", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
+    "router.inhibit", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",
 )  # fmt: skip
@@ -168,6 +177,9 @@ class _Reader:
             covers=tuple(table.get("covers", ())),
             policy=policy,
             cluster=cluster,
+            queue=self._build(QueuePlan, self._table(table, "queue"), "queue")
+            if "queue" in table
+            else None,
             network=self._build(NetworkPlan, self._table(table, "network"), "network"),
             links=tuple(self._links(table, hosts)),
             rogues=rogues,
@@ -252,9 +264,13 @@ class _Reader:
         for invariant in expect.invariants:
             if invariant not in INVARIANTS:
                 raise self._unknown("expect", 0, "invariants", "invariant", invariant, INVARIANTS)
-        for kind in expect.notes:
-            if kind not in NOTES:
-                raise self._unknown("expect", 0, "notes", "note", kind, NOTES)
+        burst = (expect.burst_note,) if expect.burst_note else ()
+        for key, kinds in (
+            ("notes", expect.notes), ("never", expect.never), ("burst_note", burst)
+        ):  # fmt: skip
+            for kind in kinds:
+                if kind not in NOTES:
+                    raise self._unknown("expect", 0, key, "note", kind, NOTES)
         return expect
 
     def _twin(self, table: dict[str, Any], number: int) -> Twin:

@@ -71,8 +71,8 @@ class RequestSender(Protocol):
         """Queue one input item, waiting while the byte bound is reached."""
         ...
 
-    def finish(self) -> None:
-        """Say that the input is complete (Sentinel)."""
+    async def finish(self) -> None:
+        """Say that the input is complete (Sentinel), once the worker has called."""
         ...
 
 

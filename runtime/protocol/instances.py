@@ -110,6 +110,8 @@ class InstanceChange:
 
     joined: tuple[Instance, ...] = ()
     left: tuple[Instance, ...] = ()
+    moved: tuple[Instance, ...] = ()
+    """Re-registered under other addresses."""
     refused: tuple[str, ...] = ()
     """Why entries were not taken, one sentence each."""
 
@@ -139,13 +141,15 @@ class LiveSet:
         fresh = dict(entries)
         left = tuple(self._by_key.pop(key) for key in list(self._by_key) if key not in fresh)
         joined: list[Instance] = []
+        moved: list[Instance] = []
         refused: list[str] = []
         for key, value in fresh.items():
             change = self.put(key, value)
             joined += change.joined
+            moved += change.moved
             refused += change.refused
         self._forget(left)
-        return InstanceChange(tuple(joined), left, tuple(refused))
+        return InstanceChange(tuple(joined), left, tuple(moved), tuple(refused))
 
     def put(self, key: str, value: bytes) -> InstanceChange:
         """One entry was written. A re-registration ends the instance's inhibition."""
@@ -157,7 +161,10 @@ class LiveSet:
         self._by_key[key] = instance
         if known != instance:
             self._inhibited.pop(instance.id, None)
-        return InstanceChange(joined=() if known is not None else (instance,))
+        if known is None:
+            return InstanceChange(joined=(instance,))
+        has_moved = known.transports != instance.transports
+        return InstanceChange(moved=(instance,) if has_moved else ())
 
     def delete(self, key: str) -> InstanceChange:
         """One entry is gone."""

@@ -176,14 +176,14 @@ def items_out_of_order() -> list[Patch]:
 @bug
 def no_keep_alive() -> list[Patch]:
     """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
-    from trinamo.transports.tcp import request_plane, sockets, stream_server
+    from trinamo.transports.tcp import request_server, sockets, stream_server
 
     def untuned(stream: object, options: object) -> None:
         pass
 
     return [
         (module, "tune", untuned)
-        for module in (sockets, request_plane, stream_server)
+        for module in (sockets, request_server, stream_server)
         if hasattr(module, "tune")
     ]
 

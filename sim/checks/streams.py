@@ -24,6 +24,10 @@ TOKENS_AFTER_STOP_MAX: Final = 3
 """One in the step that is running, one it was about to hand out, one on its way to the note."""
 
 
+TOKENS_ON_THE_WAY_MAX: Final = 12
+"""The same as the caller sees it, with what is made while its Stop travels."""
+
+
 @attrs.define
 class Attempt:
     """One request at one engine."""
@@ -72,6 +76,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield from _check_items(record)
         yield from _check_end(outcome, record)
     yield from _check_kills(outcome)
+    yield from _check_stops(outcome)
     died_s = _deaths(outcome)
     ends_s = {r.name: _gone_s(r, died_s, outcome) for r in outcome.cluster.records}
     records = {r.name: r for r in outcome.cluster.records}
@@ -120,6 +125,17 @@ def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:
         elif row.kind == "caller.state" and row.field("request") in killed:
             if row.field("state") != "KILLED":
                 yield "I3", f"the Kill of {row.field('request')} became {row.field('state')}"
+
+
+def _check_stops(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """From the caller's end: without faults a Stop is heard within two trips and a step."""
+    records = {record.name: record for record in outcome.cluster.records}
+    for row in outcome.world.trace.of_kind("caller.stop"):
+        record = records[row.field("request")]
+        more = len(record.text) - row.field("tokens")
+        is_slow = bool(record.manner.read_pause_s or outcome.scenario.faults)
+        if more > TOKENS_ON_THE_WAY_MAX and not is_slow:
+            yield "I3", f"{record.name} got {more} tokens after its Stop"
 
 
 def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, str]]:

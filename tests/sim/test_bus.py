@@ -6,11 +6,15 @@ import pytest
 import trio
 
 from trinamo.sim import Bus, Network, ReplayChoices, SeedChoices, World
-from trinamo.sim.bus import DROP, HOLD, Rule, dice, delay, duplicate, nth
+from trinamo.sim.bus import DROP, HOLD, Rule, delay, dice, duplicate, nth
 
 
 def _deliver(
-    *rules: Rule, messages: int = 4, ordered: bool = False, cut_at: float | None = None, **link: float
+    *rules: Rule,
+    messages: int = 4,
+    ordered: bool = False,
+    cut_at: float | None = None,
+    **link: float,
 ) -> list[tuple[Any, float]]:
     """What host b got of the numbered messages host a sent a millisecond apart, and when."""
     world = World(SeedChoices(1))

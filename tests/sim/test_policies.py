@@ -58,7 +58,7 @@ def test_priorities_run_one_task_as_long_as_it_can() -> None:
 
 def test_priorities_do_not_starve_the_others() -> None:
     async def spin() -> None:
-        while not done.is_set():  # noqa: ASYNC110 -- it is to spin
+        while not done.is_set():
             await trio.lowlevel.checkpoint()
 
     async def finish() -> None:

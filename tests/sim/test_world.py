@@ -252,7 +252,7 @@ def test_a_spinning_task_meets_the_step_limit() -> None:
 
 def test_an_endless_wait_with_a_timer_meets_the_time_limit() -> None:
     async def poll() -> None:
-        while True:  # noqa: ASYNC110 -- the limit is what is tested
+        while True:
             await trio.sleep(1)
 
     with pytest.raises(TimeLimit, match=r"60.* virtual seconds"):
