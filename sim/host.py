@@ -66,14 +66,15 @@ class Host:
 class Incarnation:
     """One life of a host, from boot to end."""
 
-    __slots__ = ("generation", "host")
+    __slots__ = ("generation", "host", "label")
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.generation = host.generation
+        self.label = f"{host.name}.{host.generation}"
 
     def __str__(self) -> str:
-        return f"{self.host.name}.{self.generation}"
+        return self.label
 
     @property
     def may_run(self) -> bool:

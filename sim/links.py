@@ -84,11 +84,12 @@ class Links:
 
     def passes(self, source: str, destination: str) -> bool:
         """Whether anything gets from `source` to `destination` now: no cut, both machines on."""
+        if self.link(source, destination).is_cut:
+            return False
         world = self._world
-        return not (
-            self.link(source, destination).is_cut
-            or world.host(source).state is HostState.OFF
-            or world.host(destination).state is HostState.OFF
+        return not world.power_was_cut or (
+            world.host(source).state is not HostState.OFF
+            and world.host(destination).state is not HostState.OFF
         )
 
     def delay_s(

@@ -9,8 +9,8 @@
     pct       one task at a time, by random priorities that change at a few random steps, which
               finds a bug of depth d with a known probability (Burckhardt et al., ASPLOS 2010)
 
-A policy is given the runnable tasks, oldest first, and says which run now, in which order; the rest
-stays runnable. 0 is always the dull answer: creation order, or whose turn it is.
+A policy is given the runnable tasks, oldest first, and says which run now, in which order: all of
+them, or one, and then the others stay runnable. 0 is always the dull answer: creation order, or whose turn it is.
 Read next: `scheduler.py`, which puts a policy in trio's place of decision.
 """
 
@@ -38,7 +38,7 @@ TURNS_MAX = 200
 
 
 class Arrange(Protocol):
-    """A policy at work. Takes two or more tasks, gives those that run now, in order."""
+    """A policy at work. Takes two or more tasks, gives all of them in order, or one."""
 
     def __call__(self, tasks: list[Task]) -> list[Task]: ...
 

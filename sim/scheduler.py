@@ -52,8 +52,8 @@ class Scheduler:
         if len(batch) > 1:
             tasks = list(batch)
             order = self._arrange(tasks)
-            if len(order) < len(batch):
-                self._requeue([task for task in batch if task not in order])
+            if len(order) == 1:
+                self._requeue([task for task in batch if task is not order[0]])
         else:
             order = batch[:]
         self._on_batch(order)

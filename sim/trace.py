@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-__all__ = ["Difference", "Row", "Trace", "diff", "first_difference"]
+__all__ = ["Difference", "Fields", "Row", "Trace", "diff", "first_difference"]
 
 Plain = str | int | float | bytes | bool | None | tuple[Any, ...]
 
@@ -36,36 +36,67 @@ class Row(NamedTuple):
         return dict(self.fields)[name]
 
 
+Fields = tuple[tuple[str, Plain], ...]
+CHUNK = 256
+"""How many rows are hashed at a time, which is cheaper than one by one."""
+_PLAIN_TYPES = frozenset({str, int, float, bytes, bool, type(None)})
+
+
 class Trace:
     """The rows of one run. With `keep` False only the digest is held, in constant memory."""
 
     def __init__(self, *, keep: bool = True) -> None:
-        self.rows: list[Row] = []
         self.count = 0
         self.is_muted = False
         self._keep = keep
         self._hash = hashlib.blake2b(digest_size=16)
+        self._raw: list[tuple[float, str, str, Fields]] = []
+        self._rows: list[Row] = []
+        self._unhashed: list[tuple[float, str, str, Fields]] = []
+        self._time_s = self._rounded_s = 0.0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The kept rows, in order; the same list each time, grown by what was added since."""
+        if len(self._rows) < len(self._raw):
+            self._rows += [Row(*raw) for raw in self._raw[len(self._rows) :]]
+        return self._rows
 
     def add(self, time_s: float, host: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Append one row; raises `TypeError` for a value that is not plain. Nothing once muted."""
         if self.is_muted:
             return
-        row = Row(
-            round(time_s, 9), host, kind, tuple((name, _plain(v)) for name, v in fields.items())
-        )
+        plain = [
+            (name, value if type(value) in _PLAIN_TYPES else _plain(value))
+            for name, value in fields.items()
+        ]
+        self.add_plain(time_s, host, kind, tuple(plain))
+
+    def add_plain(self, time_s: float, host: str, kind: str, fields: Fields) -> None:
+        """As `add`, for fields that are known to be plain."""
+        if self.is_muted:
+            return
+        if time_s != self._time_s:
+            self._time_s, self._rounded_s = time_s, round(time_s, 9)
+        row = (self._rounded_s, host, kind, fields)
         self.count += 1
-        self._hash.update(repr(tuple(row)).encode())
+        self._unhashed.append(row)
+        if len(self._unhashed) == CHUNK:
+            self._hash.update(repr(self._unhashed).encode())
+            self._unhashed.clear()
         if self._keep:
-            self.rows.append(row)
+            self._raw.append(row)
 
     @property
     def digest(self) -> str:
         """Hexadecimal BLAKE2b of all rows so far."""
-        return self._hash.hexdigest()
+        total = self._hash.copy()
+        total.update(repr(self._unhashed).encode())
+        return total.hexdigest()
 
     def texts(self) -> list[str]:
-        """The kept rows as text, one line each, as they are hashed."""
-        return [repr(tuple(row)) for row in self.rows]
+        """The kept rows as text, one line each."""
+        return [repr(row) for row in self._raw]
 
     def of_kind(self, kind: str) -> list[Row]:
         """The kept rows of one kind, in order."""

@@ -29,7 +29,7 @@ from .guard import Ambient, Loop, armed, closed_world, task_number
 from .host import CURRENT, DRIVER, Host, HostState, Incarnation, incarnation_of
 from .scheduler import Policy, Scheduler
 from .stacks import await_stacks, host_of, task_name
-from .trace import Trace
+from .trace import Fields, Trace
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["WALL_EPOCH_S", "World"]
 
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
+TASK_LABELS_MAX = 10_000
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
 
@@ -69,6 +70,8 @@ class World(EventClock):
         choices.world = self
         self.policy: Policy = policy
         self.trace = Trace(keep=keep_rows)
+        self.power_was_cut = False
+        """Whether any host was ever without power; spares the wires a look at every one."""
         self.steps = self._unwinding_steps = 0
         self.buggify_enabled = buggify
         self.ended_s = 0.0
@@ -91,6 +94,7 @@ class World(EventClock):
         self._note_counts: Counter[str] = Counter()
         self._note_events: dict[tuple[str, int], list[Callable[[], object]]] = {}
         self._task_base: int | None = None
+        self._task_labels: dict[int, tuple[str, Fields]] = {}
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
         self._nursery: trio.Nursery | None = None
@@ -213,7 +217,9 @@ class World(EventClock):
 
     def add_row(self, kind: str, **fields: Any) -> None:
         """Add a row to the trace, on the running task's host."""
-        self.trace.add(self._time_s, str(CURRENT.get() or DRIVER), kind, fields)
+        incarnation = CURRENT.get()
+        host = DRIVER if incarnation is None else incarnation.label
+        self.trace.add(self._time_s, host, kind, fields)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Add a fact the simulated code (or the scenario) reports, and set off what waits for it."""
@@ -236,17 +242,21 @@ class World(EventClock):
                 StepLimit(f"{self._steps_max} task steps; runnable: {runnable}\n{self.waiting()}")
             )
         if self._trace_steps and order:
-            if self._task_base is None:
-                self._task_base = min(task_number(task) for task in order)
-            add = self.trace.add
+            add, now_s, labels = self.trace.add_plain, self._time_s, self._task_labels
             for task in order:
-                number = task_number(task) - self._task_base
-                add(
-                    self._time_s,
-                    host_of(task),
-                    "step",
-                    {"task": number, "name": task_name(task)},
-                )
+                number = task_number(task)
+                label = labels.get(number) or self._label(task, number)
+                add(now_s, label[0], "step", label[1])
+
+    def _label(self, task: Task, number: int) -> tuple[str, Fields]:
+        """What rows say of a task, which stays the same for its life."""
+        if len(self._task_labels) >= TASK_LABELS_MAX:
+            self._task_labels.clear()
+        if self._task_base is None:
+            self._task_base = number
+        fields = (("task", number - self._task_base), ("name", task_name(task)))
+        label = self._task_labels[number] = (host_of(task), fields)
+        return label
 
     def _check_unwinding(self) -> None:
         if self._unwinding_steps > UNWINDING_STEPS_MAX:
@@ -352,6 +362,7 @@ class World(EventClock):
         """
         host = self.host(name)
         if host.state is not HostState.OFF:
+            self.power_was_cut = True
             self._end(host, HostState.OFF)
             if name in self._disks:
                 self._disks[name].lose_power()

@@ -3,6 +3,10 @@
 It knows nothing of bytes (`memory.py`) nor of who should get a block when there are too few
 (`engines/scheduler.py`). Every block has at most one owner; giving a block back twice, or one
 that was never taken, is a bug and fails an assertion.
+
+A transfer that may touch a block *leases* it (`transfers.py`). A leased block that its owner gives
+back becomes free only when the last lease ends; one whose transfer cannot be stopped is put in
+*quarantine* and is never free again.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ def block_count_for(tokens: int, block_tokens: int) -> int:
 
 
 class BlockPool:
-    """`block_count` blocks, numbered from 0; `free_count + used_count` is always their number.
+    """`block_count` blocks, numbered from 0, each counted in exactly one of four ways.
+
+    `free_count + used_count + in_flight_count + quarantined_count` is always their number.
 
     The block given back last is taken first, so that a lightly loaded pool touches little memory.
     Taking and giving back cost O(1) a block.
@@ -29,13 +35,15 @@ class BlockPool:
             raise ValueError(f"a pool needs at least one block, not {block_count}")
         self._free = list(range(block_count - 1, -1, -1))
         self._is_used = bytearray(block_count)
+        self._leases: dict[int, int] = {}
+        self._quarantined: dict[int, None] = {}
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.used_count} of {self.block_count} blocks used>"
 
     @property
     def block_count(self) -> int:
-        """All blocks, free or used."""
+        """All blocks, whatever is done with them."""
         return len(self._is_used)
 
     @property
@@ -45,8 +53,18 @@ class BlockPool:
 
     @property
     def used_count(self) -> int:
-        """Blocks that somebody owns."""
-        return len(self._is_used) - len(self._free)
+        """Blocks that somebody owns and no transfer may touch."""
+        return self.block_count - self.free_count - self.in_flight_count - self.quarantined_count
+
+    @property
+    def in_flight_count(self) -> int:
+        """Blocks that a transfer may touch, whether or not somebody still owns them."""
+        return len(self._leases)
+
+    @property
+    def quarantined_count(self) -> int:
+        """Blocks that nobody may ever take again: a transfer into them could not be stopped."""
+        return len(self._quarantined)
 
     def take(self, count: int) -> list[int] | None:
         """The ids of `count` free blocks, now owned by the caller; None if fewer are free.
@@ -62,9 +80,46 @@ class BlockPool:
         return taken
 
     def give_back(self, block_ids: Iterable[int]) -> None:
-        """Free blocks taken before. The caller must have ended every read and write of them."""
+        """Give up blocks taken before. The caller must have ended its reads and writes of them.
+
+        Those that a transfer still may touch become free when their last lease ends.
+        """
         for block_id in block_ids:
-            assert 0 <= block_id < len(self._is_used), f"block {block_id} is not of this pool"
-            assert self._is_used[block_id], f"block {block_id} is given back but was free"
+            self._check_used(block_id, "given back")
             self._is_used[block_id] = 0
-            self._free.append(block_id)
+            if block_id not in self._leases and block_id not in self._quarantined:
+                self._free.append(block_id)
+
+    def lease(self, block_ids: Iterable[int]) -> None:
+        """A transfer may touch these blocks from now on; their owner must have them still."""
+        for block_id in block_ids:
+            self._check_used(block_id, "leased")
+            if block_id not in self._quarantined:
+                self._leases[block_id] = self._leases.get(block_id, 0) + 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """One transfer will not touch these blocks any more; once for every `lease`."""
+        for block_id in block_ids:
+            if block_id in self._quarantined:
+                continue
+            assert block_id in self._leases, f"block {block_id} is released but was not leased"
+            self._leases[block_id] -= 1
+            if not self._leases[block_id]:
+                del self._leases[block_id]
+                if not self._is_used[block_id]:
+                    self._free.append(block_id)
+
+    def quarantine(self, block_ids: Iterable[int]) -> int:
+        """Never give these leased blocks to anybody again; how many were not there before."""
+        before = len(self._quarantined)
+        for block_id in block_ids:
+            assert block_id in self._leases or block_id in self._quarantined, (
+                f"block {block_id} is put in quarantine but was not leased"
+            )
+            self._leases.pop(block_id, None)
+            self._quarantined[block_id] = None
+        return len(self._quarantined) - before
+
+    def _check_used(self, block_id: int, what: str) -> None:
+        assert 0 <= block_id < len(self._is_used), f"block {block_id} is not of this pool"
+        assert self._is_used[block_id], f"block {block_id} is {what} but was free"

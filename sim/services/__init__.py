@@ -4,7 +4,8 @@ Each is the memory model of its service behind messages on the simulated network
 model of each, and what passes the conformance suite here passes it on the real server:
 
 * `SimulatedEtcd` and `open_simulated_etcd`: the control store, its leases on its own clock;
-* `SimulatedNats` and `open_simulated_nats`: the message broker, and leased work queues on its disk.
+* `SimulatedNats` and `open_simulated_nats`: the message broker, and leased work queues on its disk;
+* `MemoryFabric` and `open_simulated_memory`: one-sided memory, moved by adapters and not by tasks.
 
 They speak over simulated TCP, not over the bus: cuts, resets, frozen and killed servers, torn
 reads and back-pressure then come from the network that carries everything else, and connecting
@@ -18,16 +19,20 @@ from .etcd import SimulatedEtcd
 from .etcd_client import SimulatedControlPlane, open_simulated_etcd
 from .interception import Interceptor
 from .machine_clock import MachineClock
+from .memory import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
 from .nats import SimulatedNats
 from .nats_client import SimulatedEventPlane, open_simulated_nats
 
 __all__ = [
     "Interceptor",
     "MachineClock",
+    "MemoryFabric",
     "SimulatedControlPlane",
     "SimulatedEtcd",
     "SimulatedEventPlane",
+    "SimulatedMemoryPlane",
     "SimulatedNats",
     "open_simulated_etcd",
+    "open_simulated_memory",
     "open_simulated_nats",
 ]

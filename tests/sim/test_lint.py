@@ -39,9 +39,9 @@ UNORDERED = {"id", "hash"}
 def simulated_sources() -> Iterator[Source]:
     for source in all_sources():
         name = f"{source.module}."
-        if name.startswith(tuple(f"{each}." for each in SIMULATED)):
-            if not name.startswith(OUTSIDE):
-                yield source
+        inside = tuple(f"{each}." for each in SIMULATED)
+        if name.startswith(inside) and not name.startswith(OUTSIDE):
+            yield source
 
 
 def escapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -53,15 +53,23 @@ def escapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if alias.name not in HARMLESS.get(node.module, set()):
                     yield node.lineno, f"from {node.module} import {alias.name}"
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = node.value.id
-            if owner in ("datetime", "date", "dt") and node.attr in C_CLOCKS:
-                yield node.lineno, f"{owner}.{node.attr}"
-            elif owner in ("time", "random", "secrets") and id(node) not in called:
-                if node.attr not in HARMLESS.get(owner, set()) and node.attr.islower():
-                    yield node.lineno, f"{owner}.{node.attr} kept for later"
+            what = kept(node.value.id, node.attr, is_called=id(node) in called)
+            if what:
+                yield node.lineno, what
         elif isinstance(node, ast.keyword) and node.arg == "key":
-            if isinstance(node.value, ast.Name) and node.value.id in UNORDERED:
-                yield node.value.lineno, f"sorted by {node.value.id}"
+            name = node.value.id if isinstance(node.value, ast.Name) else ""
+            if name in UNORDERED:
+                yield node.value.lineno, f"sorted by {name}"
+
+
+def kept(owner: str, name: str, *, is_called: bool) -> str:
+    """What is wrong with `owner.name`, if anything."""
+    if owner in ("datetime", "date", "dt") and name in C_CLOCKS:
+        return f"{owner}.{name}"
+    is_function = name.islower() and name not in HARMLESS.get(owner, set())
+    if owner in ("time", "random", "secrets") and is_function and not is_called:
+        return f"{owner}.{name} kept for later"
+    return ""
 
 
 def test_nothing_simulated_keeps_a_clock_or_dice_where_the_guard_does_not_reach() -> None:

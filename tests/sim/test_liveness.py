@@ -62,7 +62,9 @@ def test_a_request_past_its_bound_is_a_violation_with_what_everybody_waits_for()
         # The bound counts from the healing, which is now.
         await promises.settle()
 
-    with pytest.raises(Violation, match="I15: 1 requests did not end: r1(.|\n)*a.1 a:main.* hang"):
+    with pytest.raises(
+        Violation, match=r"I15: 1 requests did not end: r1(.|\n)*a\.1 a:main.* hang"
+    ):
         world.run(main)
     assert world.ended_s == 105
 

@@ -108,7 +108,7 @@ def test_patterns_shape_links_to_come_and_links_there_are() -> None:
 
 @pytest.mark.parametrize("bad", [{"latency": 1.0}, {"latency_s": -1.0}, {"jitter_s": math.nan}])
 def test_a_profile_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="latency|jitter"):
+    with pytest.raises(ValueError, match=r"latency|jitter"):
         Network(World(SeedChoices(1))).links.shape(**bad)
 
 

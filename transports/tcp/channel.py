@@ -88,11 +88,18 @@ class Channel:
         self._end(error)
 
     def abandon(self, error: TrinamoError) -> None:
-        """Raise `error` at once: queued items are dropped, nobody wants them."""
-        if self._end(error):
-            self._items.clear()
-            self.buffered_bytes = 0
-            self._make_room()
+        """Raise `error` at once: queued items are dropped, nobody wants them.
+
+        A terminal that came before, but waits behind them, is dropped too: after a Kill the
+        consumer must not be handed items, and without them the answer is not complete.
+        """
+        if self._told or (self._ended and not self._items):
+            return
+        self._end(error)
+        self._error = error
+        self._items.clear()
+        self.buffered_bytes = 0
+        self._make_room()
 
     def _end(self, error: TrinamoError | None) -> bool:
         if self._ended:
@@ -165,6 +172,7 @@ class Channel:
         while not items:
             if self._ended:
                 if self._error is None or self._told:
+                    self._told = True
                     raise StopAsyncIteration
                 self._told = True
                 raise self._error

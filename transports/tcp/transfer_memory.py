@@ -205,7 +205,11 @@ class Flow:
         return count
 
     def begin(self, count: int) -> int:
-        """Put the memory of the next `count` blocks into `views`, neighbours merged; its bytes."""
+        """Put the memory of the next `count` blocks into `views`, neighbours merged; its bytes.
+
+        Raises what ended the flow, if it was ended: nothing of a closed flow is touched again.
+        """
+        self.check_live()
         size, blocks, end = self.region.block_bytes, self.blocks, self.position + count
         memory, views = self.region.view, self.views
         self.pending = count

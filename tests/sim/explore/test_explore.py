@@ -65,14 +65,14 @@ def _summary(progress: Progress) -> Any:
 
 
 def test_a_progress_callback_ends_an_endless_swarm() -> None:
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(progress: Progress) -> None:
         if progress.runs >= 16:
-            raise Enough
+            raise EnoughError
 
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         swarm(FENCED, iter(int, 1), on_progress=stop)
 
 

@@ -1,0 +1,235 @@
+"""One transfer of simulated one-sided memory: which blocks are on the way, and what became of it.
+
+Synchronous: the fabric's events drive it. Read `memory.py` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    DeadlineError,
+    DisconnectedError,
+    KilledError,
+    StaleMemoryError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.planes import Notification, TransferReport
+from trinamo.runtime.protocol.transfer import Direction, MemoryDescription
+
+if TYPE_CHECKING:
+    from .memory import SimulatedMemoryPlane, SimulatedRegion
+
+__all__ = ["SimulatedTransfer", "TransferPlan", "end_all"]
+
+
+@attrs.frozen(kw_only=True)
+class TransferPlan:
+    """What is to be moved, checked."""
+
+    direction: Direction
+    local: SimulatedRegion
+    local_blocks: tuple[int, ...]
+    remote: MemoryDescription
+    remote_blocks: tuple[int, ...]
+    notify: bytes | None
+    ticket: int
+
+
+class SimulatedTransfer:
+    """Implements `Transfer`. `forget` is called once it is settled."""
+
+    def __init__(
+        self,
+        plane: SimulatedMemoryPlane,
+        plan: TransferPlan,
+        forget: Callable[[SimulatedTransfer], None],
+    ) -> None:
+        self.plan = plan
+        self._plane, self._fabric = plane, plane.fabric
+        self._forget = forget
+        self._here = plane.host.name
+        self._there = plan.remote.address.decode(errors="replace")
+        self._next = self._in_flight = self._confirmed = 0
+        self._began_s = self._fabric.world.current_time()
+        self._report: TransferReport | None = None
+        self._error: TrinamoError | None = None
+        self._over, self._settled = trio.Event(), trio.Event()
+
+    # --- Transfer ----------------------------------------------------------------------------------
+
+    @property
+    def confirmed_count(self) -> int:
+        """See `Transfer.confirmed_count`."""
+        return self._confirmed
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Transfer.is_settled`."""
+        return self._settled.is_set()
+
+    async def wait(self) -> TransferReport:
+        """See `Transfer.wait`."""
+        await self._over.wait()
+        if self._report is not None:
+            return self._report
+        assert self._error is not None
+        if isinstance(self._error, KilledError):
+            raise KilledError(self._error.message, reason=self._error.reason)
+        raise error_from_wire(self._error.code, self._error.message, definite=self._error.definite)
+
+    def abort(self) -> None:
+        """See `Transfer.abort`."""
+        self.fail(KilledError("the transfer was aborted", reason="aborted"))
+
+    async def wait_settled(self) -> None:
+        """See `Transfer.wait_settled`."""
+        await self._settled.wait()
+
+    # --- driven by events --------------------------------------------------------------------------
+
+    def begin(self, deadline_s: float) -> None:
+        """Put the first blocks on their way."""
+        self._fabric.world.after(deadline_s, self._time_is_up)
+        if not self.plan.local_blocks:
+            # Nothing to move, but the peer is to be told, and must be there.
+            self._in_flight = 1
+            self._carry(self._here, self._there, 0, partial(self._answer, -1))
+        self._launch()
+
+    def fail(self, error: TrinamoError) -> None:
+        """End it with this error, unless it is over; what is on its way still lands."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+        self._settle()
+
+    def _time_is_up(self) -> None:
+        self.fail(DeadlineError(f"no more than {self._confirmed} blocks were moved in time"))
+
+    def _launch(self) -> None:
+        """Fill the window. A process that is gone has no queue any more; a paused one has."""
+        plan, blocks = self.plan, len(self.plan.local_blocks)
+        while (
+            self._next < blocks
+            and self._in_flight < self._fabric.window
+            and not self._over.is_set()
+            and self._plane.is_alive
+        ):
+            position = self._next
+            self._next += 1
+            self._in_flight += 1
+            if plan.direction is Direction.WRITE:
+                data = bytes(plan.local.block(plan.local_blocks[position]))
+                self._carry(
+                    self._here, self._there, len(data), partial(self._write, position, data)
+                )
+            else:
+                self._carry(self._here, self._there, 0, partial(self._answer, position))
+        self._settle()
+
+    def _carry(self, source: str, target: str, size: int, arrive: Callable[[], None]) -> None:
+        self._fabric.carry(source, target, size, arrive, self._lost)
+
+    def _lost(self) -> None:
+        self._in_flight -= 1
+        self.fail(DisconnectedError(f"{self._there} does not answer"))
+
+    def _write(self, position: int, data: bytes) -> None:
+        """At the peer's adapter: a block has come."""
+        try:
+            self._remote().block(self.plan.remote_blocks[position])[:] = data
+        except TrinamoError as error:
+            self._refuse(error)
+        else:
+            self._carry(self._there, self._here, 0, partial(self._confirm, position))
+
+    def _answer(self, position: int) -> None:
+        """At the peer's adapter: a block is asked for."""
+        try:
+            region = self._remote()
+        except TrinamoError as error:
+            self._refuse(error)
+            return
+        if position < 0:
+            self._carry(self._there, self._here, 0, partial(self._confirm, -1))
+            return
+        data = bytes(region.block(self.plan.remote_blocks[position]))
+
+        def land() -> None:
+            # Late or not: the adapter does not know that nobody wants it any more.
+            if self._plane.is_alive:
+                self.plan.local.block(self.plan.local_blocks[position])[:] = data
+            self._confirm(position)
+
+        self._carry(self._there, self._here, len(data), land)
+
+    def _remote(self) -> SimulatedRegion:
+        plan = self.plan
+        region = self._fabric.find(plan.remote).region(plan.remote.region)
+        if self._fabric.is_fenced:
+            is_target = plan.direction is Direction.WRITE
+            region.access.admit(
+                plan.remote.generation, plan.ticket, plan.remote_blocks, is_target=is_target
+            )
+        elif region.access.is_withdrawn:
+            raise StaleMemoryError("the region was deregistered")
+        return region
+
+    def _refuse(self, error: TrinamoError) -> None:
+        def told() -> None:
+            self._in_flight -= 1
+            self.fail(error)
+
+        self._carry(self._there, self._here, 0, told)
+
+    def _confirm(self, position: int) -> None:
+        self._in_flight -= 1
+        if position >= 0 and not self._over.is_set():
+            self._confirmed += 1
+        if self._confirmed == len(self.plan.local_blocks) and not self._over.is_set():
+            self._succeed()
+        self._launch()
+
+    def _succeed(self) -> None:
+        plan = self.plan
+        try:
+            if plan.notify is not None:
+                peer = self._fabric.find(plan.remote)
+                peer.tell(
+                    Notification(
+                        peer=self._plane.incarnation, region=plan.remote.region, message=plan.notify
+                    )
+                )
+        except TrinamoError as error:
+            self.fail(error)
+            return
+        self._report = TransferReport(
+            backend=self._plane.backend,
+            path="fabric",
+            direction=plan.direction,
+            block_count=len(plan.local_blocks),
+            byte_count=len(plan.local_blocks) * plan.remote.block_bytes,
+            duration_s=self._fabric.world.current_time() - self._began_s,
+            is_verified=False,
+        )
+        self._over.set()
+
+    def _settle(self) -> None:
+        if self._in_flight == 0 and self._over.is_set() and not self._settled.is_set():
+            self._settled.set()
+            self._forget(self)
+
+
+async def end_all(transfers: list[SimulatedTransfer], error: TrinamoError) -> None:
+    """Fail them all, and return when they are settled."""
+    for transfer in transfers:
+        transfer.fail(error)
+    for transfer in transfers:
+        await transfer.wait_settled()
