@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from trinamo.sim import Policy, ReplayChoices, SeedChoices, first_difference
-from trinamo.sim.scenarios import echo, response_stream
+from trinamo.sim.scenarios import echo, leased_queue, response_stream
 
-POLICIES: tuple[Policy, ...] = ("batch", "choice", "fifo")
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 @pytest.mark.slow
@@ -47,12 +48,18 @@ def test_different_seeds_give_different_traces() -> None:
 
 
 def digests() -> list[str]:
-    """One run of each scenario, with faults."""
+    """Runs of each scenario, with faults, under every policy."""
     reset = response_stream.Fault("reset", on="stream.got", nth=7)
     plan = response_stream.Plan(streams=3, faults=(reset,))
+    pause = {"do": "pause", "host": "worker0", "at_s": 0.1, "for_s": 1.5}
+    off = {"do": "power_off", "host": "worker1", "at_s": 0.2, "for_s": 1.0}
     return [
-        echo.run(SeedChoices(1)).digest,
         response_stream.run(plan, SeedChoices(1)).digest,
+        *(echo.run(SeedChoices(1), policy=policy).digest for policy in POLICIES),
+        *(
+            leased_queue.run(SeedChoices(1), policy=policy, faults=[pause, off]).trace.digest
+            for policy in POLICIES
+        ),
     ]
 
 

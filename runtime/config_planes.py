@@ -45,6 +45,12 @@ class TlsConfig(Section, frozen=True, kw_only=True):
     )
     cert_file: Annotated[Text | None, about("Our own certificate; needs `key_file`.")] = None
     key_file: Annotated[Text | None, about("The key of `cert_file`.")] = None
+    server_name: Annotated[
+        Text | None,
+        about(
+            "Name in every server's certificate; null: the host, of several etcd endpoints the first."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         need_together("tls", cert_file=self.cert_file, key_file=self.key_file)
@@ -129,6 +135,9 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     password: Annotated[Secret | None, about("Password; needs `username`.")] = None
     token: Annotated[Secret | None, about("Token, instead of user and password.")] = None
     credentials_file: Annotated[Text | None, about("A `.creds` file, instead of both.")] = None
+    nkey_seed_file: Annotated[
+        Text | None, about("A file with an NKey seed, instead; needs the package `nkeys`.")
+    ] = None
     tls: TlsConfig = TlsConfig()
     connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
     reconnect_wait_s: Annotated[Seconds, about("First pause before connecting again.")] = 0.1
@@ -157,6 +166,7 @@ class NatsConfig(Section, frozen=True, kw_only=True):
             "username": self.username,
             "token": self.token,
             "credentials_file": self.credentials_file,
+            "nkey_seed_file": self.nkey_seed_file,
         }
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:

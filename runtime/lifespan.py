@@ -209,12 +209,14 @@ class Runtime:
             return
         await self._step("leave discovery", limits.leave_timeout_s, self._leave)
         worker.refuse_new()
+        self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
         if not await self._step("drain", limits.drain_timeout_s, worker.wait_idle):
             worker.stop_all()
             if not await self._step("stop", limits.stop_timeout_s, worker.wait_idle):
                 worker.kill_all()
                 await self._step("kill", limits.kill_timeout_s, worker.wait_idle)
+        self.env.note("drain.end", active=worker.active_count)
         await self._step("revoke the lease", limits.revoke_timeout_s, self.registrar.revoke)
 
     async def _leave(self) -> None:

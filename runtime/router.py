@@ -156,8 +156,10 @@ class Router:
             _log.warning("discovery entry refused: %s", why)
         for instance in change.joined:
             _log.info("instance %s joined %s", instance.id, self.endpoint)
+            self._env.note("instance.join", instance=instance.id)
         for instance in change.left:
             _log.info("instance %s left %s", instance.id, self.endpoint)
+            self._env.note("instance.leave", instance=instance.id)
             for flight in self._flights.get(instance.id, ()):
                 flight.is_gone = True
                 if flight.on_gone is not None:

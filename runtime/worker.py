@@ -217,6 +217,8 @@ class Worker:
         context = Context(envelope.id)
 
         def limit(state: State) -> None:
+            kind = "cancel.kill" if state is State.KILLED else "cancel.stop"
+            self._env.note(kind, request=envelope.id, reason=str(context.reason))
             if state is State.STOPPED:
                 context.scope.deadline = trio.current_time() + self._stop_grace_s
 

@@ -21,6 +21,7 @@ from trinamo.runtime.engines.mocker import MockerOptions
 from .cluster_planes import BROKER, STORE, BrokerHost, SimTransports, StoreHost
 from .cluster_roles import Process, run_frontend, run_worker
 from .env import SimEnv
+from .errors import Violation
 from .host import HostState
 from .load import Manner, RequestRecord, ask_over_http, ask_through_runtime
 from .network import Network
@@ -36,9 +37,9 @@ class ClusterPlan:
     frontends: int = 1
     workers: int = 2
     load: tuple[Manner, ...] = (Manner(),)
-    config: Config = Config()
-    engine: MockerOptions = MockerOptions()
-    ready_timeout_s: float = 30.0
+    config: Config = attrs.Factory(Config)
+    engine: MockerOptions = attrs.Factory(MockerOptions)
+    ready_timeout_s: float = 10.0
 
 
 class Cluster:
@@ -66,14 +67,23 @@ class Cluster:
         return [STORE, BROKER, *self.frontends, *self.workers, *self.clients]
 
     async def start(self) -> None:
-        """Boot everything but the clients; returns once every frontend knows every worker."""
+        """Boot everything but the clients; returns once every frontend knows every worker.
+
+        Raises `Violation` if that takes longer than `ready_timeout_s`.
+        """
         for name in (STORE, BROKER, *self.workers, *self.frontends):
             self.boot(name)
-        with trio.fail_after(self.plan.ready_timeout_s):
+        timeout_s = self.plan.ready_timeout_s
+        with trio.move_on_after(timeout_s):
             for name in (*self.workers, *self.frontends):
                 await self.processes[name].ready.wait()
             while not all(map(self._knows_workers, self.frontends)):  # noqa: ASYNC110
                 await trio.sleep(0.05)
+            return
+        for name in (*self.workers, *self.frontends):
+            if not self.processes[name].ready.is_set():
+                raise Violation("I15", f"{name} is not ready after {timeout_s:g} s")
+        raise Violation("I13", f"a frontend does not know all workers after {timeout_s:g} s")
 
     def _knows_workers(self, frontend: str) -> bool:
         service = self.processes[frontend].service

@@ -143,7 +143,7 @@ class StoreHost:
     def link(self, name: str) -> StoreLink:
         """What lies between host `name` and the store."""
         if name not in self._links:
-            self._links[name] = StoreLink(self.world, self.network, name)
+            self._links[name] = StoreLink(self.network, name)
         return self._links[name]
 
     def links_changed(self) -> None:
@@ -156,17 +156,16 @@ class StoreHost:
 class StoreLink(ControlFaults):
     """The way to the store from one host: as long, and as broken, as the simulated network's."""
 
-    def __init__(self, world: World, network: Network, name: str) -> None:
-        self._network, self._name = network, name
+    def __init__(self, network: Network, name: str) -> None:
         super().__init__()
+        self._network, self._name = network, name
         self.delay_s = network.link(name, STORE).latency_s
         self.reply_delay_s = network.link(STORE, name).latency_s
-        self.is_cut_apart = False
 
     def follow(self, *, is_paused: bool) -> None:
         """Be cut or mended as the network's link is, in either direction."""
         out, back = self._network.link(self._name, STORE), self._network.link(STORE, self._name)
-        if out.is_cut or back.is_cut or is_paused or self.is_cut_apart:
+        if out.is_cut or back.is_cut or is_paused:
             self.cut_link()
         else:
             self.mend_link()
@@ -216,6 +215,8 @@ class _NotedControlPlane(MemoryControlPlane):
         self, view: WatchView, events: AsyncIterator[WatchEvent]
     ) -> AsyncIterator[WatchEvent]:
         async for event in events:
+            # Told in order, and as late as a message on this link is.
+            await trio.sleep(self.faults.reply_delay_s)
             view.take(event)
             self._env.note(
                 "watch.event",
@@ -295,7 +296,11 @@ class SimTransports:
                 self.server = await stack.enter_async_context(open_request_server(options))
                 servers.append(self.server)
             if config.data_plane.requests == "nats":
-                from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
+                # nats-py brings asyncio along, which most worlds never need.
+                from trinamo.transports.nats import (  # noqa: PLC0415
+                    NatsRequestPlane,
+                    NatsRequestServer,
+                )
 
                 nats = NatsRequestPlane(events, ack_timeout_s=config.data_plane.tcp.ack_timeout_s)
                 planes = {nats.transport: nats, **planes}

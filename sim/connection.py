@@ -80,6 +80,8 @@ class Endpoint:
         self._last_arrival_s = 0.0
         self._outstanding_bytes = 0
         self._uncredited_bytes = 0
+        self._cuts = 0
+        """How often this link was cut; tells one silence from the next."""
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.id} of {self.host.name} {self.local} -> {self.remote}>"
@@ -325,6 +327,8 @@ class Endpoint:
 
     def link_was_cut(self) -> None:
         """The link is no longer whole: timeouts start to run."""
+        # Counted here, not for the whole network: a cut elsewhere must not end these timeouts.
+        self._cuts += 1
         self._watch_silence()
         idle_s, interval_s, count = (
             self._option(stdlib.IPPROTO_TCP, name, default)
@@ -342,7 +346,7 @@ class Endpoint:
         if user_s:
             count = max(1, math.ceil((user_s - idle_s) / max(1, interval_s)))
         self._world.after(
-            idle_s + interval_s * count, self._time_out_if_silent, self._network.cut_count
+            idle_s + interval_s * count, self._time_out_if_silent, self._cuts
         )
 
     def probe(self) -> None:
@@ -359,16 +363,16 @@ class Endpoint:
         user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
         if self._outstanding_bytes:
             self._world.after(
-                user_s or RETRIES_S, self._time_out_if_unacknowledged, self._network.cut_count
+                user_s or RETRIES_S, self._time_out_if_unacknowledged, self._cuts
             )
 
-    def _time_out_if_unacknowledged(self, cut_count: int) -> None:
+    def _time_out_if_unacknowledged(self, cuts: int) -> None:
         if self._outstanding_bytes:
-            self._time_out_if_silent(cut_count)
+            self._time_out_if_silent(cuts)
 
-    def _time_out_if_silent(self, cut_count: int) -> None:
+    def _time_out_if_silent(self, cuts: int) -> None:
         # A later cut means that the link was whole in between, or is watched anew.
-        is_same_silence = cut_count == self._network.cut_count and not self.link_is_whole
+        is_same_silence = cuts == self._cuts and not self.link_is_whole
         if is_same_silence and not self.is_forgotten:
             self._world.add_row("timeout", connection=self.id, source=self.host.name)
             self.fail(errno.ETIMEDOUT)

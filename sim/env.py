@@ -35,7 +35,11 @@ class SimClock:
 
 
 class SimEnv:
-    """Implements `runtime.env.Env`. `name` picks the stream of dice: the host's name, usually."""
+    """Implements `runtime.env.Env`. `name` picks the stream of dice.
+
+    Give every life of a host a name of its own, such as `worker-1.2`: a restarted process must not
+    draw the ids of its dead predecessor again.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.clock: Clock = SimClock(world)

@@ -208,6 +208,7 @@ class _Probe(trio.abc.Clock):
         self.asked: list[float] = []
         self.batches: list[list[int]] = []
         self.order: list[int] = []
+        self.has_put_back = False
 
     @override
     def start_clock(self) -> None:
@@ -226,6 +227,9 @@ class _Probe(trio.abc.Clock):
 
     def shuffle(self, batch: list[Task]) -> None:
         self.batches.append([task_number(task) for task in batch])
+        if len(batch) >= 4 and not self.has_put_back:
+            self.has_put_back = True
+            Loop().requeue([batch.pop()])
         batch.reverse()
 
     def random(self) -> float:
@@ -252,6 +256,8 @@ class _Probe(trio.abc.Clock):
             yield "batches are not shuffled as a whole"
         if any(batch != sorted(batch) for batch in self.batches):
             yield "batches are not sorted by creation before they are shuffled"
+        if self.has_put_back and 3 not in self.order:
+            yield "a task put back while a batch is shuffled does not run with the next one"
         if self.order != [0, 1, 2, 3]:
             yield "a batch is not worked through from its end after it was shuffled"
 

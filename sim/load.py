@@ -27,12 +27,17 @@ from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 from .cluster_roles import HTTP_PORT, MODEL, RAISE_WORD, Process, run_caller
 
-__all__ = ["Manner", "RequestRecord", "Via", "ask_over_http", "ask_through_runtime"]
+__all__ = [
+    "COMPLETE",
+    "Manner",
+    "RequestRecord",
+    "Via",
+    "ask_over_http",
+    "ask_through_runtime",
+]
 
 Via = Literal["http", "runtime"]
 COMPLETE: Final = "complete"
-LEFT: Final = ("quit", "dropped")
-"""Outcomes that are the client's own doing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +59,7 @@ class Manner:
     output_tokens: tuple[int, int] = (5, 20)
     stream: bool = True
     timeout_s: float = 60.0
-    """A client over HTTP waits so long for the next byte."""
+    """A client over HTTP waits so long for the next byte, one of the cluster for the whole."""
     read_pause_s: float = 0.0
     """What a slow reader does after each piece."""
     quit_after: int = -1
@@ -137,10 +142,9 @@ class Client:
         """Some tokens came: one character each."""
         if record.terminals:
             record.late += 1
-        for _ in text:
+        for token in text:
             self.process.note("stream.token", request=record.name, index=len(record.text))
-            record.text += _
-        # The note may have set off a fault, never a checkpoint.
+            record.text += token
 
     def end(self, record: RequestRecord, terminal: str) -> None:
         """The client was told, or decided, that this request is over."""
@@ -162,9 +166,9 @@ async def ask_over_http(
     timeout = httpx.Timeout(manner.timeout_s)
     async with httpx.AsyncClient(
         base_url=base,
-        verify=False,
+        verify=False,  # noqa: S501 -- there is no TLS here
         trust_env=False,
-        timeout=timeout,  # noqa: S501 -- no TLS here
+        timeout=timeout,
     ) as http:
         for number in range(manner.requests):
             await client.ask(http, await client.pause_and_begin(number))
@@ -271,7 +275,11 @@ class _RuntimeClient(Client):
         # The same name twice would be cancelled with the first.
         with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
             try:
-                terminal = await self._consume(routed, record, context)
+                with trio.move_on_after(self.manner.timeout_s) as deadline:
+                    terminal = await self._consume(routed, record, context)
+                if deadline.cancelled_caught:
+                    context.kill(Reason.DEADLINE)
+                    terminal = "deadline"
             except TrinamoError as error:
                 terminal = error.code
             self.process.note("caller.state", request=record.name, state=context.state)

@@ -8,25 +8,43 @@ choices: nothing. Read next: `scenario_faults.py` (what can be done to a cluster
 from __future__ import annotations
 
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
+from .catalogue.bugs import planted
+from .checks import judge
+from .checks.census import leftovers, overflows
+from .checks.watches import check_views
 from .choices import Choices
 from .cluster import Cluster, ClusterPlan
-from .cluster_planes import STORE
 from .cluster_network import ClusterNetwork
+from .cluster_planes import STORE
 from .cluster_rogues import Rogue
 from .errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from .host import HostState
+from .scenario_faults import Nemesis
+from .scenarios.leased_queue import run
 from .scheduler import Policy
 from .world import World
 
 if TYPE_CHECKING:
     from .scenario_faults import FaultPlan
 
-__all__ = ["Expect", "Limits", "LinkPlan", "Liveness", "NetworkPlan", "Outcome", "QueuePlan", "Scenario", "Twin", "Breach"]
+__all__ = [
+    "Breach",
+    "Expect",
+    "Limits",
+    "LinkPlan",
+    "Liveness",
+    "NetworkPlan",
+    "Outcome",
+    "QueuePlan",
+    "Scenario",
+    "Twin",
+]
 
 STEP_S = 0.05
 """How often the driver looks whether what it waits for has come."""
@@ -137,7 +155,7 @@ class Outcome:
     network: ClusterNetwork
     cluster: Cluster
     digest: str = ""
-    violations: list[Breach] = attrs.Factory(list)
+    breaches: list[Breach] = attrs.Factory(list)
     load_started_s: float = 0.0
     load_ended_s: float | None = None
     healed_s: float | None = None
@@ -149,7 +167,7 @@ class Outcome:
 
     def violate(self, invariant: str, text: str) -> None:
         """Write one down."""
-        self.violations.append(Breach(invariant, text, self.world.current_time()))
+        self.breaches.append(Breach(invariant, text, self.world.current_time()))
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +179,7 @@ class Scenario:
     covers: tuple[str, ...] = ()
     """Rows of the protocol's event table, and failure scenarios such as `S2`."""
     policy: Policy = "batch"
-    cluster: ClusterPlan = ClusterPlan()
+    cluster: ClusterPlan = attrs.Factory(ClusterPlan)
     queue: QueuePlan | None = None
     """Instead of the cluster."""
     network: NetworkPlan = NetworkPlan()
@@ -179,9 +197,6 @@ class Scenario:
         A run that fails on its own account (deadlock, limits, a process that crashed) is a
         violation too. Raises `Escape` if something reached for the real world.
         """
-        from .catalogue.bugs import planted
-        from .checks import judge
-
         if self.queue is not None:
             return self._run_queue(self.queue, choices, is_fenced=bug != "stale_ack")
         world = World(
@@ -213,23 +228,22 @@ class Scenario:
                 outcome.violate("I15", f"{type(error).__name__}: {error}")
             except SimulationError:
                 raise
-            except Violation as violation:
-                outcome.violate(violation.invariant, violation.text)
             except Exception as error:  # noqa: BLE001 -- a process that ends by it is a finding
-                outcome.violate("crash", _innermost(error))
+                first = _single(error)
+                if isinstance(first, Violation):
+                    outcome.violate(first.invariant, first.text)
+                else:
+                    outcome.violate("crash", f"{type(first).__name__}: {first}")
         outcome.digest = world.trace.digest
         judge(outcome)
         return outcome
 
-
     def _run_queue(self, queue: QueuePlan, choices: Choices, *, is_fenced: bool) -> Outcome:
-        from .scenarios.leased_queue import run
-
         broken: Violation | None = None
         try:
             run(choices, fenced=is_fenced, **attrs.asdict(queue))
-        except Violation as violation:
-            broken = violation
+        except* Violation as group:
+            broken = _single(group)
         world = choices.world
         assert world is not None
         network = ClusterNetwork(world)
@@ -240,25 +254,22 @@ class Scenario:
         return outcome
 
 
-def _innermost(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+def _single(error: BaseException) -> Any:
+    """The first error of a group of groups, which nurseries make."""
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return error
 
 
 class _Play:
     """The driver of one run."""
 
     def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
-        from .scenario_faults import Nemesis
-
         self.scenario, self.outcome = scenario, outcome
         self.world, self.cluster = outcome.world, outcome.cluster
         self.nemesis = Nemesis(outcome)
 
     async def run(self) -> None:
-        from .checks.census import leftovers
-
         scenario, outcome, world = self.scenario, self.outcome, self.world
         self._shape_links()
         await self.cluster.start()
@@ -282,13 +293,11 @@ class _Play:
         if not await self._wait(self._are_workers_found, scenario.limits.settle_s):
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
-        if not outcome.violations:
+        if not outcome.breaches:
             self._look_at_watches()
             await self._shut_down()
 
     def _shape_links(self) -> None:
-        from fnmatch import fnmatchcase
-
         hosts = [*self.cluster.hosts, *(f"rogue{n}" for n in range(len(self.scenario.rogues)))]
         for plan in self.scenario.links:
             for a in hosts:
@@ -314,10 +323,8 @@ class _Play:
         return bool(condition())
 
     def _look_at_bounds(self) -> None:
-        from .checks.census import overflows
-
         for text in overflows(self.outcome):
-            if not any(v.text == text for v in self.outcome.violations):
+            if not any(v.text == text for v in self.outcome.breaches):
                 self.outcome.violate("I12", text)
 
     def _is_load_over(self) -> bool:
@@ -353,8 +360,6 @@ class _Play:
 
     def _look_at_watches(self) -> None:
         """I13 in the end: who believed every event of a watch knows what the store holds."""
-        from .checks.watches import check_views
-
         check_views(self.outcome)
 
     async def _shut_down(self) -> None:

@@ -96,9 +96,7 @@ class Nemesis:
             if fault.after_note:
                 kind, _, number = fault.after_note.partition("#")
                 delay_s = self._drawn(fault.delay)
-                self.world.after_note(
-                    kind, int(number or 1), self._strike, fault, delay_s=delay_s
-                )
+                self.world.after_note(kind, int(number or 1), self._strike, fault, delay_s=delay_s)
             else:
                 self.world.after(self._drawn(fault.at or 0.0), self._strike, fault)
 
@@ -167,9 +165,7 @@ class Nemesis:
                 self.cluster.store.store.compact()
         return None
 
-    def _effect_on_link(
-        self, fault: FaultPlan, host: str, other: str
-    ) -> Callable[[], None] | None:
+    def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
         network = self.network
         match fault.do:
             case "cut":

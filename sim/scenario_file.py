@@ -22,6 +22,8 @@ from trinamo.runtime.config import load_config
 from trinamo.runtime.engines.mocker import MockerOptions
 from trinamo.runtime.errors import ConfigError
 
+from .catalogue.bugs import BUGS
+from .checks import INVARIANTS
 from .cluster import ClusterPlan
 from .cluster_planes import BROKER, STORE
 from .cluster_rogues import ACTS, Rogue
@@ -50,7 +52,7 @@ CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
 """Words of the file that Python keeps for itself."""
 NOTES: Final = (
-    "accept.failed", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
+    "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
     "core.healed", "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
     "engine.stopped", "engine.token", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "lease.granted",
@@ -97,7 +99,10 @@ class _Reader:
         for line_number, line in enumerate(self._lines, 1):
             stripped = line.strip()
             if stripped.startswith("["):
-                inside = stripped.split("#")[0].strip(" []") == header
+                title = stripped.split("#")[0].strip(" []")
+                if not header and title.split(".")[0] == key:
+                    return line_number
+                inside = title == header
                 if inside:
                     seen += 1
                     if seen == number + 1:
@@ -214,9 +219,7 @@ class _Reader:
                 self._check_host("load", number, "to", manner.to, host_names(plan))
         return plan
 
-    def _check_host(
-        self, header: str, number: int, key: str, name: str, hosts: list[str]
-    ) -> None:
+    def _check_host(self, header: str, number: int, key: str, name: str, hosts: list[str]) -> None:
         if not any(fnmatchcase(host, name) for host in hosts):
             raise self._unknown(header, number, key, "host", name, hosts)
 
@@ -258,8 +261,6 @@ class _Reader:
         return fault
 
     def _expect(self, table: Mapping[str, Any]) -> Expect:
-        from .checks import INVARIANTS
-
         expect = self._build(Expect, self._table(table, "expect"), "expect")
         for invariant in expect.invariants:
             if invariant not in INVARIANTS:
@@ -274,9 +275,6 @@ class _Reader:
         return expect
 
     def _twin(self, table: dict[str, Any], number: int) -> Twin:
-        from .catalogue.bugs import BUGS
-        from .checks import INVARIANTS
-
         twin = self._build(Twin, table, "twin", number)
         if twin.bug not in BUGS:
             raise self._unknown("twin", number, "bug", "bug", twin.bug, BUGS)

@@ -25,11 +25,11 @@ from .choices import Choices
 from .clock import WALL_EPOCH_S, EventClock
 from .disk import Disk
 from .errors import Deadlock, StepLimit, TimeLimit
-from .guard import Ambient, Loop, armed, closed_world, task_number
+from .guard import Ambient, Loop, armed, closed_world
 from .host import CURRENT, DRIVER, Host, HostState, Incarnation, incarnation_of
 from .scheduler import Policy, Scheduler
-from .stacks import await_stacks, host_of, task_name
-from .trace import Fields, Trace
+from .stacks import TaskLabels, await_stacks, host_of, task_name
+from .trace import Trace
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["WALL_EPOCH_S", "World"]
 
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
-TASK_LABELS_MAX = 10_000
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
 
@@ -93,8 +92,7 @@ class World(EventClock):
         self._graves: list[Task] = []
         self._note_counts: Counter[str] = Counter()
         self._note_events: dict[tuple[str, int], list[Callable[[], object]]] = {}
-        self._task_base: int | None = None
-        self._task_labels: dict[int, tuple[str, Fields]] = {}
+        self._labels = TaskLabels()
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
         self._nursery: trio.Nursery | None = None
@@ -242,21 +240,10 @@ class World(EventClock):
                 StepLimit(f"{self._steps_max} task steps; runnable: {runnable}\n{self.waiting()}")
             )
         if self._trace_steps and order:
-            add, now_s, labels = self.trace.add_plain, self._time_s, self._task_labels
+            add, now_s, label_of = self.trace.add_plain, self._time_s, self._labels.of
             for task in order:
-                number = task_number(task)
-                label = labels.get(number) or self._label(task, number)
-                add(now_s, label[0], "step", label[1])
-
-    def _label(self, task: Task, number: int) -> tuple[str, Fields]:
-        """What rows say of a task, which stays the same for its life."""
-        if len(self._task_labels) >= TASK_LABELS_MAX:
-            self._task_labels.clear()
-        if self._task_base is None:
-            self._task_base = number
-        fields = (("task", number - self._task_base), ("name", task_name(task)))
-        label = self._task_labels[number] = (host_of(task), fields)
-        return label
+                host, fields = label_of(task)
+                add(now_s, host, "step", fields)
 
     def _check_unwinding(self) -> None:
         if self._unwinding_steps > UNWINDING_STEPS_MAX:

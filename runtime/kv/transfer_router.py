@@ -80,6 +80,8 @@ class _Job:
     ticket: int
     done: int = 0
     """Leading blocks that are confirmed."""
+    is_stuck: bool = False
+    """Whether a failed attempt still touches the blocks, so that no other one may."""
 
 
 class TransferRouter:
@@ -234,14 +236,16 @@ class TransferRouter:
                     "the transfer falls back from %s to %s at block %d of %d: %s",
                     *(failed, route.backend, job.done, len(job.here), error),
                 )
-            is_last = number == len(routes) - 1
-            attempt_s = left_s if is_last else min(left_s, self._options.attempt_s)
+            has_other = any(other.is_usable for other in routes[number + 1 :])
+            attempt_s = min(left_s, self._options.attempt_s) if has_other else left_s
             try:
                 reports.append(await self._attempt(route, memory, job, attempt_s))
                 return reports
             except (RequestError, StaleMemoryError, KilledError):
                 raise
             except (TransportError, ProtocolError, DeadlineError, OverloadedError) as found:
+                if job.is_stuck:
+                    raise
                 error, failed = found, route.backend
                 route.fail(found)
                 self._metrics.usable(route.backend, route.incarnation, is_usable=False)
@@ -276,7 +280,7 @@ class TransferRouter:
             outcome = ""
         except TrinamoError as error:
             outcome = error.code
-            await self._settle(transfer, route)
+            await self._settle(transfer, route, job)
             job.done += transfer.confirmed_count
             raise
         finally:
@@ -286,16 +290,16 @@ class TransferRouter:
         self._metrics.done(report)
         return report
 
-    async def _settle(self, transfer: Transfer, route: Route) -> None:
+    async def _settle(self, transfer: Transfer, route: Route, job: _Job) -> None:
         """Before blocks are moved again, the attempt that failed must not touch them any more."""
         transfer.abort()
         with trio.move_on_after(self._options.drain_s):
             await transfer.wait_settled()
         if not transfer.is_settled:
-            raise KilledError(
+            job.is_stuck = True
+            raise TransferError(
                 f"a failed transfer by {route.backend} has not settled within "
-                f"{self._options.drain_s:g} s, so its blocks cannot be moved again",
-                reason="unsettled",
+                f"{self._options.drain_s:g} s, so its blocks cannot be moved again"
             )
 
 

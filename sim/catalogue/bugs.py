@@ -7,10 +7,35 @@ nothing of it remains afterwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any
 from unittest.mock import patch
+
+import trio
+
+from trinamo.runtime import client
+from trinamo.runtime.client import Client
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import LeaseLostError
+from trinamo.runtime.http import server
+from trinamo.runtime.http.streaming import AnswerWriter
+from trinamo.runtime.planes import Resync, Snapshot
+from trinamo.runtime.protocol.codec import FrameDecoder
+from trinamo.runtime.protocol.control import Kill, Stop
+from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
+from trinamo.runtime.protocol.lease import LeaseTimer
+from trinamo.runtime.protocol.machine import Role
+from trinamo.runtime.protocol.response_stream import WorkerState
+from trinamo.runtime.registration import Registrar
+from trinamo.runtime.router import Router
+from trinamo.transports.memory import control
+from trinamo.transports.tcp import accepting, request_server, sockets, stream_server
+from trinamo.transports.tcp.channel import Channel
+from trinamo.transports.tcp.response_connection import ResponseRegistration
+from trinamo.transports.tcp.stream_client import TcpResponseSender, _Conversation
+from trinamo.transports.tcp.stream_server import TcpStreamServer
 
 __all__ = ["BUGS", "planted"]
 
@@ -39,7 +64,6 @@ def planted(name: str) -> Iterator[None]:
 @bug
 def eof_is_complete() -> list[Patch]:
     """A connection that ends without an end mark passes for a complete answer."""
-    from trinamo.transports.tcp.response_connection import ResponseRegistration
 
     def disconnected(self: Any, why: str) -> None:  # noqa: ARG001 -- the method's parameter
         self.channel.complete()
@@ -50,17 +74,12 @@ def eof_is_complete() -> list[Patch]:
 @bug
 def eof_ignored() -> list[Patch]:
     """The worker takes the caller's FIN or RST for nothing, and works on."""
-    from trinamo.transports.tcp.stream_client import _Conversation
-
     return [(_Conversation, "_closed", lambda _: None)]
 
 
 @bug
 def error_becomes_sentinel() -> list[Patch]:
     """A handler's failure is told as the end of its answer."""
-    from trinamo.runtime.protocol.machine import Role
-    from trinamo.runtime.protocol.response_stream import WorkerState
-    from trinamo.transports.tcp.stream_client import TcpResponseSender
 
     def fail(self: Any, error: object) -> None:  # noqa: ARG001 -- the method's parameter
         if self._machine.states[Role.WORKER] is WorkerState.OPENING:
@@ -73,7 +92,6 @@ def error_becomes_sentinel() -> list[Patch]:
 @bug
 def close_drops_the_queue() -> list[Patch]:
     """Closing a stream does not wait for what is queued."""
-    from trinamo.transports.tcp.stream_client import _Conversation
 
     async def hang_up(self: Any) -> None:
         self._outbox.discard()
@@ -85,9 +103,6 @@ def close_drops_the_queue() -> list[Patch]:
 @bug
 def stop_unheard() -> list[Patch]:
     """The worker reads Stop and does nothing."""
-    from trinamo.runtime.protocol.control import Stop
-    from trinamo.transports.tcp.stream_client import _Conversation
-
     take = _Conversation._take  # noqa: SLF001 -- what is replaced
 
     def deaf(self: Any, event: object) -> None:
@@ -100,9 +115,6 @@ def stop_unheard() -> list[Patch]:
 @bug
 def kill_unheard() -> list[Patch]:
     """The worker reads Kill, and the end of the connection, and does nothing."""
-    from trinamo.runtime.protocol.control import Kill
-    from trinamo.transports.tcp.stream_client import _Conversation
-
     take = _Conversation._take  # noqa: SLF001 -- what is replaced
 
     def deaf(self: Any, event: object) -> None:
@@ -115,7 +127,6 @@ def kill_unheard() -> list[Patch]:
 @bug
 def stop_downgrades_kill() -> list[Patch]:
     """`stop()` sets the state without looking, so that a killed context is only stopped."""
-    from trinamo.runtime.context import Context, Reason, State
 
     def stop(self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
         for child in tuple(self._children):
@@ -129,7 +140,6 @@ def stop_downgrades_kill() -> list[Patch]:
 @bug
 def drop_leaves_the_stream() -> list[Patch]:
     """A consumer that leaves its iterator forgets the subject and tells nobody."""
-    from trinamo.transports.tcp.response_connection import ResponseRegistration
 
     def close(self: Any) -> None:
         self._server.forget(self.connection.subject)
@@ -141,17 +151,14 @@ def drop_leaves_the_stream() -> list[Patch]:
 @bug
 def kill_delivers_the_queue() -> list[Patch]:
     """What was queued when the caller said Kill is still handed out."""
-    from trinamo.transports.tcp.channel import Channel
-
     return [(Channel, "abandon", Channel.fail)]
 
 
 @bug
 def reader_has_no_bound() -> list[Patch]:
     """The caller's reader goes on reading for a consumer that does not."""
-    from trinamo.transports.tcp.channel import Channel
 
-    async def wait_room(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
+    async def wait_room(self: Any) -> None:
         pass
 
     return [(Channel, "wait_room", wait_room)]
@@ -160,8 +167,6 @@ def reader_has_no_bound() -> list[Patch]:
 @bug
 def items_out_of_order() -> list[Patch]:
     """A batch that arrives in one read is queued in the wrong order."""
-    from trinamo.transports.tcp.channel import Channel
-
     extend = Channel.extend
 
     def reversed_extend(self: Any, items: list[bytes]) -> None:
@@ -176,7 +181,6 @@ def items_out_of_order() -> list[Patch]:
 @bug
 def no_keep_alive() -> list[Patch]:
     """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
-    from trinamo.transports.tcp import request_server, sockets, stream_server
 
     def untuned(stream: object, options: object) -> None:
         pass
@@ -191,7 +195,6 @@ def no_keep_alive() -> list[Patch]:
 @bug
 def http_without_keep_alive() -> list[Patch]:
     """The frontend does not set its clients' sockets up to notice a silent peer."""
-    from trinamo.runtime.http import server
 
     def untuned(socket: object, *, peer_timeout_s: float) -> None:
         pass
@@ -202,9 +205,8 @@ def http_without_keep_alive() -> list[Patch]:
 @bug
 def refusal_unsaid() -> list[Patch]:
     """Whoever calls home wrongly is cut off without a word."""
-    from trinamo.transports.tcp.stream_server import TcpStreamServer
 
-    async def refuse(self: Any, stream: object, refusal: object) -> None:
+    async def refuse(self: Any, _stream: object, refusal: object) -> None:
         self._count_refusal(str(refusal))
 
     return [(TcpStreamServer, "_refuse", refuse)]
@@ -213,16 +215,12 @@ def refusal_unsaid() -> list[Patch]:
 @bug
 def subject_taken_twice() -> list[Patch]:
     """A second connection for a subject replaces the first."""
-    from trinamo.runtime.protocol.control import Refused
-    from trinamo.transports.tcp.stream_server import TcpStreamServer
-
     take = TcpStreamServer._take  # noqa: SLF001 -- what is replaced
 
     def careless(self: Any, handshake: Any) -> Any:
         registration = self._registrations.get(handshake.subject)
         if registration is None:
             return take(self, handshake)
-        assert Refused
         return registration
 
     return [(TcpStreamServer, "_take", careless)]
@@ -231,10 +229,6 @@ def subject_taken_twice() -> list[Patch]:
 @bug
 def no_handshake_timeout() -> list[Patch]:
     """Whoever connects and says nothing may stay."""
-    import trio
-
-    from trinamo.transports.tcp.stream_server import TcpStreamServer
-
     read = TcpStreamServer._read_handshake  # noqa: SLF001 -- what is replaced
 
     async def patient(self: Any, stream: Any, decoder: Any) -> Any:
@@ -247,8 +241,6 @@ def no_handshake_timeout() -> list[Patch]:
 @bug
 def frames_without_bound() -> list[Patch]:
     """The decoder believes any length and waits for the rest."""
-    from trinamo.runtime.protocol.codec import FrameDecoder
-
     start = FrameDecoder.__init__
 
     def unbounded(self: Any, **_: int) -> None:
@@ -260,8 +252,6 @@ def frames_without_bound() -> list[Patch]:
 @bug
 def accept_gives_up() -> list[Patch]:
     """A failing accept ends the listener, and the process with it."""
-    from trinamo.transports.tcp import accepting
-
     return [(accepting, "_EXHAUSTED", set())]
 
 
@@ -270,20 +260,13 @@ def accept_gives_up() -> list[Patch]:
 
 @bug
 def nack_is_success() -> list[Patch]:
-    """Any answer to an envelope but an error passes for its acceptance."""
-    from trinamo.runtime import client
-
-    return [(client, "raise_for_nack", lambda _: None)]
+    """Any answer to an envelope passes for its acceptance, and the call home is waited for."""
+    return [(client, "raise_for_nack", lambda _: None), *waits_are_unwatched()]
 
 
 @bug
 def waits_are_unwatched() -> list[Patch]:
     """While a caller waits for a worker it looks neither at discovery nor at the clock."""
-    import math
-
-    from trinamo.runtime.client import Client
-    from trinamo.runtime.router import Router
-
     start, announce = Client.__init__, Router._announce  # noqa: SLF001 -- what is replaced
 
     def patient(self: Any, *args: Any, **options: Any) -> None:
@@ -301,9 +284,6 @@ def waits_are_unwatched() -> list[Patch]:
 @bug
 def disconnect_unseen() -> list[Patch]:
     """Nobody waits for the HTTP client to leave while its answer is made."""
-    import trio
-
-    from trinamo.runtime.http.streaming import AnswerWriter
 
     async def blind(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
         await trio.sleep_forever()
@@ -317,9 +297,6 @@ def disconnect_unseen() -> list[Patch]:
 @bug
 def lease_loss_exits() -> list[Patch]:
     """A lost lease ends the process."""
-    from trinamo.runtime.errors import LeaseLostError
-    from trinamo.runtime.registration import Registrar
-
     hold = Registrar._hold  # noqa: SLF001 -- what is replaced
 
     async def exiting(self: Any, timer: Any) -> None:
@@ -334,17 +311,12 @@ def lease_loss_exits() -> list[Patch]:
 @bug
 def lease_loss_unnoticed() -> list[Patch]:
     """A renewal that the store refuses is tried again for ever."""
-    from trinamo.runtime.errors import LeaseLostError
-    from trinamo.runtime.registration import Registrar
-
     renew = Registrar._renew  # noqa: SLF001 -- what is replaced
 
     async def hopeful(self: Any, timer: Any) -> float:
         try:
             return await renew(self, timer)
         except LeaseLostError:
-            import trio
-
             return trio.current_time() + 1.0
 
     return [(Registrar, "_renew", hopeful)]
@@ -353,7 +325,6 @@ def lease_loss_unnoticed() -> list[Patch]:
 @bug
 def renewal_at_a_fixed_period() -> list[Patch]:
     """Renewals come every TTL/2, also after one that failed."""
-    from trinamo.runtime.protocol.lease import LeaseTimer
 
     def fixed(self: Any, now: float) -> float:  # noqa: ARG001 -- the method's parameter
         return float(self.ttl_s / 2)
@@ -364,19 +335,12 @@ def renewal_at_a_fixed_period() -> list[Patch]:
 @bug
 def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
-    from trinamo.runtime.registration import Registrar
-
     return [(Registrar, "_jitter", lambda _, seconds: seconds)]
 
 
 @bug
 def list_then_watch_from_now() -> list[Patch]:
     """A watch begins at the present, some time after its snapshot was read."""
-    import trio
-
-    from trinamo.runtime.planes import Resync, Snapshot
-    from trinamo.transports.memory import control
-
     step = control._Watch.__anext__  # noqa: SLF001 -- what is replaced
 
     async def late(self: Any) -> Any:
@@ -392,7 +356,6 @@ def list_then_watch_from_now() -> list[Patch]:
 @bug
 def resync_without_deletes() -> list[Patch]:
     """After a gap only what is new is taken; what vanished meanwhile stays."""
-    from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
 
     def merge(self: Any, entries: Any) -> InstanceChange:
         joined: list[Any] = []

@@ -86,8 +86,8 @@ def overflows(outcome: Outcome) -> Iterator[str]:
                 channel = getattr(registration, "channel", None)
                 if channel is not None and channel.buffered_bytes > buffered_max:
                     yield f"{name} buffers {channel.buffered_bytes} bytes of one stream"
-        if runtime is not None and runtime.worker is not None:
-            if runtime.worker.active_count > config.worker.requests_max:
-                yield f"{name} serves {runtime.worker.active_count} requests"
+        worker = None if runtime is None else runtime.worker
+        if worker is not None and worker.active_count > config.worker.requests_max:
+            yield f"{name} serves {worker.active_count} requests"
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"

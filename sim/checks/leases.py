@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from ..cluster_planes import STORE
 
 if TYPE_CHECKING:
     from ..scenario import Outcome
+    from ..trace import Row
 
 __all__ = ["check"]
 
@@ -25,34 +28,46 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _check_times(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    ttl_s: dict[int, float] = {}
-    renewed_s: dict[int, float] = {}
-    idle_since_s = -math.inf
+    table = _Leases()
     for row in outcome.world.trace.rows:
         if row.kind in ("pause", "resume") and row.field("host") == STORE:
             # A store that was not running may notice late, never early.
-            idle_since_s = row.time_s
-        if not row.kind.startswith("store."):
-            continue
+            table.idle_since_s = row.time_s
+        elif row.kind.startswith("store."):
+            yield from (("I6", text) for text in table.take(row))
+
+
+@attrs.define
+class _Leases:
+    """The leases alive, as the store's notes tell of them."""
+
+    ttl_s: dict[int, float] = attrs.Factory(dict)
+    renewed_s: dict[int, float] = attrs.Factory(dict)
+    idle_since_s: float = -math.inf
+
+    def take(self, row: Row) -> Iterator[str]:
+        """One thing the store did to a lease, and what is wrong with it."""
         if row.kind == "store.restart":
-            renewed_s = dict.fromkeys(row.field("leases"), row.time_s)
-            continue
+            self.renewed_s = dict.fromkeys(row.field("leases"), row.time_s)
+            return
         lease = row.field("lease")
-        match row.kind:
-            case "store.grant":
-                ttl_s[lease], renewed_s[lease] = row.field("ttl_s"), row.time_s
-            case "store.renew":
-                if lease not in renewed_s:
-                    yield "I6", f"lease {lease} was renewed at {row.time_s:.3f} s, after its end"
-                renewed_s[lease] = row.time_s
-            case "store.revoke":
-                renewed_s.pop(lease, None)
-            case "store.expire":
-                due_s = renewed_s.pop(lease, math.nan) + ttl_s[lease]
-                if row.time_s < due_s - TICK_S:
-                    yield "I6", f"lease {lease} ended {due_s - row.time_s:.3f} s early"
-                if row.time_s > max(due_s, idle_since_s) + TICK_S:
-                    yield "I6", f"lease {lease} ended {row.time_s - due_s:.3f} s late"
+        if row.kind == "store.grant":
+            self.ttl_s[lease] = row.field("ttl_s")
+        elif row.kind == "store.renew" and lease not in self.renewed_s:
+            yield f"lease {lease} was renewed at {row.time_s:.3f} s, after its end"
+        if row.kind in ("store.grant", "store.renew"):
+            self.renewed_s[lease] = row.time_s
+        elif row.kind == "store.revoke":
+            self.renewed_s.pop(lease, None)
+        elif row.kind == "store.expire":
+            yield from self._expired(lease, row.time_s)
+
+    def _expired(self, lease: int, time_s: float) -> Iterator[str]:
+        due_s = self.renewed_s.pop(lease, math.nan) + self.ttl_s[lease]
+        if time_s < due_s - TICK_S:
+            yield f"lease {lease} ended {due_s - time_s:.3f} s early"
+        if time_s > max(due_s, self.idle_since_s) + TICK_S:
+            yield f"lease {lease} ended {time_s - due_s:.3f} s late"
 
 
 def _check_keys(outcome: Outcome) -> Iterator[tuple[str, str]]:

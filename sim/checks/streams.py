@@ -37,7 +37,7 @@ class Attempt:
     began_s: float
     ended_s: float = math.inf
     stopped_at: int | None = None
-    killed_at: int | None = None
+    killed_at_s: float | None = None
     tokens: int = 0
     wrong: list[str] = attrs.Factory(list)
 
@@ -46,16 +46,19 @@ class Attempt:
         match row.kind:
             case "engine.token":
                 self.tokens += 1
-                if self.killed_at is not None:
+                # In the same moment it had been made before, and was on its way.
+                if self.killed_at_s is not None and row.time_s > self.killed_at_s:
                     self.wrong.append(f"token {row.field('index')} was made after a Kill")
             case "engine.stopped":
                 self.stopped_at = self.tokens
-                if self.killed_at is not None:
+                if self.killed_at_s is not None:
                     self.wrong.append("a Stop came through after the Kill, which it must not undo")
             case "engine.killed":
-                self.killed_at = self.tokens
+                self.killed_at_s = row.time_s
             case "engine.end":
                 self.ended_s = row.time_s
+            case _:
+                pass
 
 
 def attempts_of(outcome: Outcome) -> dict[str, Attempt]:
@@ -83,9 +86,8 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     for attempt in attempts.values():
         for text in attempt.wrong:
             yield "I3", f"{attempt.request}: {text}"
-        record = records.get(attempt.request)
-        if record is not None:
-            yield from _check_stop(attempt, record)
+        if attempt.request in records:
+            yield from _check_stop(attempt, records[attempt.request])
         yield from _check_idle(outcome, attempt, ends_s, died_s)
 
 
@@ -109,9 +111,12 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
         yield "I2", f"{record.name} is called complete without a finish reason"
     is_whole = len(record.text) == record.output_tokens
     if record.finish_reason != "cancelled" and not is_whole:
-        yield "I2", (
-            f"{record.name} is called complete with {len(record.text)} of"
-            f" {record.output_tokens} tokens"
+        yield (
+            "I2",
+            (
+                f"{record.name} is called complete with {len(record.text)} of"
+                f" {record.output_tokens} tokens"
+            ),
         )
 
 
@@ -122,9 +127,10 @@ def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:
             killed[row.field("request")] = row.field("tokens")
         elif row.kind == "stream.token" and row.field("request") in killed:
             yield "I3", f"{row.field('request')} got token {row.field('index')} after its Kill"
-        elif row.kind == "caller.state" and row.field("request") in killed:
-            if row.field("state") != "KILLED":
-                yield "I3", f"the Kill of {row.field('request')} became {row.field('state')}"
+        elif row.kind == "caller.state":
+            name, state = row.field("request"), row.field("state")
+            if name in killed and state != "KILLED":
+                yield "I3", f"the Kill of {name} became {state}"
 
 
 def _check_stops(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -173,9 +179,12 @@ def _check_idle(
     ended_s = min(attempt.ended_s, died_s.get(attempt.host, math.inf))
     is_over = outcome.world.ended_s >= due_s or math.isfinite(ended_s)
     if not math.isinf(gone_s) and is_over and ended_s > due_s and not _was_still(outcome, attempt):
-        yield "I4", (
-            f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} worked on it until"
-            f" {ended_s:.3f} s"
+        yield (
+            "I4",
+            (
+                f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} worked on it until"
+                f" {ended_s:.3f} s"
+            ),
         )
 
 

@@ -46,10 +46,10 @@ def check_views(outcome: Outcome) -> None:
                     f"watch {view.name} of {view.prefix}: does not know {missing}, believes in"
                     f" {stale} (or older values)",
                 )
-        yield_stale_instances(outcome, name)
+        _check_routers(outcome, name)
 
 
-def yield_stale_instances(outcome: Outcome, name: str) -> None:
+def _check_routers(outcome: Outcome, name: str) -> None:
     """A router's live set is what the store holds, too: nothing was lost after the watch."""
     runtime = outcome.cluster.processes[name].runtime
     clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- the census looks inside

@@ -28,7 +28,6 @@ from trinamo.runtime.errors import CompactedError, TrinamoError
 from trinamo.runtime.protocol.codec import Frame
 from trinamo.transports.memory.store import MemoryStore
 
-from ..bus import DROP, Message, Verdict
 from ..world import World
 from .etcd_wire import (
     Changed,
@@ -41,10 +40,10 @@ from .etcd_wire import (
     decode_from_client,
     encode_changes,
 )
-from .interception import DelayLine, Interceptor
+from .interception import DelayLine, Done, Interceptor
 from .machine_clock import MachineClock
 from .peer import Peer
-from .wire import Answer, Call, NoLeader, Ping, Pong, Refusal, arguments, encode
+from .wire import Answer, Call, NoLeader, Ping, Pong, Refusal, Reply, arguments, encode
 
 __all__ = ["PORT", "WRITES", "SimulatedEtcd"]
 
@@ -88,6 +87,7 @@ class SimulatedEtcd:
         self.name, self.port = name, port
         self.interceptor = Interceptor(world, name)
         self.is_leaderless = False
+        self._leader_at_s = 0.0
         self.store_id = 0
         """Counts disks: a store that lost its data is another store."""
         self._connections: list[_Connection] = []
@@ -132,7 +132,7 @@ class SimulatedEtcd:
         self.store = store
         self.store_id += 1
         # Lease ids are random in etcd: those of a lost disk name nothing on the next one.
-        store._last_lease_id = self.store_id << 32  # noqa: SLF001 -- a model of ours, set once
+        store.number_leases_from((self.store_id << 32) + 1)
         self._observation.close()
         self._observation.enter_context(store.observe(self._changed))
 
@@ -141,10 +141,13 @@ class SimulatedEtcd:
     def refuse(self, for_s: float) -> None:
         """For so long there is no leader: every call is turned away, no lease ends."""
         self.is_leaderless = True
+        self._leader_at_s = max(self._leader_at_s, self.world.current_time() + for_s)
         self.world.add_row("leaderless", store=self.name, for_s=for_s)
         self.world.after(for_s, self._elect)
 
     def _elect(self) -> None:
+        if self.world.current_time() < self._leader_at_s:
+            return
         self.is_leaderless = False
         # A new leader gives every lease its full time again, as it cannot know what is left.
         self.store.restart(now=self.clock.now())
@@ -152,18 +155,7 @@ class SimulatedEtcd:
 
     def lose_replies(self, count: int = 1, *, op: str = "") -> None:
         """The next `count` writes (or calls of `op`) take effect, and nobody is told."""
-        remaining = count
-
-        def rule(message: Message) -> Verdict | None:
-            nonlocal remaining
-            done = message.payload
-            is_meant = isinstance(done, _Done) and (done.op == op if op else done.op in WRITES)
-            if remaining == 0 or not is_meant:
-                return None
-            remaining -= 1
-            return DROP
-
-        self.interceptor.rules.append(rule)
+        self.interceptor.lose_replies(count, (op,) if op else WRITES)
 
     def compact(self) -> None:
         """Forget the history up to now; watches that are behind start over."""
@@ -181,13 +173,15 @@ class SimulatedEtcd:
         peer_name, _ = await trio.socket.getnameinfo(stream.socket.getpeername(), 0)
         async with trio.open_nursery() as nursery:
             connection = _Connection(self, Peer(stream), peer_name, nursery)
-            self._connections.append(connection)
+            # The list of this life of the process: the next one has its own.
+            connections = self._connections
+            connections.append(connection)
             try:
                 nursery.start_soon(connection.push_changes, name="watches")
                 await connection.peer.run(connection.receive)
                 nursery.cancel_scope.cancel()
             finally:
-                self._connections.remove(connection)
+                connections.remove(connection)
 
     async def _end_leases(self) -> None:
         while True:
@@ -205,7 +199,7 @@ class SimulatedEtcd:
         for connection in self._connections:
             connection.wake()
 
-    def answer(self, call: Call, data: bytes) -> tuple[FromStore, bytes]:
+    def answer(self, call: Call, data: bytes) -> tuple[Reply, bytes]:
         """Do a call, and say what to answer."""
         if self.is_leaderless:
             return NoLeader(call.id), b""
@@ -242,14 +236,6 @@ class SimulatedEtcd:
         )
         # With the answer goes what is held, so that the client can tell its own write from another's.
         return outcome, self.store.get(key, now=now)
-
-
-@attrs.frozen
-class _Done:
-    """What an interceptor's rule sees of a reply to a call."""
-
-    op: str
-    reply: FromStore
 
 
 @attrs.define
@@ -298,7 +284,7 @@ class _Connection:
     def _do(self, message: FromClient, data: bytes) -> None:
         if isinstance(message, Call):
             reply, result = self._etcd.answer(message, data)
-            self._reply(reply, result, payload=_Done(message.op, reply))
+            self._reply(reply, result, payload=Done(message.op, reply))
         elif isinstance(message, WatchFrom):
             self._watches[message.id] = _Watch(message.prefix, message.revision)
             self.wake()

@@ -14,17 +14,28 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextvars import Context, copy_context
 from typing import Any
 
+import attrs
 import trio
 
-from ..bus import Message, Rule, Verdict
+from ..bus import DROP, Message, Rule, Verdict
 from ..world import World
+from .wire import Reply
 
-__all__ = ["DelayLine", "Interceptor"]
+__all__ = ["DelayLine", "Done", "Interceptor"]
 
 Deliver = Callable[[], None]
+
+
+@attrs.frozen
+class Done:
+    """What a rule sees of the reply to a call: which call, and what is answered."""
+
+    op: str
+    reply: Reply
 
 
 class DelayLine:
@@ -72,7 +83,7 @@ class Interceptor:
         self._world = world
         self._service = service
         self._count = 0
-        self._held: deque[Deliver] = deque()
+        self._held: deque[tuple[Context, Deliver]] = deque()
 
     def admit(
         self, line: DelayLine, deliver: Deliver, *, channel: str, peer: str, payload: Any, size: int
@@ -94,7 +105,8 @@ class Interceptor:
         )
         verdict = self._verdict(message)
         if verdict.is_held:
-            self._held.append(deliver)
+            # In its own context, so that what it starts belongs to the service's process.
+            self._held.append((copy_context(), deliver))
         if verdict != Verdict():
             self._world.add_row(
                 "verdict",
@@ -110,11 +122,26 @@ class Interceptor:
             line.put(deliver, verdict)
 
     def release(self) -> int:
-        """Deliver what a rule held back, in order; how many. Called from a task of the service's."""
+        """Deliver what a rule held back, in order; how many. For a service that is up."""
         count = len(self._held)
         while self._held:
-            self._held.popleft()()
+            context, deliver = self._held.popleft()
+            context.run(deliver)
         return count
+
+    def lose_replies(self, count: int, ops: Container[str]) -> None:
+        """The next `count` calls of these kinds take effect, and nobody is told."""
+        remaining = count
+
+        def rule(message: Message) -> Verdict | None:
+            nonlocal remaining
+            done = message.payload
+            if remaining == 0 or not isinstance(done, Done) or done.op not in ops:
+                return None
+            remaining -= 1
+            return DROP
+
+        self.rules.append(rule)
 
     def forget(self) -> None:
         """The process died: what was held back is lost."""

@@ -26,11 +26,10 @@ from trinamo.runtime.planes import Message
 from trinamo.runtime.protocol.codec import Frame
 from trinamo.transports.memory.events import MemoryBroker, MemorySubscription
 
-from ..bus import DROP, Message as BusMessage, Verdict
 from ..world import World
-from .interception import DelayLine, Interceptor
+from .interception import DelayLine, Done, Interceptor
 from .machine_clock import MachineClock
-from .nats_queues import QueueShelf, Take
+from .nats_queues import CALLS, QueueShelf, Take
 from .nats_wire import (
     Deliver,
     Forget,
@@ -74,6 +73,7 @@ class SimulatedNats:
         self.message_bytes_max = message_bytes_max
         self.interceptor = Interceptor(world, name)
         self.is_leaderless = False
+        self._leader_at_s = 0.0
         self._stirred = trio.lowlevel.ParkingLot()
         self.clock = MachineClock(world, self._stirred.unpark_all)
         self.queues = QueueShelf(self.clock)
@@ -115,27 +115,20 @@ class SimulatedNats:
     def refuse(self, for_s: float) -> None:
         """For so long the queues have no leader, and every call to them is turned away."""
         self.is_leaderless = True
+        self._leader_at_s = max(self._leader_at_s, self.world.current_time() + for_s)
         self.world.add_row("leaderless", broker=self.name, for_s=for_s)
         self.world.after(for_s, self._elect)
 
     def _elect(self) -> None:
+        if self.world.current_time() < self._leader_at_s:
+            return
         self.is_leaderless = False
         self.world.add_row("leader", broker=self.name)
         self._stirred.unpark_all()
 
     def lose_replies(self, count: int = 1, *, op: str = "") -> None:
         """The next `count` calls to queues (or of `op`) take effect, and nobody is told."""
-        remaining = count
-
-        def rule(message: BusMessage) -> Verdict | None:
-            nonlocal remaining
-            done = message.payload
-            if remaining == 0 or not isinstance(done, Done) or op not in ("", done.op):
-                return None
-            remaining -= 1
-            return DROP
-
-        self.interceptor.rules.append(rule)
+        self.interceptor.lose_replies(count, (op,) if op else CALLS)
 
     # --- the process -----------------------------------------------------------------------------
 
@@ -180,15 +173,6 @@ class SimulatedNats:
             return None
         self.world.note(f"nats.{call.op}")
         return Answer(call.id), encode(result)
-
-
-class Done:
-    """What an interceptor's rule sees of a reply to a call."""
-
-    __slots__ = ("op", "reply")
-
-    def __init__(self, op: str, reply: Reply) -> None:
-        self.op, self.reply = op, reply
 
 
 class _Connection:

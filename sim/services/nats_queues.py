@@ -27,7 +27,7 @@ from .wire import Call, arguments, decode
 if TYPE_CHECKING:
     from .nats import _Connection
 
-__all__ = ["QueueShelf", "Take"]
+__all__ = ["CALLS", "QueueShelf", "Take"]
 
 SETTLED_MAX: Final = 10_000
 """How many settled leases are remembered."""
@@ -45,6 +45,7 @@ _ARGUMENTS: Final = arguments(
     requeue=tuple[str, str],
     purge_dead=tuple[str, str | None],
 )
+CALLS: Final = frozenset({*_ARGUMENTS, "take"})
 _TAKE: msgspec.msgpack.Decoder[tuple[str, float]] = msgspec.msgpack.Decoder(tuple[str, float])
 
 

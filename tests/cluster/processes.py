@@ -184,8 +184,9 @@ async def open_cluster(
             httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
         )
         cluster = Cluster(etcd, nats, served, frontend, client, links)
-        await cluster.wait_models()
-        await cluster.wait_live(workers)
+        if workers:
+            await cluster.wait_models()
+            await cluster.wait_live(workers)
         yield cluster
 
 

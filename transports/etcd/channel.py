@@ -32,6 +32,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A member that was moved to another machine has another address behind its name.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
     # Two planes in one process shall not share a connection: each fails and mends by itself.
     ("grpc.use_local_subchannel_pool", 1),
@@ -44,6 +46,13 @@ class Endpoints:
 
     addresses: tuple[str, ...]
     uses_tls: bool
+
+    @property
+    def server_name(self) -> str | None:
+        """The name for all members' certificates where gRPC cannot tell one from the target."""
+        # It would look for the whole list of addresses in the certificate.
+        several = len(self.addresses) > 1
+        return self.addresses[0].rpartition(":")[0].strip("[]") if several else None
 
 
 def parse_endpoints(endpoints: str | Sequence[str]) -> Endpoints:
@@ -122,8 +131,9 @@ def open_channel(
     Raises `ConfigError` if the TLS files do not fit together or cannot be read.
     """
     options: list[tuple[str, Any]] = list(_OPTIONS)
-    # With several members, calls go round; a dead one is left out.
-    policy = "round_robin" if "," in target else "pick_first"
+    # With several members, calls go round; a dead one is left out. A name may stand for several.
+    goes_round = "," in target or target.startswith("dns:")
+    policy = "round_robin" if goes_round else "pick_first"
     options.append(("grpc.lb_policy_name", policy))
     if not (uses_tls or ca_file or cert_file or key_file):
         return grpc.insecure_channel(target, options=options)

@@ -8,6 +8,7 @@ cluster that hangs costs one try and not the whole call.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, Final
 
@@ -29,8 +30,11 @@ from .failures import Verdict, final_error, judge, words
 
 __all__ = ["Answer", "Client", "Credentials"]
 
+_log = logging.getLogger("trinamo.etcd")
+
 RETRY_PAUSE_MIN_S: Final = 0.02
 RETRY_PAUSE_MAX_S: Final = 0.5
+LOG_INTERVAL_S: Final = 5.0
 
 _METHODS: Final[dict[str, tuple[str, Any, Any]]] = {
     "Range": ("KV", wire.RangeRequest, wire.RangeResponse),
@@ -109,15 +113,35 @@ class Client:
         self._is_closed = False
         self.is_connected = False
         self.stream_losses = 0
+        self._was_connected = False
+        self._quiet_until = 0.0
 
     def heard(self) -> None:
         """The store has answered, on a call or on a stream."""
-        self.is_connected = True
+        if not self.is_connected:
+            self.is_connected = True
+            self._tell("etcd at %s answers", self.where)
 
-    def lost_stream(self) -> None:
+    def missed(self, why: str) -> None:
+        """An answer did not come."""
+        if self.is_connected:
+            self.is_connected = False
+            self._tell("etcd at %s does not answer: %s", self.where, why)
+
+    def lost_stream(self, why: str) -> None:
         """A stream with something on it ended unasked."""
-        self.is_connected = False
         self.stream_losses += 1
+        self.missed(why)
+
+    def _tell(self, text: str, *values: str) -> None:
+        # A member that hangs makes answers and silence alternate; the first of each is enough.
+        level = logging.WARNING if trio.current_time() >= self._quiet_until else logging.DEBUG
+        if self.is_connected and not self._was_connected:
+            level = logging.INFO
+        elif level == logging.WARNING and self.is_connected:
+            self._quiet_until = trio.current_time() + LOG_INTERVAL_S
+        self._was_connected = True
+        _log.log(level, text, *values)
 
     def close(self) -> None:
         """Close the channel; every call in flight and every later one fails."""
@@ -191,8 +215,8 @@ class Client:
                 reply = await self._call(name, request, timeout_s=try_s, metadata=sent_with)
             except grpc.RpcError as error:
                 verdict = judge(error)
-                self.is_connected = verdict in (Verdict.FINAL, Verdict.DENIED)
                 text = f"etcd at {self.where}: {name}: {words(error)}"
+                self._note(verdict, words(error))
                 if verdict is Verdict.DENIED and self._may_authenticate(
                     metadata, was_denied=was_denied
                 ):
@@ -211,6 +235,12 @@ class Client:
                 return Answer(reply, is_doubtful)
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    def _note(self, verdict: Verdict, why: str) -> None:
+        if verdict in (Verdict.UNSENT, Verdict.UNKNOWN):
+            self.missed(why)
+        else:
+            self.heard()
 
     def _may_authenticate(
         self, metadata: tuple[tuple[str, str], ...] | None, *, was_denied: bool

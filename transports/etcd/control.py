@@ -239,7 +239,8 @@ async def open_etcd(
     """Open a control plane over one etcd cluster.
 
     It does not wait for a server: ask `check_health` whether one answers. Names of several
-    endpoints are resolved now and once; a single name is resolved by gRPC whenever it reconnects.
+    endpoints are resolved now and once; a single name, which may stand for all members, is resolved
+    by gRPC whenever it reconnects.
 
     Args:
         endpoints: `host:port` of one or more members, with `http://` or `https://` if you like.
@@ -249,7 +250,8 @@ async def open_etcd(
         ca_file: PEM certificates to trust; without it gRPC's own list of public authorities.
         cert_file: The client's certificate, with `key_file`.
         key_file: The client's private key.
-        tls_server_name: The name in the server's certificate, if it is not the endpoint's.
+        tls_server_name: The name in every member's certificate, if it is not the endpoint's; of
+            several endpoints, the first one's.
         timeout_s: The bound on one call with all its tries.
         per_try_timeout_s: The bound on one try of a call that may be repeated.
         silence_s: When a Watch stream that says nothing is given up for a new one.
@@ -267,7 +269,7 @@ async def open_etcd(
         ca_file=ca_file,
         cert_file=cert_file,
         key_file=key_file,
-        tls_server_name=tls_server_name,
+        tls_server_name=tls_server_name or parsed.server_name,
     )
     client = Client(
         channel,

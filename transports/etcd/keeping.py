@@ -118,7 +118,7 @@ class LeaseKeeper:
 
     def _give_up_old_stream(self) -> None:
         """A member that hangs: the next stream may reach another one."""
-        self._client.is_connected = False
+        self._client.missed("a lease was not renewed in time")
         # Each caller has its own time, and a young stream shall not pay for an old one's silence.
         if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
             self._scope.cancel()
@@ -147,7 +147,7 @@ class LeaseKeeper:
         question.answered.set()
 
     def _note(self, lost: StreamLostError) -> None:
-        self._client.lost_stream()
+        self._client.lost_stream(str(lost))
         self._last_words = str(lost)
         self._was_sent = lost.verdict is not Verdict.UNSENT
         if lost.verdict is not Verdict.FINAL:

@@ -99,8 +99,8 @@ class WatchKeeper:
                 finally:
                     self._stream = None
                     self.table.disconnected()
-        except StreamLostError:
-            self._client.lost_stream()
+        except StreamLostError as lost:
+            self._client.lost_stream(str(lost))
             # Whatever ended it, the token may be the reason: servers forget tokens when they
             # restart, and a refused watch does not always say why.
             if metadata:

@@ -72,6 +72,11 @@ class MemoryStore:
         self._observers: dict[int, Callable[[], None]] = {}
         self._last_observer = 0
 
+    def number_leases_from(self, first: int) -> None:
+        """Give the next lease this id. Ids of a lost disk must name nothing on the next one."""
+        assert first > self._last_lease_id, "lease ids are never given twice"
+        self._last_lease_id = first - 1
+
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, *, now: float) -> Entry | None:

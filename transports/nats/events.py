@@ -30,7 +30,8 @@ from .checks import check_group, check_pattern, check_server, check_subject, mes
 from .island import Island
 from .options import NatsOptions
 from .outbox import Interest, Publication
-from .queue import NatsWorkQueue, list_work_queues, open_work_queue
+from .queue import NatsWorkQueue, open_work_queue
+from .queue_streams import list_work_queues
 
 __all__ = ["NatsEventPlane", "NatsSubscription", "open_nats"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import time as wall  # noqa: TID251 -- compared with the server's time stamps
 from typing import Final, Protocol
@@ -25,7 +25,6 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     RequestError,
     TrinamoError,
-    UnavailableError,
     UnknownOutcomeError,
 )
 from trinamo.runtime.planes.queue import (
@@ -55,22 +54,18 @@ from .queue_records import (
     Record,
     RecordState,
     StreamNames,
-    consumer_config,
     judge,
-    queue_limits,
-    stream_configs,
 )
+from .queue_streams import ADMINISTRATION_TIMEOUT_S, existing_limits, make_streams
 
-__all__ = ["NatsWorkQueue", "QueuePlane", "list_work_queues", "open_work_queue"]
+__all__ = ["NatsWorkQueue", "QueuePlane", "open_work_queue"]
 
 logger = logging.getLogger("trinamo.nats")
 
-ADMINISTRATION_TIMEOUT_S: Final = 10.0
 CONFIRM_TIMEOUT_S: Final = 1.0
 HEADER_BYTES_MAX: Final = 4096
 """Room a job's payload must leave for the headers of a dead letter."""
 CLAIM_TRIES_MAX: Final = 8
-_NAME_IN_USE: Final = 10058
 _STORE_FAILED: Final = 10077
 _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
@@ -111,9 +106,9 @@ async def open_work_queue(
     stream = JetStream(plane, rng=rng)
     names = StreamNames(name)
     if limits is None:
-        limits = await _existing_limits(stream, names)
+        limits = await existing_limits(stream, names)
     else:
-        await _make(stream, names, limits, replicas)
+        await make_streams(stream, names, limits, replicas)
     queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(queue.run)
@@ -121,45 +116,6 @@ async def open_work_queue(
             yield queue
         finally:
             nursery.cancel_scope.cancel()
-
-
-async def list_work_queues(plane: Requester, *, rng: random.Random) -> list[str]:
-    """The names of all queues on the server, sorted."""
-    stream = JetStream(plane, rng=rng)
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-    found: list[str] = []
-    offset = 0
-    while True:
-        answer = await stream.call("STREAM.NAMES", {"offset": offset}, deadline=deadline)
-        page: Sequence[str] = answer.body.get("streams") or ()
-        found += [queue for each in page if (queue := StreamNames.queue_of(each)) is not None]
-        offset += len(page)
-        if not page or offset >= int(answer.body.get("total", 0)):
-            return sorted(found)
-
-
-async def _existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, deadline=deadline)
-    if answer is None:
-        raise UnavailableError(f"there is no queue {names.queue}")
-    return queue_limits(answer.body.get("config", {}).get("description", ""))
-
-
-async def _make(stream: JetStream, names: StreamNames, limits: QueueLimits, replicas: int) -> None:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-    for config in stream_configs(names, limits, replicas=replicas):
-        try:
-            await stream.call(f"STREAM.CREATE.{config['name']}", config, deadline=deadline)
-        except JetStreamError as error:
-            if error.error_code != _NAME_IN_USE:
-                raise
-            await stream.call(f"STREAM.UPDATE.{config['name']}", config, deadline=deadline)
-    await stream.call(
-        f"CONSUMER.DURABLE.CREATE.{names.jobs}.{names.CONSUMER}",
-        {"stream_name": names.jobs, "config": consumer_config(limits)},
-        deadline=deadline,
-    )
 
 
 class NatsWorkQueue:
@@ -283,9 +239,7 @@ class NatsWorkQueue:
         self._held[held.record.token] = held
         delivery, record = held.delivery, held.record
         queued_s = max(0.0, wall() - delivery.put_ns / _NS)
-        return LeasedJob(
-            delivery.job_id, delivery.payload, record.attempt, record.token, queued_s
-        )
+        return LeasedJob(delivery.job_id, delivery.payload, record.attempt, record.token, queued_s)
 
     def _record(
         self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""
@@ -363,9 +317,7 @@ class NatsWorkQueue:
             self._held.pop(job.token, None)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return None
-        record = msgspec.structs.replace(
-            held.record, state=state, reason=reason[:REASON_CHARS_MAX]
-        )
+        record = msgspec.structs.replace(held.record, state=state, reason=reason[:REASON_CHARS_MAX])
         revision = await self._write(held.delivery, record, held.revision, deadline)
         # Kept until the answer is in, so that a settlement that failed may be repeated.
         self._held.pop(job.token, None)

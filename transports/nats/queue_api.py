@@ -28,7 +28,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Message
 
-__all__ = ["JetStream", "JetStreamError", "StoredMessage", "WRONG_LAST_SEQUENCE", "parse_time"]
+__all__ = ["WRONG_LAST_SEQUENCE", "JetStream", "JetStreamError", "StoredMessage", "parse_time"]
 
 TRY_TIMEOUT_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 0.25)

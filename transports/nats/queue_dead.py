@@ -26,9 +26,7 @@ class DeadLetters:
         self._names = names
         self._wall = wall
 
-    async def add(
-        self, delivery: Delivery, attempts: int, reason: str, *, deadline: float
-    ) -> None:
+    async def add(self, delivery: Delivery, attempts: int, reason: str, *, deadline: float) -> None:
         """Keep a job; doing so twice keeps it once, because there is one message per id."""
         await self._stream.store(
             self._names.dead_subject(delivery.job_id),

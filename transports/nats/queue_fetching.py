@@ -125,9 +125,7 @@ class Fetcher:
         else:
             query = {"batch": 1, "expires": int(min(left_s, PULL_S) * _NS)}
         try:
-            await self._plane.publish(
-                self._subject, json.dumps(query).encode(), reply=waiter.pull
-            )
+            await self._plane.publish(self._subject, json.dumps(query).encode(), reply=waiter.pull)
         except OverloadedError:
             return AWAY_POLL_S
         return (PULL_S if left_s > 0 else 0.0) + GRACE_S

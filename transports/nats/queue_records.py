@@ -18,6 +18,7 @@ of removed messages when it restarts.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import quote, unquote
 
@@ -55,7 +56,6 @@ RECORD_AGE_S_MIN: Final = 2 * DELAY_S_MAX
 """Records are kept at least this long after their last change; attempts are forgotten with them."""
 WAITING_PULLS_MAX: Final = 2048
 _ACK_TOKENS: Final = 9
-_ACK_TOKENS_WITH_DOMAIN: Final = 11
 
 
 RecordState = Literal["leased", "waiting", "done", "dead"]
@@ -225,22 +225,18 @@ class Delivery:
 
 
 def parse_delivery(
-    subject: str, payload: bytes, reply: str, headers: dict[str, str] | Any
+    subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
 ) -> Delivery:
     """Read what the acknowledgement subject says; `RemoteProtocolError` if it is none."""
     tokens = reply.split(".")
+    # Of newer servers a domain and an account come before the stream.
+    fields = tokens[4:] if len(tokens) == _ACK_TOKENS else tokens[6:]
     try:
-        if tokens[:2] != ["$JS", "ACK"]:
-            raise ValueError("not an acknowledgement subject")
-        if len(tokens) == _ACK_TOKENS:
-            fields = tokens[4:]
-        elif len(tokens) >= _ACK_TOKENS_WITH_DOMAIN:
-            fields = tokens[6:]  # A domain and an account come before the stream.
-        else:
-            raise ValueError(f"{len(tokens)} parts")
         delivered, number, _, put_ns = (int(token) for token in fields[:4])
     except ValueError as error:
         raise RemoteProtocolError(f"not a delivery of JetStream: {reply!r}: {error}") from None
+    if tokens[:2] != ["$JS", "ACK"]:
+        raise RemoteProtocolError(f"not a delivery of JetStream: {reply!r}")
     job_id = subject.rpartition(".")[2]
     is_requeued = REQUEUED_HEADER in headers
     return Delivery(job_id, payload, reply, number, delivered, put_ns, is_requeued)
@@ -296,7 +292,7 @@ def dead_headers(attempts: int, reason: str) -> dict[str, str]:
     return {_ATTEMPTS_HEADER: str(attempts), _REASON_HEADER: quote(reason, safe=" ,;:()/'")}
 
 
-def read_dead_headers(headers: dict[str, str]) -> tuple[int, str]:
+def read_dead_headers(headers: Mapping[str, str]) -> tuple[int, str]:
     """Attempts and reason; 0 and empty where a header is missing or wrong."""
     attempts = headers.get(_ATTEMPTS_HEADER, "")
     return (

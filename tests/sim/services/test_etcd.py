@@ -15,7 +15,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Delete, Put, PutOutcome, Resync, Snapshot
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.bus import Message, Verdict, delay, dice, duplicate
+from trinamo.sim.bus import HOLD, Message, Verdict, delay, dice, duplicate, nth
 from trinamo.sim.services import SimulatedControlPlane, SimulatedEtcd, open_simulated_etcd
 
 Story = Callable[[SimulatedControlPlane, SimulatedEtcd], Awaitable[None]]
@@ -71,6 +71,7 @@ def test_a_leader_change_is_waited_out_by_reads_and_not_by_unguarded_writes() ->
         assert await plane.get("a") is None
         assert trio.current_time() > 2.0
         etcd.refuse(10.0)
+        etcd.refuse(1.0)
         with pytest.raises(DeadlineError):
             await plane.get("a")
 
@@ -174,12 +175,35 @@ def test_repeated_and_reordered_messages_bring_a_watch_nothing_twice() -> None:
     play(story)
 
 
+def test_a_reply_that_is_held_back_arrives_when_it_is_released() -> None:
+    """And what was asked after it was answered before it."""
+
+    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+        got: list[str] = []
+
+        async def put(name: str) -> None:
+            await plane.put(name, b"1")
+            got.append(name)
+
+        etcd.interceptor.rules.append(nth(1, HOLD, channel="etcd.reply"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put, "a")
+            await trio.sleep(0.5)
+            nursery.start_soon(put, "b")
+            await trio.sleep(0.5)
+            assert got == ["b"]
+            assert etcd.interceptor.release() == 1
+        assert got == ["b", "a"]
+
+    play(story)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_reads_get_through_messages_that_are_dropped_at_random(seed: int) -> None:
     async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
         await plane.put("a", b"1")
         etcd.interceptor.rules.append(
-            dice(etcd.world, drop_one_in=4, duplicate_one_in=4, delay_one_in=4)
+            dice(etcd.world, drop_one_in=10, duplicate_one_in=4, delay_one_in=4)
         )
         for _ in range(20):
             entry = await plane.get("a")

@@ -40,7 +40,9 @@ class Pair:
         self._description = b""
 
     async def own(self) -> None:
-        async with open_simulated_memory(self.fabric, SimEnv(self.world, "prefill")) as plane:
+        # Each life has dice of its own, or it would draw its predecessor's name.
+        life = f"prefill.{self.world.host('prefill').generation}"
+        async with open_simulated_memory(self.fabric, SimEnv(self.world, life)) as plane:
             self.owned = await plane.register(self.there, block_bytes=BLOCK)
             self._description = self.owned.describe()
             await trio.sleep_forever()

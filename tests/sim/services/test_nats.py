@@ -74,6 +74,7 @@ def test_a_message_on_its_way_when_the_broker_dies_is_lost_and_the_next_one_is_n
     Stage().play(story)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_paused_loses_what_exceeds_its_bound_at_the_broker() -> None:
     stage = Stage(pending_max=8)
     stage.network.window_bytes = 1024

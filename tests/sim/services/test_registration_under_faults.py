@@ -165,6 +165,7 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(renewals_per_slot(1).values()) == 50
 
 
+@pytest.mark.slow
 def test_a_renewal_at_a_fixed_period_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3's planted twin: renewing every half TTL, whatever is left, misses the deadline."""
     monkeypatch.setattr(LeaseTimer, "wait_s", lambda self, now: self.ttl_s / 2)

@@ -1,0 +1,434 @@
+"""What backends of one-sided transfers share: regions, one transfer, and the steps it takes.
+
+A *mover* (NIXL, Mooncake) can do three things: read a few bytes of a peer's access page, move
+blocks, and tell the peer something. A transfer is a generator of such steps (`take_steps`) that
+the mover runs in a thread of its own, where it may block: check the page, move a chunk, check
+again, confirm. What a chunk brought counts only if nothing was withdrawn meanwhile.
+
+The plane over a mover is `one_sided_plane.py`; the page is `protocol/access_page.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+import trio
+from typing_extensions import Buffer
+
+from ..errors import KilledError, RequestError, StaleMemoryError, TrinamoError, error_from_wire
+from ..protocol.access_page import (
+    DIRECTORY_BYTES,
+    HEADER_BYTES,
+    AccessPage,
+    Expected,
+    bitmap_range,
+    check_bitmap,
+    check_header,
+    find_ticket,
+)
+from ..protocol.transfer import BLOCK_BYTES_MAX, Direction, MemoryDescription, encode_description
+from ..protocol.transfer_access import AccessTable
+from .transfer import DeviceMemory, TransferReport
+
+__all__ = [
+    "Job",
+    "Memory",
+    "MoveBlocks",
+    "Mover",
+    "OneSidedRegion",
+    "OneSidedRemote",
+    "OneSidedTransfer",
+    "Plan",
+    "ReadPage",
+    "Step",
+    "Tell",
+    "check_size",
+    "look_at",
+    "take_steps",
+]
+
+
+@attrs.frozen(kw_only=True)
+class Memory:
+    """A range of addresses, held alive by whoever made it."""
+
+    address: int
+    length: int
+    device: int | None = None
+    """A GPU's number; None for memory of the process."""
+
+    @classmethod
+    def of(cls, memory: Buffer | DeviceMemory) -> tuple[Memory, Any]:
+        """The range of what a caller registers, and what keeps it in place.
+
+        Raises `RequestError` for memory that is read-only or not contiguous.
+        """
+        if isinstance(memory, DeviceMemory):
+            found = cls(address=memory.address, length=memory.length, device=memory.device)
+            if memory.address <= 0 or memory.length <= 0 or memory.device < 0:
+                raise RequestError("device memory has a positive address, length and device")
+            return found, memory
+        view = memoryview(memory)
+        if view.readonly or not view.c_contiguous:
+            raise RequestError("memory to register must be writable and contiguous")
+        if not view.nbytes:
+            raise RequestError("memory to register must not be empty")
+        anchor = ctypes.c_char.from_buffer(view.cast("B"))
+        return cls(address=ctypes.addressof(anchor), length=view.nbytes), anchor
+
+
+class OneSidedRegion:
+    """One registered region. Implements `MemoryRegion`."""
+
+    is_fenced = False
+
+    def __init__(
+        self,
+        described: MemoryDescription,
+        memory: Memory,
+        page: AccessPage,
+        *,
+        needs_ticket: bool,
+    ) -> None:
+        self.access = AccessTable(described.block_count, needs_ticket=needs_ticket)
+        self.memory = memory
+        self.synchronize: Callable[[], None] | None = None
+        """Waits for the device's own work; called in the mover's thread."""
+        self.anchor: Any = None
+        """Keeps the buffer exported, so that it cannot move while it is registered."""
+        self._described = described
+        self._page = page
+
+    @property
+    def description(self) -> MemoryDescription:
+        """With the generation as it is now."""
+        return msgspec.structs.replace(self._described, generation=self.access.generation)
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block."""
+        return self._described.block_bytes
+
+    def describe(self) -> bytes:
+        """The description as bytes."""
+        return encode_description(self.description)
+
+    def renew(self) -> int:
+        """Transfers that look at the page from now on are refused."""
+        generation = self.access.renew()
+        self._page.renew(generation)
+        return generation
+
+    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+        """Let `ticket` move these blocks; `OverloadedError` beyond `TICKETS_MAX` tickets."""
+        self.access.grant(ticket, blocks)
+        try:
+            self._page.grant(ticket, blocks)
+        except TrinamoError:
+            self.access.revoke(ticket)
+            raise
+
+    def revoke(self, ticket: int) -> None:
+        """Let `ticket` move nothing that is not on its way already."""
+        self.access.revoke(ticket)
+        self._page.revoke(ticket)
+
+    def withdraw(self) -> None:
+        """The region is deregistered."""
+        if not self.access.is_withdrawn:
+            self.access.withdraw()
+            self._page.withdraw()
+
+
+def check_size(length: int, block_bytes: int) -> int:
+    """How many bytes of `length` are whole blocks; `RequestError` if none are."""
+    if not 1 <= block_bytes <= BLOCK_BYTES_MAX:
+        raise RequestError(f"blocks of {block_bytes} bytes; 1 to {BLOCK_BYTES_MAX} are moved")
+    whole = length // block_bytes * block_bytes
+    if not whole:
+        raise RequestError(f"memory of {length} bytes holds no block of {block_bytes}")
+    return whole
+
+
+@attrs.frozen(kw_only=True)
+class OneSidedRemote:
+    """A peer's region that we are connected to. Implements `RemoteMemory`."""
+
+    description: MemoryDescription
+    memory: Memory
+    page: int
+    """The address of its access page."""
+    address: bytes
+    """How the mover reaches the peer."""
+
+    @property
+    def expected(self) -> Expected:
+        """What its page must say."""
+        described = self.description
+        return Expected(
+            incarnation=described.incarnation,
+            region=described.region,
+            generation=described.generation,
+            block_count=described.block_count,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is asked for."""
+
+    direction: Direction
+    local: OneSidedRegion
+    local_blocks: tuple[int, ...]
+    remote: OneSidedRemote
+    remote_blocks: tuple[int, ...]
+    deadline_s: float
+    notify: bytes | None
+    ticket: int
+    chunk_blocks: int
+    """Blocks between two looks at the page."""
+
+
+@attrs.frozen
+class ReadPage:
+    """Read `length` bytes at `offset` of the page into the scratch slot of the job."""
+
+    remote: OneSidedRemote
+    offset: int
+    length: int
+
+
+@attrs.frozen
+class MoveBlocks:
+    """Move the blocks `start` to `stop` of the plan's lists."""
+
+    plan: Plan
+    start: int
+    stop: int
+
+
+@attrs.frozen
+class Tell:
+    """Send a message to the peer, after everything moved before it has arrived."""
+
+    remote: OneSidedRemote
+    region: int
+    message: bytes
+
+
+Step = ReadPage | MoveBlocks | Tell
+Steps = Generator[Step, None, None]
+
+
+class Job(Protocol):
+    """What a mover runs: its steps in order, one at a time."""
+
+    @property
+    def incarnation(self) -> str:
+        """The peer it is with."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """Which scratch slot is its own."""
+        ...
+
+    @property
+    def steps(self) -> Steps:
+        """Called from the mover's thread only; an error of a step is not thrown in."""
+        ...
+
+    def finish(self, error: TrinamoError | None) -> None:
+        """No step is under way any more, nor will be. Called once, in trio's thread."""
+        ...
+
+
+class Mover(Protocol):
+    """One backend's library in this process. Its own threads, no regions or generations."""
+
+    backend: str
+    path: str
+    """How the bytes go, for reports."""
+    scratch: memoryview
+    """`slot_count` slots of `SLOT_BYTES`, registered with the library."""
+    slot_count: int
+
+    def address(self) -> bytes:
+        """How peers reach us, now that this is registered."""
+        ...
+
+    async def register(self, memory: Memory) -> None:
+        """Register a range; `TransferError` if the library refuses it."""
+        ...
+
+    async def deregister(self, memory: Memory) -> None:
+        """Give a range back; no error for one that is unknown."""
+        ...
+
+    async def connect(self, remote: OneSidedRemote) -> None:
+        """Learn how to reach the peer; repeated, it learns anew what was lost."""
+        ...
+
+    async def forget(self, incarnation: str) -> None:
+        """Drop what belongs to the peer, once its last job has finished."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Run a job; never waits."""
+        ...
+
+
+def look_at(
+    remote: OneSidedRemote, slot: memoryview, *, any_generation: bool = True
+) -> Generator[ReadPage, None, bool]:
+    """Read the header of the page and check it; whether the region needs a ticket."""
+    slot[:HEADER_BYTES] = bytes(HEADER_BYTES)
+    yield ReadPage(remote, 0, HEADER_BYTES)
+    return check_header(slot, remote.expected, any_generation=any_generation)
+
+
+def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
+    """Refuse what the owner's page does not allow now."""
+    remote = plan.remote
+    if plan.ticket:
+        length = HEADER_BYTES + DIRECTORY_BYTES
+        slot[:length] = bytes(length)
+        yield ReadPage(remote, 0, length)
+        needs_ticket = check_header(slot, remote.expected, any_generation=False)
+    else:
+        needs_ticket = yield from look_at(remote, slot, any_generation=False)
+    if not needs_ticket or not blocks:
+        return
+    if not plan.ticket:
+        raise StaleMemoryError("the ticket is unknown or was revoked")
+    with slot[HEADER_BYTES : HEADER_BYTES + DIRECTORY_BYTES] as directory:
+        place = find_ticket(directory, plan.ticket)
+    offset, length = bitmap_range(remote.description.block_count, place, blocks)
+    slot[:length] = bytes(length)
+    yield ReadPage(remote, offset, length)
+    check_bitmap(slot, blocks)
+
+
+def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
+    """A transfer from its first look at the page to its notification."""
+    plan = transfer.plan
+    count, blocks = len(plan.local_blocks), plan.remote_blocks
+    if plan.local.synchronize is not None:
+        plan.local.synchronize()
+    for start in range(0, max(1, count), plan.chunk_blocks):
+        stop = min(count, start + plan.chunk_blocks)
+        yield from _admit(plan, slot, blocks[start:stop])
+        if transfer.is_over:
+            return
+        if stop > start:
+            yield MoveBlocks(plan, start, stop)
+            # What was read of memory that was withdrawn meanwhile may be anything, and what was
+            # written there may be anybody's: neither is confirmed.
+            yield from look_at(plan.remote, slot, any_generation=False)
+        if plan.local.synchronize is not None:
+            plan.local.synchronize()
+        transfer.confirm(stop)
+        if transfer.is_over:
+            return
+    if plan.notify is not None:
+        yield Tell(plan.remote, plan.remote.description.region, plan.notify)
+
+
+class OneSidedTransfer:
+    """One transfer under way or over. Implements `planes.transfer.Transfer`, and `Job`."""
+
+    def __init__(
+        self, plan: Plan, *, backend: str, path: str, on_settled: Callable[[OneSidedTransfer], None]
+    ) -> None:
+        self.plan = plan
+        self.incarnation = plan.remote.description.incarnation
+        self.slot = -1
+        self.steps: Steps = _nothing()
+        self.started_at = trio.current_time()
+        self._backend, self._path = backend, path
+        self._on_settled = on_settled
+        self._confirmed = 0
+        self._error: TrinamoError | None = None
+        self._report: TransferReport | None = None
+        self._over, self._settled = trio.Event(), trio.Event()
+
+    @property
+    def confirmed_count(self) -> int:
+        """Leading blocks that have arrived while nothing was withdrawn."""
+        return self._confirmed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `wait` has an answer. Read from the mover's thread too."""
+        return self._error is not None or self._report is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no step of it is under way."""
+        return self._settled.is_set()
+
+    async def wait(self) -> TransferReport:
+        """The report, or the error that ended it."""
+        await self._over.wait()
+        if self._report is not None:
+            return self._report
+        error = self._error
+        assert error is not None
+        if isinstance(error, KilledError):
+            raise KilledError(error.message, reason=error.reason)
+        raise error_from_wire(error.code, error.message, definite=error.definite)
+
+    async def wait_over(self) -> None:
+        """Return once `is_over`, whatever came of it."""
+        await self._over.wait()
+
+    async def wait_settled(self) -> None:
+        """Return once the mover has let go of it."""
+        await self._settled.wait()
+
+    def abort(self) -> None:
+        """Start no further step. What is under way goes on, see `is_settled`."""
+        self.fail(KilledError("the transfer was aborted", reason="aborted"))
+
+    def confirm(self, count: int) -> None:
+        """Called in the mover's thread, between two steps."""
+        if not self.is_over:
+            self._confirmed = count
+
+    def fail(self, error: TrinamoError) -> None:
+        """End it with this error, unless it is over."""
+        if not self.is_over:
+            self._error = error
+            self._over.set()
+
+    def finish(self, error: TrinamoError | None) -> None:
+        """The mover has taken the last step."""
+        if error is not None:
+            self.fail(error)
+        elif not self.is_over:
+            count = len(self.plan.local_blocks)
+            self._report = TransferReport(
+                backend=self._backend,
+                path=self._path,
+                direction=self.plan.direction,
+                block_count=count,
+                byte_count=count * self.plan.local.block_bytes,
+                duration_s=trio.current_time() - self.started_at,
+                is_verified=False,
+            )
+            self._over.set()
+        self.settle()
+
+    def settle(self) -> None:
+        """It touches nothing any more."""
+        if not self._settled.is_set():
+            self._settled.set()
+            self._on_settled(self)
+
+
+def _nothing() -> Steps:
+    yield from ()

@@ -1,0 +1,445 @@
+"""The transfer plane over a mover of one-sided transfers; what NIXL and Mooncake share.
+
+It owns regions with their access pages, scratch slots, and transfers; the mover owns the library.
+At most as many transfers run at once as there are slots, the others wait in order.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import mmap
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Final
+
+import msgspec
+import trio
+from typing_extensions import Buffer
+
+from ..errors import (
+    ConnectError,
+    DeadlineError,
+    DisconnectedError,
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    StaleMemoryError,
+    TrinamoError,
+)
+from ..protocol.access_page import (
+    BITMAP_BYTES_MAX,
+    DIRECTORY_BYTES,
+    HEADER_BYTES,
+    TICKET_BLOCKS_MAX,
+    AccessPage,
+    page_bytes,
+)
+from ..protocol.transfer import (
+    ADDRESS_BYTES_MAX,
+    BLOCKS_MAX,
+    NOTIFICATIONS_MAX,
+    NOTIFY_BYTES_MAX,
+    Direction,
+    MemoryDescription,
+    check_blocks,
+    check_compatible,
+    decode_description,
+)
+from .one_sided import (
+    Memory,
+    Mover,
+    OneSidedRegion,
+    OneSidedRemote,
+    OneSidedTransfer,
+    Plan,
+    Steps,
+    check_size,
+    look_at,
+    take_steps,
+)
+from .transfer import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+
+__all__ = [
+    "PROBES_MAX",
+    "REGIONS_MAX",
+    "SLOT_BYTES",
+    "Inbox",
+    "OneSidedPlane",
+    "allocate",
+    "open_one_sided_plane",
+]
+
+_log = logging.getLogger("trinamo.transfer")
+REGIONS_MAX: Final = 1024
+"""Regions that one plane registers in its life: their pages stay, so that late peers are refused."""
+PROBES_MAX: Final = 16
+"""Probes at once, those of peers that hang included."""
+SLOT_BYTES: Final = HEADER_BYTES + max(DIRECTORY_BYTES, BITMAP_BYTES_MAX)
+
+
+class _Address(msgspec.Struct, frozen=True, array_like=True):
+    """What `MemoryDescription.address` holds for these backends."""
+
+    library: bytes
+    """How the mover reaches the owner."""
+    library_sum: int
+    """CRC-32 of it, so that damaged bytes never reach the library's own parser."""
+    page: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    device: Annotated[int, msgspec.Meta(ge=0, le=4095)] | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Address)
+
+
+def allocate(length: int) -> tuple[Memory, memoryview]:
+    """Zeroed pages of our own; untouched ones cost nothing until a library pins them."""
+    view = memoryview(mmap.mmap(-1, length))
+    memory, anchor = Memory.of(view)
+    del anchor
+    return memory, view
+
+
+class Inbox:
+    """Notifications that have arrived, bounded; what is over the bound is dropped and counted."""
+
+    def __init__(self) -> None:
+        self._sender, self._receiver = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
+        self.dropped_count = 0
+        """The sender of a one-sided transfer cannot be told any more that nobody listens."""
+
+    def put(self, peer: str, region: int, message: bytes) -> None:
+        """One more, from trio's thread."""
+        try:
+            self._sender.send_nowait(Notification(peer=peer, region=region, message=message))
+        except trio.WouldBlock:
+            self.dropped_count += 1
+            _log.error("%d notifications wait; one of %s is lost", NOTIFICATIONS_MAX, peer)
+
+    async def receive(self) -> Notification:
+        """The next one."""
+        return await self._receiver.receive()
+
+
+class _Look:
+    """A job that only reads the page: `probe` and `connect`."""
+
+    def __init__(
+        self,
+        remote: OneSidedRemote,
+        slot: int,
+        view: memoryview,
+        give_back: Callable[[int], None],
+    ) -> None:
+        self._give_back = give_back
+        self.incarnation = remote.description.incarnation
+        self.slot = slot
+        self.steps: Steps = self._take(remote, view)
+        self.error: TrinamoError | None = None
+        self.done = trio.Event()
+
+    def _take(self, remote: OneSidedRemote, view: memoryview) -> Steps:
+        yield from look_at(remote, view)
+
+    def finish(self, error: TrinamoError | None) -> None:
+        self.error = error
+        self._give_back(self.slot)
+        self.done.set()
+
+
+class OneSidedPlane:
+    """Implements `planes.transfer.TransferPlane`; made by `open_one_sided_plane`."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        inbox: Inbox,
+        nursery: trio.Nursery,
+        *,
+        incarnation: str,
+        connect_timeout_s: float,
+        drain_s: float,
+        chunk_bytes: int,
+    ) -> None:
+        self.backend: Final = mover.backend
+        self.incarnation: Final = incarnation
+        self.inbox = inbox
+        self._mover, self._nursery = mover, nursery
+        self._connect_timeout_s, self._drain_s = connect_timeout_s, drain_s
+        self._chunk_bytes = chunk_bytes
+        self._regions: dict[int, OneSidedRegion] = {}
+        self._pages: list[memoryview] = []
+        self._numbers = 0
+        # Probes have slots of their own: they must get through when all others are stuck.
+        self._probe_slots = collections.deque(range(PROBES_MAX))
+        self._slots = collections.deque(range(PROBES_MAX, mover.slot_count))
+        self._waiting: collections.deque[OneSidedTransfer] = collections.deque()
+        self._transfers: dict[int, OneSidedTransfer] = {}
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        memory: Buffer | DeviceMemory,
+        *,
+        block_bytes: int,
+        fingerprint: str = "",
+        needs_ticket: bool = False,
+    ) -> OneSidedRegion:
+        """Register with the library, which may pin the pages. Cancelled, it is given back."""
+        whole, anchor = Memory.of(memory)
+        length = check_size(whole.length, block_bytes)
+        count = length // block_bytes
+        if needs_ticket and count > TICKET_BLOCKS_MAX:
+            raise RequestError(f"{count} blocks with tickets; at most {TICKET_BLOCKS_MAX}")
+        if self._numbers == REGIONS_MAX:
+            raise OverloadedError(
+                f"{REGIONS_MAX} regions were registered", bound="regions", value=REGIONS_MAX
+            )
+        self._numbers += 1
+        number = self._numbers
+        ours = Memory(address=whole.address, length=length, device=whole.device)
+        page_memory, view = allocate(page_bytes(count, needs_ticket=needs_ticket))
+        await self._mover.register(page_memory)
+        self._pages.append(view)
+        await self._mover.register(ours)
+        described = MemoryDescription(
+            backend=self.backend,
+            incarnation=self.incarnation,
+            region=number,
+            generation=1,
+            fingerprint=fingerprint,
+            base=ours.address,
+            length=length,
+            block_bytes=block_bytes,
+            address=self._address(page_memory, ours),
+        )
+        page = AccessPage(
+            view,
+            incarnation=self.incarnation,
+            region=number,
+            block_count=count,
+            needs_ticket=needs_ticket,
+        )
+        region = OneSidedRegion(described, ours, page, needs_ticket=needs_ticket)
+        region.anchor = anchor
+        if isinstance(memory, DeviceMemory):
+            region.synchronize = memory.synchronize
+        self._regions[number] = region
+        return region
+
+    def _address(self, page: Memory, memory: Memory) -> bytes:
+        library = self._mover.address()
+        packed = _encoder.encode(
+            _Address(library, zlib.crc32(library), page.address, memory.device)
+        )
+        if len(packed) > ADDRESS_BYTES_MAX:
+            raise OverloadedError(
+                f"an address of {len(packed)} bytes", bound="address_bytes", value=len(packed)
+            )
+        return packed
+
+    async def deregister(self, region: MemoryRegion) -> None:
+        """Refuse the region, end our transfers with it, and give the memory back."""
+        known = self._regions.get(region.description.region)
+        if known is not region or known is None:
+            await trio.lowlevel.checkpoint()
+            return
+        del self._regions[known.description.region]
+        known.withdraw()
+        await self._end([t for t in self._transfers.values() if t.plan.local is known],
+                        StaleMemoryError("the region was deregistered"))
+        await self._mover.deregister(known.memory)
+        known.anchor = None
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    async def connect(self, description: bytes) -> OneSidedRemote:
+        """Learn the peer and read the page of the region, within the time to connect."""
+        remote = self._parse(decode_description(description, backend=self.backend))
+        await self.probe(remote)
+        return remote
+
+    def _parse(self, described: MemoryDescription) -> OneSidedRemote:
+        try:
+            address = _decoder.decode(described.address)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RemoteProtocolError(f"no address of {self.backend}: {error}") from error
+        if zlib.crc32(address.library) != address.library_sum:
+            raise RemoteProtocolError(f"a damaged address of {self.backend}")
+        if described.incarnation == self.incarnation:
+            raise RemoteProtocolError("the described memory is our own")
+        memory = Memory(
+            address=described.base, length=described.length, device=address.device
+        )
+        return OneSidedRemote(
+            description=described, memory=memory, page=address.page, address=address.library
+        )
+
+    async def probe(self, remote: RemoteMemory) -> None:
+        """Read the page of the region; a lost connection is made anew for it."""
+        assert isinstance(remote, OneSidedRemote), "memory of a peer of another plane"
+        peer = remote.description.incarnation
+        try:
+            with trio.fail_after(self._connect_timeout_s):
+                await self._look(remote)
+        except trio.TooSlowError:
+            raise ConnectError(
+                f"peer {peer} did not answer within {self._connect_timeout_s:g} s"
+            ) from None
+        except DisconnectedError as error:
+            raise ConnectError(f"peer {peer} cannot be reached: {error.message}") from None
+
+    async def _look(self, remote: OneSidedRemote) -> None:
+        await self._mover.connect(remote)
+        if not self._probe_slots:
+            raise ConnectError(f"{PROBES_MAX} probes of other peers have no answer yet")
+        slot = self._probe_slots.popleft()
+        # A probe that nobody waits for any more keeps its slot until the mover lets go of it.
+        job = _Look(remote, slot, self._view(slot), self._probe_slots.append)
+        self._mover.submit(job)
+        await job.done.wait()
+        if job.error is not None:
+            raise job.error
+
+    def _view(self, slot: int) -> memoryview:
+        return self._mover.scratch[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
+
+    async def forget(self, incarnation: str) -> None:
+        """End the transfers with a peer; what cannot be ended within the drain time is left."""
+        theirs = [t for t in self._transfers.values() if t.incarnation == incarnation]
+        await self._end(theirs, DisconnectedError(f"peer {incarnation} was forgotten"))
+        await self._mover.forget(incarnation)
+
+    async def _end(self, transfers: Sequence[OneSidedTransfer], error: TrinamoError) -> None:
+        for transfer in transfers:
+            transfer.fail(error)
+        with trio.move_on_after(self._drain_s) as scope:
+            for transfer in transfers:
+                await transfer.wait_settled()
+        if scope.cancelled_caught:
+            _log.error("transfers did not settle within %g s: %s", self._drain_s, error.message)
+
+    # --- transfers -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        direction: Direction,
+        local: MemoryRegion,
+        local_blocks: Sequence[int],
+        remote: RemoteMemory,
+        remote_blocks: Sequence[int],
+        *,
+        deadline_s: float,
+        notify: bytes | None = None,
+        ticket: int = 0,
+    ) -> OneSidedTransfer:
+        """Start one transfer, or queue it if as many as there are slots run already."""
+        assert isinstance(local, OneSidedRegion), "memory of another plane"
+        assert isinstance(remote, OneSidedRemote), "memory of a peer of another plane"
+        if local.access.is_withdrawn:
+            raise StaleMemoryError("the local region was deregistered")
+        check_compatible(local.description, remote.description)
+        if len(local_blocks) != len(remote_blocks):
+            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
+        is_read = direction is Direction.READ
+        here, there = local.access.block_count, remote.description.block_count
+        check_blocks(local_blocks, here, whose="local", is_target=is_read)
+        check_blocks(remote_blocks, there, whose="remote", is_target=not is_read)
+        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
+            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
+        plan = Plan(
+            direction=direction,
+            local=local,
+            local_blocks=tuple(local_blocks),
+            remote=remote,
+            remote_blocks=tuple(remote_blocks),
+            deadline_s=deadline_s,
+            notify=notify,
+            ticket=ticket,
+            chunk_blocks=min(BLOCKS_MAX, max(1, self._chunk_bytes // local.block_bytes)),
+        )
+        transfer = OneSidedTransfer(
+            plan, backend=self.backend, path=self._mover.path, on_settled=self._on_settled
+        )
+        self._transfers[id(transfer)] = transfer
+        self._waiting.append(transfer)
+        self._submit_waiting()
+        if not transfer.is_over:
+            self._nursery.start_soon(self._keep_time, transfer)
+        return transfer
+
+    def _submit_waiting(self) -> None:
+        while self._waiting and self._slots:
+            transfer = self._waiting.popleft()
+            if not transfer.is_settled:
+                transfer.slot = self._slots.popleft()
+                transfer.steps = take_steps(transfer, self._view(transfer.slot))
+                self._mover.submit(transfer)
+
+    def _on_settled(self, transfer: OneSidedTransfer) -> None:
+        self._transfers.pop(id(transfer), None)
+        if transfer.slot >= 0:
+            self._slots.append(transfer.slot)
+            self._submit_waiting()
+
+    async def _keep_time(self, transfer: OneSidedTransfer) -> None:
+        with trio.move_on_after(transfer.plan.deadline_s):
+            await transfer.wait_over()
+        total = len(transfer.plan.local_blocks)
+        transfer.fail(
+            DeadlineError(
+                f"{transfer.confirmed_count} of {total} blocks were moved within "
+                f"{transfer.plan.deadline_s:g} s"
+            )
+        )
+        if transfer.slot < 0:
+            # It never began, so there is nothing to wait for.
+            transfer.settle()
+
+    async def receive(self) -> Notification:
+        """The next notification."""
+        return await self.inbox.receive()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Refuse all memory and end all transfers; returns within the drain time."""
+        for region in self._regions.values():
+            region.withdraw()
+        error = KilledError("the plane is closed", reason="closed")
+        await self._end(list(self._transfers.values()), error)
+
+
+@asynccontextmanager
+async def open_one_sided_plane(
+    mover: Mover,
+    inbox: Inbox,
+    *,
+    incarnation: str,
+    connect_timeout_s: float,
+    drain_s: float,
+    chunk_bytes: int,
+) -> AsyncIterator[OneSidedPlane]:
+    """A plane over a mover that is open already, until the block is left."""
+    async with trio.open_nursery() as nursery:
+        plane = OneSidedPlane(
+            mover,
+            inbox,
+            nursery,
+            incarnation=incarnation,
+            connect_timeout_s=connect_timeout_s,
+            drain_s=drain_s,
+            chunk_bytes=chunk_bytes,
+        )
+        try:
+            yield plane
+        finally:
+            # A library that still moves bytes must not lose the memory under it: this is the one
+            # wait that a cancellation does not cut short, and it is bounded.
+            with trio.CancelScope(shield=True):
+                await plane.close()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,428 @@
+"""What every work queue promises, in memory and on real JetStream."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.transports.nats.brokers import (
+    Broker,
+    MemoryBrokerUnderTest,
+    NatsServerUnderTest,
+    private_server,
+    wait_away,
+)
+from trinamo.runtime.errors import (
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+)
+from trinamo.runtime.planes import (
+    EventPlane,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    Settlement,
+    WorkQueue,
+)
+from trinamo.transports.servers.binaries import find_nats_server
+
+DEBIAN_SERVER = Path("/usr/sbin/nats-server")
+NATS: Any = pytest.param("nats", marks=pytest.mark.services)
+BROKERS = ["memory", NATS]
+if DEBIAN_SERVER.exists():
+    BROKERS.append(pytest.param("nats-debian", marks=pytest.mark.services))
+LIMITS = QueueLimits(visibility_timeout_s=10, attempts_max=3)
+SHORT = QueueLimits(visibility_timeout_s=0.4, attempts_max=2)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def debian_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with private_server(DEBIAN_SERVER, "-js", "-sd", str(tmp_path_factory.mktemp("js"))) as server:
+        yield server.url
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest) -> Broker:
+    if request.param == "memory":
+        return MemoryBrokerUnderTest()
+    if request.param == "nats":
+        return NatsServerUnderTest(request.getfixturevalue("nats_server").url)
+    return NatsServerUnderTest(request.getfixturevalue("debian_url"))
+
+
+@pytest.fixture(params=["memory", NATS])
+def mortal_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    """A broker that the test may kill and start again; what it has stored stays."""
+    if request.param == "memory":
+        yield MemoryBrokerUnderTest()
+        return
+    with private_server(find_nats_server(), "-js", "-sd", str(tmp_path)) as server:
+        yield NatsServerUnderTest(server.url, server)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"q{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+async def plane(broker: Broker) -> AsyncIterator[EventPlane]:
+    with trio.fail_after(60):
+        async with broker.connect() as plane:
+            yield plane
+
+
+@pytest.fixture
+async def queue(plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
+    async with plane.work_queue(name, limits=LIMITS) as queue:
+        yield queue
+
+
+@pytest.fixture
+async def short_queue(plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
+    """Leases of 0.4 s, two attempts."""
+    async with plane.work_queue(name, limits=SHORT) as queue:
+        yield queue
+
+
+async def taken(queue: WorkQueue) -> LeasedJob:
+    job = await queue.take(wait_s=10)
+    assert job is not None
+    return job
+
+
+async def bury(queue: WorkQueue, job_id: str) -> None:
+    await queue.put(job_id, job_id.encode())
+    outcome = Settlement.APPLIED
+    while outcome is not Settlement.DEAD:
+        outcome = await queue.nak(await taken(queue), reason=f"no luck with {job_id}: é\r\n")
+
+
+async def test_jobs_come_out_with_their_payload_in_the_order_they_went_in(
+    queue: WorkQueue,
+) -> None:
+    for number in range(5):
+        assert await queue.put(f"job-{number}", bytes([number])) is PutResult.ADDED
+    jobs = [await taken(queue) for _ in range(5)]
+    assert [(job.id, job.payload, job.attempt) for job in jobs] == [
+        (f"job-{number}", bytes([number]), 1) for number in range(5)
+    ]
+    assert len({job.token for job in jobs}) == 5
+    assert await queue.take(wait_s=0) is None
+
+
+async def test_an_acked_job_is_gone(queue: WorkQueue) -> None:
+    await queue.put("job", b"")
+    assert await queue.ack(await taken(queue)) is Settlement.APPLIED
+    assert (await queue.statistics()).depth == 0
+    assert await queue.take(wait_s=0) is None
+
+
+async def test_an_id_in_the_queue_or_put_a_moment_ago_is_a_duplicate(queue: WorkQueue) -> None:
+    assert await queue.put("job", b"1") is PutResult.ADDED
+    assert await queue.put("job", b"2") is PutResult.DUPLICATE
+    job = await taken(queue)
+    assert job.payload == b"1"
+    assert await queue.put("job", b"3") is PutResult.DUPLICATE
+    await queue.ack(job)
+    assert await queue.put("job", b"4") is PutResult.DUPLICATE
+    assert (await queue.statistics()).depth == 0
+
+
+@pytest.mark.slow
+async def test_an_id_is_forgotten_after_the_window_but_not_while_it_is_queued(
+    plane: EventPlane, name: str
+) -> None:
+    limits = QueueLimits(duplicate_window_s=0.3, visibility_timeout_s=10)
+    async with plane.work_queue(name, limits=limits) as queue:
+        await queue.put("job", b"1")
+        await trio.sleep(0.6)
+        assert await queue.put("job", b"2") is PutResult.DUPLICATE
+        await queue.ack(await taken(queue))
+        assert await queue.put("job", b"3") is PutResult.ADDED
+        job = await taken(queue)
+        assert (job.payload, job.attempt) == (b"3", 1)
+        assert await queue.ack(job) is Settlement.APPLIED
+
+
+async def test_a_waiting_taker_gets_a_job_that_is_put_meanwhile(queue: WorkQueue) -> None:
+    jobs: list[LeasedJob] = []
+
+    async def take() -> None:
+        jobs.append(await taken(queue))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(take)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for number in range(3):
+            await queue.put(f"job-{number}", b"")
+    assert {job.id for job in jobs} == {"job-0", "job-1", "job-2"}
+
+
+async def test_each_job_goes_to_one_of_several_processes(
+    broker: Broker, queue: WorkQueue
+) -> None:
+    found: list[str] = []
+
+    async def work(queue: WorkQueue) -> None:
+        while (job := await queue.take(wait_s=0.2)) is not None:
+            assert await queue.ack(job) is Settlement.APPLIED
+            found.append(job.id)
+
+    for number in range(40):
+        await queue.put(f"job-{number}", b"")
+    async with (
+        broker.connect() as elsewhere,
+        elsewhere.work_queue(queue.name) as other,
+        trio.open_nursery() as nursery,
+    ):
+        for each in (queue, queue, other, other):
+            nursery.start_soon(work, each)
+    assert sorted(found) == sorted(f"job-{number}" for number in range(40))
+
+
+@pytest.mark.slow
+async def test_an_expired_job_is_taken_again_and_the_late_ack_is_stale(
+    short_queue: WorkQueue,
+) -> None:
+    await short_queue.put("job", b"")
+    first = await taken(short_queue)
+    second = await taken(short_queue)
+    assert (second.id, second.attempt) == ("job", 2)
+    assert second.token != first.token
+    assert await short_queue.ack(first) is Settlement.STALE
+    assert await short_queue.extend(first) is Settlement.STALE
+    assert await short_queue.nak(first) is Settlement.STALE
+    assert (await short_queue.statistics()).depth == 1
+    assert await short_queue.ack(second) is Settlement.APPLIED
+    assert (await short_queue.statistics()).depth == 0
+
+
+@pytest.mark.slow
+async def test_the_fence_holds_between_processes(broker: Broker, short_queue: WorkQueue) -> None:
+    async with broker.connect() as elsewhere, elsewhere.work_queue(short_queue.name) as other:
+        await short_queue.put("job", b"")
+        first = await taken(short_queue)
+        second = await taken(other)
+        assert await short_queue.ack(first) is Settlement.STALE
+        assert await other.ack(second) is Settlement.APPLIED
+
+
+async def test_a_settled_lease_is_stale(queue: WorkQueue) -> None:
+    await queue.put("job", b"")
+    job = await taken(queue)
+    assert await queue.ack(job) is Settlement.APPLIED
+    for settle in (queue.ack, queue.nak, queue.extend):
+        assert await settle(job) is Settlement.STALE
+
+
+@pytest.mark.slow
+async def test_a_lease_that_is_extended_does_not_expire(short_queue: WorkQueue) -> None:
+    await short_queue.put("job", b"")
+    job = await taken(short_queue)
+    for _ in range(6):
+        await trio.sleep(0.15)
+        assert await short_queue.extend(job) is Settlement.APPLIED
+    assert await short_queue.take(wait_s=0) is None
+    assert await short_queue.ack(job) is Settlement.APPLIED
+
+
+async def test_a_naked_job_comes_again_at_once(queue: WorkQueue) -> None:
+    await queue.put("job", b"")
+    assert await queue.nak(await taken(queue)) is Settlement.APPLIED
+    assert (await taken(queue)).attempt == 2
+
+
+@pytest.mark.slow
+async def test_a_naked_job_waits_for_its_delay(queue: WorkQueue) -> None:
+    await queue.put("job", b"")
+    await queue.nak(await taken(queue), delay_s=0.5)
+    assert await queue.take(wait_s=0.1) is None
+    assert (await taken(queue)).attempt == 2
+
+
+async def test_a_job_whose_attempts_are_used_up_is_a_dead_letter(queue: WorkQueue) -> None:
+    await bury(queue, "poison")
+    assert await queue.take(wait_s=0) is None
+    (letter,) = await queue.dead_letters()
+    assert (letter.id, letter.payload, letter.attempts) == ("poison", b"poison", 3)
+    assert letter.reason == "no luck with poison: é\r\n"
+    assert await queue.dead_letter("poison") is not None
+    assert await queue.dead_letter("other") is None
+    statistics = await queue.statistics()
+    assert (statistics.depth, statistics.dead) == (0, 1)
+
+
+@pytest.mark.slow
+async def test_a_job_whose_takers_all_vanish_is_a_dead_letter(short_queue: WorkQueue) -> None:
+    await short_queue.put("crash", b"")
+    assert (await taken(short_queue)).attempt == 1
+    assert (await taken(short_queue)).attempt == 2
+    assert await short_queue.take(wait_s=1.5) is None
+    (letter,) = await short_queue.dead_letters()
+    assert (letter.id, letter.attempts, letter.reason) == ("crash", 2, "its last lease expired")
+
+
+async def test_a_dead_letter_that_is_requeued_has_all_its_attempts(queue: WorkQueue) -> None:
+    await bury(queue, "job")
+    assert await queue.requeue("job")
+    assert not await queue.requeue("job")
+    assert await queue.dead_letters() == []
+    job = await taken(queue)
+    assert (job.id, job.payload, job.attempt) == ("job", b"job", 1)
+    assert await queue.ack(job) is Settlement.APPLIED
+
+
+async def test_dead_letters_are_listed_oldest_first_and_purged(queue: WorkQueue) -> None:
+    for job_id in ("a", "b", "c"):
+        await bury(queue, job_id)
+    assert [letter.id for letter in await queue.dead_letters()] == ["a", "b", "c"]
+    assert [letter.id for letter in await queue.dead_letters(count_max=2)] == ["a", "b"]
+    assert await queue.purge_dead("b") == 1
+    assert await queue.purge_dead("b") == 0
+    assert await queue.purge_dead() == 2
+    assert await queue.dead_letters() == []
+
+
+async def test_depth_leases_and_age_are_told(queue: WorkQueue) -> None:
+    empty = await queue.statistics()
+    assert (empty.depth, empty.leased, empty.dead, empty.oldest_age_s) == (0, 0, 0, 0)
+    for number in range(3):
+        await queue.put(f"job-{number}", b"")
+    await taken(queue)
+    found = await queue.statistics()
+    assert (found.depth, found.leased, found.ready) == (3, 1, 2)
+    assert 0 <= found.oldest_age_s < 60
+
+
+async def test_a_full_queue_refuses_jobs_but_knows_its_duplicates(
+    plane: EventPlane, name: str
+) -> None:
+    async with plane.work_queue(name, limits=QueueLimits(depth_max=2)) as queue:
+        await queue.put("a", b"")
+        await queue.put("b", b"")
+        with pytest.raises(OverloadedError) as caught:
+            await queue.put("c", b"")
+        assert (caught.value.bound, caught.value.value) == ("depth_max", 2)
+        assert await queue.put("a", b"") is PutResult.DUPLICATE
+        await queue.ack(await taken(queue))
+        assert await queue.put("c", b"") is PutResult.ADDED
+
+
+@pytest.mark.parametrize("job_id", ["", "a.b", "a b", "*", "x" * 129, "-a", "é"])
+async def test_a_bad_id_is_refused(queue: WorkQueue, job_id: str) -> None:
+    with pytest.raises(RequestError):
+        await queue.put(job_id, b"")
+
+
+async def test_bad_names_sizes_and_delays_are_refused(plane: EventPlane, queue: WorkQueue) -> None:
+    with pytest.raises(RequestError):
+        async with plane.work_queue("a.b", limits=LIMITS):
+            pass
+    with pytest.raises(RequestError):
+        await queue.put("big", b"x" * (plane.message_bytes_max + 1))
+    await queue.put("job", b"")
+    job = await taken(queue)
+    with pytest.raises(RequestError):
+        await queue.nak(job, delay_s=-1)
+
+
+async def test_a_queue_is_found_by_name_and_keeps_its_limits(
+    plane: EventPlane, queue: WorkQueue
+) -> None:
+    assert queue.name in await plane.work_queue_names()
+    async with plane.work_queue(queue.name) as again:
+        assert again.limits == LIMITS
+    with pytest.raises(UnavailableError):
+        async with plane.work_queue("nobody-made-this"):
+            pass
+
+
+async def test_limits_named_anew_are_in_force(plane: EventPlane, queue: WorkQueue) -> None:
+    await queue.put("job", b"")
+    limits = QueueLimits(visibility_timeout_s=20, attempts_max=1, depth_max=7)
+    async with plane.work_queue(queue.name, limits=limits) as changed:
+        assert await changed.nak(await taken(changed)) is Settlement.DEAD
+    async with plane.work_queue(queue.name) as again:
+        assert again.limits == limits
+
+
+async def test_a_cancelled_take_loses_no_job(queue: WorkQueue) -> None:
+    for number in range(10):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(queue.put, f"job-{number}", b"")
+                nursery.start_soon(cancel_soon, scope, number)
+                await queue.take(wait_s=0)
+    # What was taken and not returned is leased to nobody, or expires; nothing is gone.
+    statistics = await queue.statistics()
+    assert statistics.dead == 0
+    assert statistics.depth <= 10
+
+
+async def cancel_soon(scope: trio.CancelScope, turns: int) -> None:
+    for _ in range(turns):
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+@pytest.mark.slow
+async def test_jobs_leases_and_fences_outlive_a_killed_broker(
+    mortal_broker: Broker, name: str
+) -> None:
+    limits = QueueLimits(visibility_timeout_s=30, attempts_max=3)
+    with trio.fail_after(60):
+        async with mortal_broker.connect() as plane, plane.work_queue(name, limits=limits) as queue:
+            for number in range(20):
+                await queue.put(f"job-{number}", b"")
+            done = [await taken(queue) for _ in range(5)]
+            for job in done:
+                assert await queue.ack(job) is Settlement.APPLIED
+            held = await taken(queue)
+            await mortal_broker.stop()
+            await wait_away(plane)
+            assert await queue.take(wait_s=0) is None
+            with pytest.raises(TrinamoError):
+                await queue.put("nobody-there", b"", timeout_s=0.3)
+            await mortal_broker.start()
+            assert await queue.ack(held) is Settlement.APPLIED
+            for job in done:
+                # The broker may have forgotten the id; the queue has not.
+                await queue.put(job.id, b"again")
+            rest: list[str] = []
+            while (job_or_none := await queue.take(wait_s=2.5)) is not None:
+                assert job_or_none.payload == b""
+                assert await queue.ack(job_or_none) is Settlement.APPLIED
+                rest.append(job_or_none.id)
+            rest = [job_id for job_id in rest if job_id != "nobody-there"]
+            assert sorted(rest) == sorted(f"job-{number}" for number in range(6, 20))
+            assert (await queue.statistics()).depth == 0
+
+
+@pytest.mark.slow
+async def test_a_put_bridges_a_broker_that_comes_back(mortal_broker: Broker, name: str) -> None:
+    with trio.fail_after(60):
+        async with mortal_broker.connect() as plane, plane.work_queue(name, limits=LIMITS) as queue:
+            await mortal_broker.stop()
+            await wait_away(plane)
+            with pytest.raises(DeadlineError) as caught:
+                await queue.put("early", b"", timeout_s=0.2)
+            assert caught.value.definite
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(queue.put, "late", b"")
+                await trio.sleep(0.3)
+                await mortal_broker.start()
+            assert (await taken(queue)).id == "late"

@@ -1,0 +1,139 @@
+"""The mocker: upstream's timing and block rules, on a virtual clock."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines.mocker import (
+    FIRST_TIMING,
+    MockerOptions,
+    Timing,
+    expected_text,
+    handoff_s,
+    open_mocker_engine,
+)
+from trinamo.runtime.engines.mocker_blocks import BlockCache, BlockEvent, Removed, Stored
+from trinamo.runtime.errors import RequestError
+from trinamo.runtime.protocol.generate import ChatMessage, GenerateRequest
+
+SMALL = MockerOptions(num_gpu_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
+
+
+def ask(prompt: str, tokens: int = 8) -> GenerateRequest:
+    return GenerateRequest(model="mocker", prompt=prompt, max_tokens=tokens)
+
+
+async def test_the_answer_depends_on_prompt_and_position_alone(autojump_clock: MockClock) -> None:
+    texts: dict[str, str] = {}
+    async with open_mocker_engine(SMALL, context_tokens_max=32) as host:
+
+        async def generate(prompt: str) -> None:
+            async with aclosing(host.generate(ask(prompt), Context(prompt))) as deltas:
+                texts[prompt] = "".join([delta.text async for delta in deltas])
+
+        async with trio.open_nursery() as nursery:
+            for prompt in ("one", "two and more", "three", "four words of it"):
+                nursery.start_soon(generate, prompt)
+        # Eight blocks of four tokens are too few for all of them at once.
+        assert host.statistics().preemptions > 0
+        assert host.statistics().blocks_used == 0
+    assert texts == {prompt: expected_text(ask(prompt), 8) for prompt in texts}
+    assert len(set(texts.values())) == 4
+
+
+async def test_a_prompt_with_its_answer_so_far_goes_on_with_the_same_text(
+    autojump_clock: MockClock,
+) -> None:
+    whole = expected_text(ask("prompt"), 8)
+    assert expected_text(ask("prompt" + whole[:3]), 5) == whole[3:]
+
+
+def test_the_timing_is_upstreams() -> None:
+    timing = Timing()
+    assert timing.prefill([]) == 0
+    assert timing.prefill([600, 400]) == pytest.approx(0.4209989 + 15.18344 + 16.50142)
+    assert timing.decode(0.0) == pytest.approx(5.74)
+    assert timing.decode(1.0) == pytest.approx(34.01)
+    assert FIRST_TIMING.prefill([100, 100]) == pytest.approx(2 * (0.0125 + 7.41 + 26.2))
+    assert FIRST_TIMING.decode(0.5) == pytest.approx(-1.3675 + 21.94 + 19.44)
+
+
+async def test_steps_cost_virtual_time_by_the_speedup(autojump_clock: MockClock) -> None:
+    async def duration(options: MockerOptions) -> float:
+        async with open_mocker_engine(options) as host:
+            started = trio.current_time()
+            async with aclosing(host.generate(ask("a" * 99, 11), Context("r"))) as deltas:
+                async for _ in deltas:
+                    pass
+            return trio.current_time() - started
+
+    plain = await duration(MockerOptions())
+    # One prefill of 100 tokens, and ten decode steps of an almost empty memory.
+    assert plain == pytest.approx((18.024 + 10 * 5.747) / 1e3, rel=0.01)
+    assert await duration(MockerOptions(speedup_ratio=10)) == pytest.approx(plain / 10)
+    assert await duration(MockerOptions(startup_time_s=5)) == pytest.approx(plain)
+
+
+def test_the_handover_takes_as_long_as_the_bandwidth_says() -> None:
+    options = MockerOptions(kv_bytes_per_token=1000, kv_transfer_bandwidth=2.0)
+    assert handoff_s(options, 4000) == pytest.approx(0.002)
+    assert handoff_s(MockerOptions(kv_transfer_bandwidth=0), 4000) == 0
+
+
+def test_a_shared_prefix_is_cached_stored_once_and_evicted_last_used_first() -> None:
+    events: list[BlockEvent] = []
+    cache = BlockCache(4, 2, on_event=events.append)
+    assert cache.append(0, 0, [1, 2, 3, 4, 5]) == 5
+    assert len(events) == 1
+    assert isinstance(events[0], Stored)
+    assert len(events[0].block_hashes) == 2
+    # Two whole blocks are there already, and nobody is told of a hit.
+    assert cache.append(1, 0, [1, 2, 3, 4, 9]) == 1
+    assert len(events) == 1
+    assert (cache.active_count, cache.active_tokens) == (4, 6)
+    cache.release(0)
+    assert cache.inactive_count == 0
+    cache.release(1)
+    assert (cache.active_count, cache.inactive_count) == (0, 2)
+    cache.append(0, 0, [7, 7, 7, 7, 7, 7])
+    removed = [event for event in events if isinstance(event, Removed)]
+    # The end of a chain goes before its parent.
+    assert removed == [Removed((events[0].block_hashes[1],))]
+    assert cache.append(1, 0, [1, 2, 8]) == 1
+
+
+def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
+    events: list[BlockEvent] = []
+    cache = BlockCache(4, 2, has_prefix_caching=False, on_event=events.append)
+    assert cache.append(0, 0, [1, 2]) == 2
+    cache.release(0)
+    assert cache.inactive_count == 0
+    assert [type(event) for event in events] == [Stored, Removed]
+    assert cache.append(0, 0, [1, 2]) == 2
+
+
+async def test_a_chat_and_a_bad_token_id(autojump_clock: MockClock) -> None:
+    chat = GenerateRequest(
+        model="mocker", messages=[ChatMessage("user", "hello")], max_tokens=4, token_ids=None
+    )
+    async with open_mocker_engine() as host:
+        async with aclosing(host.generate(chat, Context("r"))) as deltas:
+            text = "".join([delta.text async for delta in deltas])
+        assert text == expected_text(chat, 4)
+        bad = GenerateRequest(model="mocker", token_ids=[999])
+        with pytest.raises(RequestError, match="token id"):
+            async with aclosing(host.generate(bad, Context("s"))) as deltas:
+                async for _ in deltas:
+                    pass
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than 0"):
+        MockerOptions(speedup_ratio=0)
+    with pytest.raises(ValueError, match="not be negative"):
+        MockerOptions(startup_time_s=-1)

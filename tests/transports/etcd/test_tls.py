@@ -1,0 +1,139 @@
+"""TLS towards etcd, one-sided and mutual, with certificates made for the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from tests.certificates import Authority, needs_openssl
+from tests.conformance.control_backends import eventually
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.planes import Put
+from trinamo.transports.etcd import open_etcd
+from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_ports
+from trinamo.transports.servers.process import spawn, terminate
+
+pytestmark = [pytest.mark.services, pytest.mark.slow, needs_openssl]
+
+
+@attrs.define
+class TlsEtcd:
+    """An etcd behind TLS that wants certificates of its clients, on one port over restarts."""
+
+    command: list[str]
+    log_path: Path
+    port: int
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        child = spawn(self.command, log_path=self.log_path)
+        try:
+            yield
+        finally:
+            await terminate(child, grace_s=3)
+
+
+def make_server(authority: Authority, directory: Path, *, hosts: str) -> TlsEtcd:
+    certificate, key = authority.sign("server", hosts=hosts)
+    port, peer_port = free_ports(2)
+    url = f"https://127.0.0.1:{port}"
+    command = etcd_command(
+        find_etcd(),
+        data_dir=directory / "data",
+        client_port=port,
+        peer_port=peer_port,
+        extra=(
+            *("--listen-client-urls", url, "--advertise-client-urls", url),
+            *("--cert-file", str(certificate), "--key-file", str(key)),
+            *("--client-cert-auth", "--trusted-ca-file", str(authority.ca_file)),
+        ),
+    )
+    return TlsEtcd(command, directory / "log", port)
+
+
+async def test_mutual_tls_holds_a_watch_over_a_restart_and_refuses_strangers(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.make(tmp_path / "ours")
+    stranger = Authority.make(tmp_path / "theirs")
+    server = make_server(authority, tmp_path, hosts="DNS:localhost,IP:127.0.0.1")
+    mine, my_key = authority.sign("worker")
+    other, other_key = stranger.sign("worker")
+    endpoint = f"https://127.0.0.1:{server.port}"
+    async with open_etcd(
+        endpoint, ca_file=authority.ca_file, cert_file=mine, key_file=my_key
+    ) as plane:
+        async with server.running():
+            await eventually(plane.check_health)
+            async with plane.watch("k/") as events:
+                await anext(events)
+                await plane.put("k/a", b"1")
+                await anext(events)
+                for arguments in (
+                    {"ca_file": authority.ca_file},
+                    {"ca_file": authority.ca_file, "cert_file": other, "key_file": other_key},
+                    {"ca_file": stranger.ca_file, "cert_file": mine, "key_file": my_key},
+                    {"cert_file": mine, "key_file": my_key},
+                ):
+                    async with open_etcd(endpoint, timeout_s=0.6, **arguments) as refused:  # type: ignore[arg-type]
+                        with pytest.raises(TrinamoError):
+                            await refused.get("k/a")
+                async with open_etcd(f"127.0.0.1:{server.port}", timeout_s=0.6) as plain:
+                    with pytest.raises(TrinamoError):
+                        await plain.get("k/a")
+        async with server.running(), plane.watch("k/") as events:
+            with trio.fail_after(20):
+                await anext(events)
+                await eventually(lambda: plane.put("k/b", b"2"))
+                event = await anext(events)
+            assert isinstance(event, Put)
+            assert event.entry.key == "k/b"
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_the_name_in_the_certificate_is_checked_or_given(
+    tmp_path: Path, several: bool
+) -> None:
+    """Several endpoints are addresses by the time they are dialled; the name is one for all."""
+    authority = Authority.make(tmp_path / "ours")
+    server = make_server(authority, tmp_path, hosts="DNS:etcd.example")
+    mine, my_key = authority.sign("worker")
+    endpoint = f"127.0.0.1:{server.port}"
+    endpoints = [endpoint, f"localhost:{server.port}"] if several else [endpoint]
+    async with server.running():
+        async with open_etcd(
+            endpoints,
+            tls=True,
+            ca_file=authority.ca_file,
+            cert_file=mine,
+            key_file=my_key,
+            tls_server_name="etcd.example",
+        ) as plane:
+            assert "etcd" in await eventually(plane.check_health)
+        async with open_etcd(
+            endpoints,
+            tls=True,
+            ca_file=authority.ca_file,
+            cert_file=mine,
+            key_file=my_key,
+            timeout_s=0.6,
+        ) as nameless:
+            with pytest.raises(TrinamoError):
+                await nameless.get("a")
+
+
+async def test_several_addresses_are_each_found_in_their_certificate(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "ours")
+    server = make_server(authority, tmp_path, hosts="DNS:localhost,IP:127.0.0.1")
+    mine, my_key = authority.sign("worker")
+    endpoints = [f"https://127.0.0.1:{server.port}", f"https://localhost:{server.port}"]
+    async with (
+        server.running(),
+        open_etcd(endpoints, ca_file=authority.ca_file, cert_file=mine, key_file=my_key) as plane,
+    ):
+        assert "etcd" in await eventually(plane.check_health)
