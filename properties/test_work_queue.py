@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.protocol.work_queue import (

@@ -153,6 +153,10 @@ class NatsConfig(Section, frozen=True, kw_only=True):
         Count, about("Messages that wait to be sent; what is over is refused and counted.")
     ] = 65_536
     outgoing_bytes_max: Annotated[Bytes, about("The same in bytes.")] = 64 << 20
+    stream_replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=5)],
+        about("On how many servers a work queue is kept; 3 where there are 3 or more."),
+    ] = 1
     store_dir: Annotated[
         Text | None, about("Where an embedded server keeps JetStream; null: a temporary folder.")
     ] = None

@@ -27,6 +27,7 @@ from .client import Client
 from .config import Config
 from .env import Env
 from .errors import TrinamoError, UnavailableError
+from .load import LoadReport, LoadSource, LoadTable
 from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics, WorkerMetrics
 from .metrics_planes import show_planes
 from .planes import CallHome, ControlPlane, EventPlane, RequestPlane, RequestServer, ResponsePlane
@@ -97,6 +98,7 @@ class Runtime:
         self._clients: dict[str, Client] = {}
         self._instances: dict[str, Instance] = {}
         self._cards: dict[str, None] = {}
+        self._told: dict[str, None] = {}
         self._is_shutting_down = False
         self.registrar = Registrar(
             control,
@@ -136,6 +138,9 @@ class Runtime:
         known = self._clients.get(key)
         if known is not None:
             return known
+        loads: LoadTable | None = None
+        if Policy(self.config.router.policy) is Policy.LEAST_LOADED:
+            loads = LoadTable(self.events, endpoint)
         router = Router(
             self.control,
             endpoint,
@@ -144,6 +149,7 @@ class Runtime:
             inhibit_s=self.config.router.inhibit_s,
             metrics=self.metrics,
             request_planes=self._data.request_planes,
+            loads=loads,
         )
         client = self._clients[key] = Client(
             router,
@@ -152,6 +158,8 @@ class Runtime:
             attempts_max=self.config.router.attempts_max,
             call_home_timeout_s=self.config.data_plane.tcp.handshake_timeout_s,
         )
+        if loads is not None:
+            await self.event_nursery.start(loads.run)
         await self.control_nursery.start(router.run)
         return client
 
@@ -184,7 +192,26 @@ class Runtime:
         )
         self._instances[instance.key] = instance
         await self.registrar.register(instance.key, _renderer(instance))
+        await self._tell_load(endpoint)
         return instance
+
+    async def _tell_load(self, endpoint: EndpointName) -> None:
+        """Publish how busy we are, for routers that choose by it: they have the same policy."""
+        worker = self._serving_worker()
+        if (
+            Policy(self.config.router.policy) is not Policy.LEAST_LOADED
+            or str(endpoint) in self._told
+        ):
+            return
+        self._told[str(endpoint)] = None
+        source = LoadSource(
+            self.events,
+            endpoint,
+            instance_id=worker.instance_id,
+            incarnation=1,  # The instance id is new in every process.
+            read=lambda: LoadReport(worker.active_count),
+        )
+        await self.event_nursery.start(source.run)
 
     async def publish(self, key: str, value: bytes) -> None:
         """Put a key, such as a model card, that lives as long as this process serves."""

@@ -88,6 +88,9 @@ class Metrics:
             "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
         )
         self._connections = self._gauge("connections", "Open connections", "kind")
+        self._settings_refused = self._counter(
+            "settings_refused", "Values in the control plane that were refused", "setting"
+        )
         self.lease_state(LeaseState.NONE)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -115,6 +118,10 @@ class Metrics:
         """Nobody watches `endpoint` any more: its series end."""
         for gauge in (self._live, self._inhibited):
             gauge.remove_by_labels({"endpoint": endpoint})
+
+    def setting_refused(self, setting: str) -> None:
+        """A stored value of `setting` (`unknown` for a key that is none) was refused."""
+        self._settings_refused.labels(setting).inc()
 
     def connection_opened(self, kind: str) -> None:
         """A connection of `kind` (`http`, `request`, `response`) is open."""

@@ -17,6 +17,7 @@ import trio
 
 from .env import Env
 from .errors import TransportError, UnavailableError
+from .load import LoadTable
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet
@@ -52,6 +53,7 @@ class Router:
         inhibit_s: float = 5.0,
         metrics: Metrics | None = None,
         request_planes: Mapping[str, RequestPlane] | None = None,
+        loads: LoadTable | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.policy = policy
@@ -59,6 +61,7 @@ class Router:
         self._env = env
         self._inhibit_s = inhibit_s
         self._metrics = metrics
+        self._loads = loads
         self._request_planes = request_planes or {}
         self._attending: dict[str, trio.CancelScope] = {}
         self._live = LiveSet()
@@ -160,6 +163,8 @@ class Router:
         for instance in change.left:
             _log.info("instance %s left %s", instance.id, self.endpoint)
             self._env.note("instance.leave", instance=instance.id)
+            if self._loads is not None:
+                self._loads.forget(instance.id)
             for flight in self._flights.get(instance.id, ()):
                 flight.is_gone = True
                 if flight.on_gone is not None:
@@ -203,12 +208,20 @@ class Router:
             self.policy,
             candidates,
             turn=self._turn,
-            load=self._load,
+            load=self._known_load(candidates),
             rng=self._env.rng,
             instance_id=instance_id,
         )
         self._turn += 1
         return chosen
+
+    def _known_load(self, candidates: Collection[Instance]) -> Mapping[str, int]:
+        """Our own requests, or what the instance itself last said if that is more."""
+        if self._loads is None or self.policy is not Policy.LEAST_LOADED:
+            return self._load
+        return {
+            i.id: max(self._load.get(i.id, 0), self._loads.active(i.id) or 0) for i in candidates
+        }
 
     def inhibit(self, instance: Instance) -> None:
         """The instance failed a request: do not choose it for a while, if there is another."""

@@ -345,9 +345,7 @@ class Endpoint:
         user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
         if user_s:
             count = max(1, math.ceil((user_s - idle_s) / max(1, interval_s)))
-        self._world.after(
-            idle_s + interval_s * count, self._time_out_if_silent, self._cuts
-        )
+        self._world.after(idle_s + interval_s * count, self._time_out_if_silent, self._cuts)
 
     def probe(self) -> None:
         """The peer's machine was restarted: a keep-alive probe will find that out, if there is one."""
@@ -362,9 +360,7 @@ class Endpoint:
     def _watch_silence(self) -> None:
         user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
         if self._outstanding_bytes:
-            self._world.after(
-                user_s or RETRIES_S, self._time_out_if_unacknowledged, self._cuts
-            )
+            self._world.after(user_s or RETRIES_S, self._time_out_if_unacknowledged, self._cuts)
 
     def _time_out_if_unacknowledged(self, cuts: int) -> None:
         if self._outstanding_bytes:

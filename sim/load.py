@@ -181,13 +181,15 @@ class _HttpClient(Client):
             with trio.CancelScope() as scope:
                 if self.manner.quit_after_s >= 0:
                     scope.deadline = trio.current_time() + self.manner.quit_after_s
-                terminal = await self._exchange(http, record)
+                terminal = await self._exchange(http, record, scope)
         except httpx.HTTPError as error:
             terminal = type(error).__name__
         if terminal:
             self.end(record, terminal)
 
-    async def _exchange(self, http: httpx.AsyncClient, record: RequestRecord) -> str:
+    async def _exchange(
+        self, http: httpx.AsyncClient, record: RequestRecord, scope: trio.CancelScope
+    ) -> str:
         """Ask and read; the terminal, or nothing if it has been written down already."""
         body = _http_body(record, stream=self.manner.stream)
         headers = {"x-request-id": record.name}
@@ -197,7 +199,7 @@ class _HttpClient(Client):
             record.status = answer.status_code
             if answer.status_code != 200 or not self.manner.stream:
                 return self._whole(record, await answer.aread())
-            return await self._events(record, answer)
+            return await self._events(record, answer, scope)
 
     def _whole(self, record: RequestRecord, body: bytes) -> str:
         if record.status != 200:
@@ -207,7 +209,9 @@ class _HttpClient(Client):
         self.take(record, choice["message"]["content"] or "")
         return COMPLETE
 
-    async def _events(self, record: RequestRecord, answer: httpx.Response) -> str:
+    async def _events(
+        self, record: RequestRecord, answer: httpx.Response, scope: trio.CancelScope
+    ) -> str:
         parser = SseParser()
         told = False
         async with aclosing(answer.aiter_raw()) as pieces:
@@ -215,7 +219,8 @@ class _HttpClient(Client):
                 for event in parser.feed(piece):
                     told |= self._take_event(record, event.data)
                 if 0 <= self.manner.quit_after <= len(record.text) and not told:
-                    return "quit"
+                    # Left by an exception, httpx closes all its generators; by a return, not.
+                    scope.cancel()
                 if self.manner.read_pause_s:
                     await trio.sleep(self.manner.read_pause_s)
         if not told:

@@ -17,7 +17,7 @@ import trio
 from .catalogue.bugs import planted
 from .checks import judge
 from .checks.census import leftovers, overflows
-from .checks.watches import check_views
+from .checks.watches import stale_views
 from .choices import Choices
 from .cluster import Cluster, ClusterPlan
 from .cluster_network import ClusterNetwork
@@ -294,7 +294,7 @@ class _Play:
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
         if not outcome.breaches:
-            self._look_at_watches()
+            await self._look_at_watches()
             await self._shut_down()
 
     def _shape_links(self) -> None:
@@ -358,9 +358,12 @@ class _Play:
                 return False
         return True
 
-    def _look_at_watches(self) -> None:
+    async def _look_at_watches(self) -> None:
         """I13 in the end: who believed every event of a watch knows what the store holds."""
-        check_views(self.outcome)
+        outcome = self.outcome
+        await self._wait(lambda: not any(stale_views(outcome)), self.scenario.limits.settle_s)
+        for text in stale_views(outcome):
+            outcome.violate("I13", text)
 
     async def _shut_down(self) -> None:
         """Everything leaves in order; what does not within its bounds is a violation."""

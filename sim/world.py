@@ -177,7 +177,8 @@ class World(EventClock):
 
     @override
     def _on_idle(self, target_s: float) -> float | None:
-        loop = self._running_loop
+        loop = self._loop
+        assert loop is not None
         if loop.has_idle_waiter:
             return math.inf
         if target_s == math.inf:
@@ -257,7 +258,10 @@ class World(EventClock):
 
     def host(self, name: str) -> Host:
         """The host called `name`; made, and down, if there is none yet."""
-        return self._hosts.setdefault(name, Host(name))
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = Host(name)
+        return host
 
     @property
     def host_names(self) -> list[str]:
@@ -266,7 +270,9 @@ class World(EventClock):
 
     def disk(self, name: str) -> Disk:
         """The disk of host `name`; it outlives the host's processes."""
-        return self._disks.setdefault(name, Disk(self, name))
+        if name not in self._disks:
+            self._disks[name] = Disk(self, name)
+        return self._disks[name]
 
     def knows(self, name: str) -> bool:
         """Whether a host of this name was ever booted, or asked for."""

@@ -1,5 +1,12 @@
-"""KV memory: which blocks are free, where their bytes are, and what makes two pools compatible.
+"""KV memory: which blocks are free, where their bytes are, and how they move to other processes.
 
 `pool` counts blocks and needs no numpy; `memory` is the paged buffer that engines write and
-transfers read. Neither decides who gets a block: that is `engines/scheduler.py`.
+transfers read; `transfers` keeps blocks that move from being reused too early; `transfer_router`
+chooses the backend that moves them. None of them decides who gets a block: that is
+`engines/scheduler.py`.
 """
+
+from .transfer_router import TransferRouter, open_transfer_router
+from .transfers import BlockLeases, open_block_leases
+
+__all__ = ["BlockLeases", "TransferRouter", "open_block_leases", "open_transfer_router"]

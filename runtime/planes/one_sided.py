@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -42,6 +42,7 @@ __all__ = [
     "OneSidedRegion",
     "OneSidedRemote",
     "OneSidedTransfer",
+    "SMALL_BYTES",
     "Plan",
     "ReadPage",
     "Step",
@@ -50,6 +51,10 @@ __all__ = [
     "look_at",
     "take_steps",
 ]
+
+
+SMALL_BYTES: Final = 64 << 10
+"""A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
 
 
 @attrs.frozen(kw_only=True)
@@ -238,8 +243,17 @@ class Job(Protocol):
         ...
 
     @property
+    def is_small(self) -> bool:
+        """Whether all its steps together are so short that the event loop may take them."""
+        ...
+
+    @property
     def steps(self) -> Steps:
         """Called from the mover's thread only; an error of a step is not thrown in."""
+        ...
+
+    def fail(self, error: TrinamoError) -> None:
+        """It is over, but a step may still be under way: `finish` follows, or never does."""
         ...
 
     def finish(self, error: TrinamoError | None) -> None:
@@ -347,6 +361,8 @@ class OneSidedTransfer:
         self.plan = plan
         self.incarnation = plan.remote.description.incarnation
         self.slot = -1
+        size = len(plan.local_blocks) * plan.local.block_bytes
+        self.is_small = size <= SMALL_BYTES and plan.local.synchronize is None
         self.steps: Steps = _nothing()
         self.started_at = trio.current_time()
         self._backend, self._path = backend, path

@@ -127,6 +127,8 @@ class Inbox:
 class _Look:
     """A job that only reads the page: `probe` and `connect`."""
 
+    is_small = False
+
     def __init__(
         self,
         remote: OneSidedRemote,
@@ -144,8 +146,14 @@ class _Look:
     def _take(self, remote: OneSidedRemote, view: memoryview) -> Steps:
         yield from look_at(remote, view)
 
+    def fail(self, error: TrinamoError) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
+
     def finish(self, error: TrinamoError | None) -> None:
-        self.error = error
+        if error is not None:
+            self.fail(error)
         self._give_back(self.slot)
         self.done.set()
 
@@ -311,8 +319,11 @@ class OneSidedPlane:
     async def forget(self, incarnation: str) -> None:
         """End the transfers with a peer; what cannot be ended within the drain time is left."""
         theirs = [t for t in self._transfers.values() if t.incarnation == incarnation]
-        await self._end(theirs, DisconnectedError(f"peer {incarnation} was forgotten"))
+        error = DisconnectedError(f"peer {incarnation} was forgotten")
+        for transfer in theirs:
+            transfer.fail(error)
         await self._mover.forget(incarnation)
+        await self._end(theirs, error)
 
     async def _end(self, transfers: Sequence[OneSidedTransfer], error: TrinamoError) -> None:
         for transfer in transfers:

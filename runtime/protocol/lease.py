@@ -39,8 +39,12 @@ class LeaseTimer:
         return max((self.deadline - now) / 2, _WAIT_MIN_S)
 
     def retry_s(self, now: float) -> float:
-        """How long to wait after a renewal that got no answer; at most 1 s."""
-        return min(self.wait_s(now), _RETRY_MAX_S)
+        """How long to wait after a renewal that got no answer; at most 1 s.
+
+        Past the deadline hurrying saves nothing any more, and every worker of the cluster would
+        hurry at once, against a store that is coming back.
+        """
+        return _RETRY_MAX_S if self.is_past(now) else min(self.wait_s(now), _RETRY_MAX_S)
 
     def is_past(self, now: float) -> bool:
         """Whether the deadline has passed. Not proof of loss: only the store knows."""

@@ -83,7 +83,7 @@ class Message(
     """The parent of all messages; on the wire an array that begins with its tag."""
 
 
-class Request(Message):
+class Request(Message, frozen=True):
     """The parent of what the initiator asks, by a number that it counts up."""
 
     id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -104,7 +104,7 @@ class HostProof(msgspec.Struct, frozen=True, array_like=True):
     """What the peer shall put into its slot."""
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """The initiator's first message."""
 
     version: int
@@ -116,7 +116,7 @@ class Hello(Message, tag=1):
     proof: HostProof | None
 
 
-class Welcome(Message, tag=2):
+class Welcome(Message, frozen=True, tag=2):
     """The owner's answer, or `Failed` with id 0."""
 
     incarnation: _Word
@@ -125,7 +125,7 @@ class Welcome(Message, tag=2):
     proof: HostProof | None
 
 
-class Read(Request, tag=3):
+class Read(Request, frozen=True, tag=3):
     """Send these blocks (in the data part)."""
 
     region: _U63
@@ -134,7 +134,7 @@ class Read(Request, tag=3):
     ticket: _U63
 
 
-class Write(Request, tag=4):
+class Write(Request, frozen=True, tag=4):
     """Take these blocks (in the data part); slices follow."""
 
     region: _U63
@@ -144,7 +144,7 @@ class Write(Request, tag=4):
     notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
 
 
-class Slice(Message, tag=5):
+class Slice(Message, frozen=True, tag=5):
     """`count` blocks from position `first` of the list, in the data part."""
 
     id: _U63
@@ -152,27 +152,27 @@ class Slice(Message, tag=5):
     count: _U63
 
 
-class Sums(Message, tag=6):
+class Sums(Message, frozen=True, tag=6):
     """The checksums of the slice before; empty if the stream has none."""
 
     id: _U63
     sums: bytes
 
 
-class Confirmed(Message, tag=7):
+class Confirmed(Message, frozen=True, tag=7):
     """So many leading blocks have arrived and are verified."""
 
     id: _U63
     count: _U63
 
 
-class Finished(Message, tag=8):
+class Finished(Message, frozen=True, tag=8):
     """The request is done; its last message."""
 
     id: _U63
 
 
-class Failed(Message, tag=9):
+class Failed(Message, frozen=True, tag=9):
     """The request failed or was aborted; its last message."""
 
     id: _U63
@@ -181,22 +181,22 @@ class Failed(Message, tag=9):
     definite: bool
 
 
-class Abort(Request, tag=10):
+class Abort(Request, frozen=True, tag=10):
     """Forget the request."""
 
 
-class Notify(Request, tag=11):
+class Notify(Request, frozen=True, tag=11):
     """A read from `region` is done."""
 
     region: _U63
     message: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)]
 
 
-class Ping(Request, tag=12):
+class Ping(Request, frozen=True, tag=12):
     """Are you there?"""
 
 
-class Expose(Request, tag=13):
+class Expose(Request, frozen=True, tag=13):
     """May I copy these blocks myself?"""
 
     region: _U63
@@ -205,17 +205,17 @@ class Expose(Request, tag=13):
     ticket: _U63
 
 
-class Exposed(Message, tag=14):
+class Exposed(Message, frozen=True, tag=14):
     """Yes, until you say `Check` or `Abort`."""
 
     id: _U63
 
 
-class Check(Request, tag=15):
+class Check(Request, frozen=True, tag=15):
     """I have copied them; were they mine all the time? With sums in the data part, compare."""
 
 
-class Fetch(Request, tag=16):
+class Fetch(Request, frozen=True, tag=16):
     """Copy these blocks from my memory yourself: target list, then source list in the data part."""
 
     region: _U63
@@ -228,13 +228,13 @@ class Fetch(Request, tag=16):
     notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
 
 
-class Fetched(Message, tag=17):
+class Fetched(Message, frozen=True, tag=17):
     """I have copied them; were they valid all the time? With sums in the data part, compare."""
 
     id: _U63
 
 
-class Commit(Request, tag=18):
+class Commit(Request, frozen=True, tag=18):
     """They were."""
 
 

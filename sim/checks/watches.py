@@ -10,7 +10,7 @@ from ..cluster_planes import STORE
 if TYPE_CHECKING:
     from ..scenario import Outcome
 
-__all__ = ["check", "check_views"]
+__all__ = ["check", "stale_views"]
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -27,8 +27,8 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
         seen[watch] = max(revision, seen.get(watch, 0))
 
 
-def check_views(outcome: Outcome) -> None:
-    """Called at quiescence: every reader that the store can reach knows what the store holds."""
+def stale_views(outcome: Outcome) -> Iterator[str]:
+    """Readers that the store can reach, and that do not know what it holds; none at quiescence."""
     cluster = outcome.cluster
     if not cluster.is_up(STORE):
         return
@@ -41,24 +41,20 @@ def check_views(outcome: Outcome) -> None:
             if view.known != held:
                 missing = sorted(set(held) - set(view.known))
                 stale = sorted(set(view.known) - set(held))
-                outcome.violate(
-                    "I13",
+                yield (
                     f"watch {view.name} of {view.prefix}: does not know {missing}, believes in"
-                    f" {stale} (or older values)",
+                    f" {stale} (or older values)"
                 )
-        _check_routers(outcome, name)
+        yield from _stale_routers(outcome, name)
 
 
-def _check_routers(outcome: Outcome, name: str) -> None:
+def _stale_routers(outcome: Outcome, name: str) -> Iterator[str]:
     """A router's live set is what the store holds, too: nothing was lost after the watch."""
     runtime = outcome.cluster.processes[name].runtime
-    clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- the census looks inside
+    clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- looks inside
     for client in clients.values():
         router = client.router
         held = set(outcome.cluster.store.store.values(router.endpoint.key_prefix))
         known = {instance.key for instance in router.instances}
         if known != held:
-            outcome.violate(
-                "I13",
-                f"the router of {name} knows {sorted(known)}; the store holds {sorted(held)}",
-            )
+            yield f"the router of {name} knows {sorted(known)}; the store holds {sorted(held)}"

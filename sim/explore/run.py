@@ -26,7 +26,8 @@ __all__ = ["Finding", "Play", "Played", "Run", "Scenario", "played", "run"]
 
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+# Numbers, and long quotations: what differs between two runs that break a rule alike.
+_PARTICULARS = re.compile(r"\d+(\.\d+)?|'[^']{20,}('|$)")
 
 
 @attrs.frozen
@@ -59,8 +60,8 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """Equal for findings that are taken for the same: one rule, and one text but for numbers."""
-        return f"{self.invariant}: {_NUMBER.sub('#', self.text.partition(chr(10))[0])}"
+        """Equal for findings that are taken for the same: one rule, and one text but for particulars."""
+        return f"{self.invariant}: {_PARTICULARS.sub('#', self.text.partition(chr(10))[0])}"
 
 
 @attrs.frozen

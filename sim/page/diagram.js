@@ -134,9 +134,12 @@
     for (const [host, from, to, kind, text] of D.bands) {
       const top = Math.max(y(from), HEAD - 2), bottom = Math.min(y(to), height);
       if (bottom <= HEAD || top >= height) continue;
-      const box = make(group, "rect", { class: `band ${kind}`, x: column(host, width) - 11, y: top, width: 22, height: Math.max(bottom - top, 2) });
+      // A single lost partner is a stripe beside the lifeline; what stops or isolates a host covers it.
+      const stripe = kind === "cut";
+      const box = make(group, "rect", { class: `band ${kind}`, x: column(host, width) - (stripe ? 13 : 11), y: top, width: stripe ? 7 : 22, height: Math.max(bottom - top, 2) });
       make(box, "title", {}, `${D.hosts[host]}: ${text}, ${seconds(from)} to ${seconds(to)}`);
-      if (bottom - top > 60) make(group, "text", { class: "small halo", x: 0, y: 0, transform: `translate(${column(host, width) + 4} ${top + 6}) rotate(90)` }, text);
+      const room = (width - LEFT) / Math.max(D.hosts.length, 1);
+      if (bottom - top > 140 && room > 40) make(group, "text", { class: "small halo", transform: `translate(${column(host, width) + (stripe ? -24 : -22)} ${top + 6}) rotate(90)` }, text);
     }
   };
   const items = (group, y, width, height) => {
@@ -199,12 +202,13 @@
     if (y(e.time) < HEAD || y(e.time) > size().height) label.remove();
   };
   const heads = (width) => {
-    const narrow = (width - LEFT) / Math.max(D.hosts.length, 1) < 64;
+    const narrow = (width - LEFT) / Math.max(D.hosts.length, 1) < 74;
     D.hosts.forEach((name, host) => {
       const x = column(host, width), now = hostNow(host, events[state.at]?.time ?? 0);
       const text = make(svg, "text", narrow ? { class: "host", transform: `translate(${x} ${HEAD - 6}) rotate(-32)` } : { class: "host", x, y: 20, "text-anchor": "middle" }, name);
       make(text, "title", {}, name);
-      if (!narrow) make(svg, "text", { class: now.isWrong ? "small fault-text" : "small", x, y: 36, "text-anchor": "middle" }, now.state);
+      const word = now.state.split(",")[0].replace(/^up$/, now.isWrong ? "cut off" : "up");
+      if (!narrow) make(svg, "text", { class: now.isWrong ? "small fault-text" : "small", x, y: 36, "text-anchor": "middle" }, word);
     });
   };
   const drawMap = () => {
@@ -228,7 +232,7 @@
     let word = "no process";
     if (life) word = t < life[2] || !life[4] ? `up, life ${life[3]}` : life[4];
     else if (!D.lives.some((l) => l[0] === host)) word = "";
-    for (const b of wrong) if (b[3] !== "down") word = b[3] === "paused" ? "paused" : b[4];
+    for (const b of wrong) if (b[3] !== "down") word = b[3] === "paused" ? "paused" : b[3] === "isolated" ? `${word}, isolated` : `${word}, ${b[4]}`;
     return { state: word, isWrong: wrong.length > 0, since: life ? life[1] : 0 };
   };
   const begins = new Set(["request.begin", "engine.begin"]), ends = new Set(["request.end", "engine.end"]);
@@ -240,7 +244,7 @@
       if (e.isMessage) { moved[e.source][0]++; if (e.land !== null && e.land <= t) moved[e.target][1]++; continue; }
       last[e.host] = e;
       const work = open[e.host];
-      if (e.kind === "boot") work.clear();
+      if (["boot", "kill", "power_off", "exit"].includes(e.kind)) work.clear();
       if (begins.has(e.kind)) work.set(e.request, 0);
       else if (ends.has(e.kind)) work.delete(e.request);
       else if (work.has(e.request) && e.kind.endsWith(".token")) work.set(e.request, work.get(e.request) + (e.last <= t ? e.count : Math.max(1, Math.round((e.count * (t - e.time)) / (e.last - e.time || 1)))));

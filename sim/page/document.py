@@ -57,7 +57,7 @@ def _document(events: Events, about: About) -> str:
     style, script = _asset("diagram.css"), _asset("diagram.js")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}';"
-        " base-uri 'none'; form-action 'none'"
+        " img-src data:; base-uri 'none'; form-action 'none'"
     )
     parts = {
         "POLICY": html.escape(policy, quote=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
@@ -25,7 +26,18 @@ LATENCY_GUESS_S = 0.0005
 """What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
 ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
-SILENT = ("step", "connect", "arrive", "held", "lost", "send", "deliver", "drop", "overflow", "heal")
+SILENT = (
+    "step",
+    "connect",
+    "arrive",
+    "held",
+    "lost",
+    "send",
+    "deliver",
+    "drop",
+    "overflow",
+    "heal",
+)
 
 
 @attrs.define
@@ -185,6 +197,18 @@ class _Reader:
             self.events.bands.append(Band(host, since_s, now_s, kind, kind))
 
     def _cut(self, row: Row, a: str, b: str) -> None:
+        for x in self._named(a):
+            for y in self._named(b):
+                if x != y:
+                    self._cut_pair(row, x, y)
+
+    def _named(self, pattern: str) -> list[str]:
+        """The hosts that a pattern of the network's faults means."""
+        if "*" not in pattern and "?" not in pattern:
+            return [pattern]
+        return [host for host in self._hosts if fnmatchcase(host, pattern)]
+
+    def _cut_pair(self, row: Row, a: str, b: str) -> None:
         for host, other in ((a, b), (b, a)):
             partners = self._cuts.get(host, {})
             if (row.kind == "cut") == (other in partners):
@@ -203,8 +227,10 @@ class _Reader:
         partners = list(self._cuts.get(host, ()))
         if since_s is None or not partners or since_s == now_s:
             return
+        # Who is cut off from many is isolated; each of the many has lost one partner.
+        kind = "cut" if len(partners) <= 2 else "isolated"
         names = ", ".join(partners) if len(partners) <= 2 else f"{len(partners)} hosts"
-        self.events.bands.append(Band(host, since_s, now_s, "cut", f"cut off from {names}"))
+        self.events.bands.append(Band(host, since_s, now_s, kind, f"cut off from {names}"))
 
     # --- messages --------------------------------------------------------------------------
 

@@ -5,14 +5,21 @@ A new transport is tested by adding a backend to `BACKENDS`; the suite never nam
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import attrs
+import pytest
 
 from trinamo.runtime.planes import TransferPlane
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
+from trinamo.transports.mooncake.engine import Engine
+from trinamo.transports.mooncake.options import MooncakeOptions
+from trinamo.transports.mooncake.plane import make_engine, open_mooncake_plane
+from trinamo.transports.nixl.options import NixlOptions
+from trinamo.transports.nixl.plane import open_nixl_plane
 from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
 
 BLOCK_BYTES = 4096
@@ -54,6 +61,33 @@ def over_tcp(options: TransferOptions) -> Callable[[], AbstractAsyncContextManag
     return open_over_tcp
 
 
+def over_nixl(options: NixlOptions) -> Callable[[], AbstractAsyncContextManager[Planes]]:
+    @asynccontextmanager
+    async def open_over_nixl() -> AsyncIterator[Planes]:
+        pytest.importorskip("nixl_cu12", exc_type=ImportError)
+        async with open_nixl_plane(options) as ours, open_nixl_plane(options) as theirs:
+            yield ours, theirs
+
+    return open_over_nixl
+
+
+@functools.cache
+def mooncake_engines() -> tuple[Engine, Engine]:
+    """Two for all tests: to destroy one takes a second."""
+    return make_engine(MooncakeOptions()), make_engine(MooncakeOptions())
+
+
+@asynccontextmanager
+async def open_over_mooncake() -> AsyncIterator[Planes]:
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
+    one, other = mooncake_engines()
+    async with (
+        open_mooncake_plane(engine=one) as ours,
+        open_mooncake_plane(engine=other) as theirs,
+    ):
+        yield ours, theirs
+
+
 BACKENDS = [
     TransferBackend(name="memory", open_planes=open_in_memory),
     TransferBackend(name="tcp", open_planes=over_tcp(TransferOptions(same_host=False))),
@@ -72,6 +106,24 @@ BACKENDS = [
     TransferBackend(
         name="same-host-verified",
         open_planes=over_tcp(TransferOptions(same_host_checksum=True, slice_bytes=8192)),
+    ),
+    TransferBackend(
+        name="nixl-cma",
+        open_planes=over_nixl(NixlOptions()),
+        settles_at_once=False,
+        is_verified=False,
+    ),
+    TransferBackend(
+        name="nixl-tcp",
+        open_planes=over_nixl(NixlOptions(same_host=False, chunk_bytes=5 * BLOCK_BYTES)),
+        settles_at_once=False,
+        is_verified=False,
+    ),
+    TransferBackend(
+        name="mooncake-tcp",
+        open_planes=open_over_mooncake,
+        settles_at_once=False,
+        is_verified=False,
     ),
 ]
 

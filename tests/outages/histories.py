@@ -21,6 +21,7 @@ from trinamo.runtime.planes import ControlPlane, EventPlane, Message, Put, Snaps
 
 ATTEMPT_S: Final = 1.0
 RETRY_PAUSE_S: Final = 0.1
+NO_SUITABLE_PEERS: Final = 10005
 
 
 @attrs.define
@@ -151,11 +152,11 @@ class StreamClient:
             await trio.sleep(RETRY_PAUSE_S)
 
     async def create(self, *, replicas: int) -> None:
-        answer = await self.ask(
-            f"STREAM.CREATE.{self.name}",
-            {"name": self.name, "subjects": [self.subject], "num_replicas": replicas},
-        )
-        assert "error" not in answer, answer
+        """Make the stream; servers that have just met may not yet count each other as peers."""
+        body = {"name": self.name, "subjects": [self.subject], "num_replicas": replicas}
+        while "error" in (answer := await self.ask(f"STREAM.CREATE.{self.name}", body)):
+            assert answer["error"]["err_code"] == NO_SUITABLE_PEERS, answer
+            await trio.sleep(RETRY_PAUSE_S)
 
     async def leader(self) -> str:
         """The name of the server that leads the stream; waits until one does."""

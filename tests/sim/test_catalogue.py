@@ -42,7 +42,7 @@ FAILURES = {f"S{number}" for number in (2, 3, 4, 5, 6, 8, 9, 10, 11)}
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_shipped_scenario_breaks_no_invariant(path: Path) -> None:
     scenario = load_scenario(path)
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         outcome = scenario.run(SeedChoices(seed))
         assert [str(breach) for breach in outcome.breaches] == [], f"seed {seed}"
 

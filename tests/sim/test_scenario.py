@@ -56,8 +56,8 @@ def test_a_wrong_scenario_is_told_by_file_line_and_nearest_word(
 
 
 def test_what_is_no_toml_or_no_file_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="x.toml: .*line 1"):
-        parse_scenario("name =", "x.toml")
+    with pytest.raises(ConfigError, match=r"x.toml: .*line 2"):
+        parse_scenario("a = 1\nname = nothing\n", "x.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_scenario(tmp_path / "nothing.toml")
     with pytest.raises(ConfigError, match="name is missing"):

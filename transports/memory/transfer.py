@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import attrs
-import msgspec
 import trio
 from typing_extensions import Buffer
 
@@ -46,9 +45,10 @@ from trinamo.runtime.protocol.transfer import (
     check_blocks,
     check_compatible,
     decode_description,
-    encode_description,
 )
 from trinamo.runtime.protocol.transfer_access import AccessTable
+
+from .transfer_region import Region, TransferFaults
 
 __all__ = [
     "MemoryTransfer",
@@ -59,62 +59,11 @@ __all__ = [
 ]
 
 
-@attrs.define(kw_only=True)
-class TransferFaults:
-    """What goes wrong with the transfers that one plane starts, from now on."""
-
-    is_unreachable: bool = False
-    """Peers cannot be reached, and transfers fail before a block has moved."""
-    breaks_after: int | None = None
-    """The connection breaks after so many blocks of a transfer."""
-    stalls_after: int | None = None
-    """Nothing moves any more after so many blocks, as if the peer were stopped."""
-    corrupts: int | None = None
-    """A bit of this block of a transfer turns over on the way."""
-    lands_late: bool = False
-    """An aborted or failed transfer goes on moving, and is settled only when all has moved."""
-    block_s: float = 0.0
-    """How long one block takes."""
-
-
 class TransferFabric:
     """The planes that can reach each other."""
 
     def __init__(self) -> None:
         self.planes: dict[str, MemoryTransferPlane] = {}
-
-
-class _Region:
-    """One registered region. Implements `MemoryRegion`."""
-
-    def __init__(
-        self, view: memoryview, description: MemoryDescription, access: AccessTable
-    ) -> None:
-        self.view = view
-        self.access = access
-        self._description = description
-
-    is_fenced = True
-
-    @property
-    def description(self) -> MemoryDescription:
-        return msgspec.structs.replace(self._description, generation=self.access.generation)
-
-    def describe(self) -> bytes:
-        return encode_description(self.description)
-
-    def renew(self) -> int:
-        return self.access.renew()
-
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
-        self.access.grant(ticket, blocks)
-
-    def revoke(self, ticket: int) -> None:
-        self.access.revoke(ticket)
-
-    def block(self, number: int) -> memoryview:
-        size = self._description.block_bytes
-        return self.view[number * size : (number + 1) * size]
 
 
 @attrs.frozen
@@ -127,7 +76,7 @@ class _Remote:
 @attrs.frozen(kw_only=True)
 class _Plan:
     direction: Direction
-    local: _Region
+    local: Region
     local_blocks: tuple[int, ...]
     remote: MemoryDescription
     remote_blocks: tuple[int, ...]
@@ -228,13 +177,13 @@ class MemoryTransfer:
             if not self._over.is_set():
                 self._confirmed = position + 1
 
-    def _check(self, remote: _Region) -> None:
+    def _check(self, remote: Region) -> None:
         if not remote.access.is_open_to(self._plan.remote.generation, self._plan.ticket):
             raise StaleMemoryError("the blocks were withdrawn while they moved")
         if self.local.access.is_withdrawn:
             raise StaleMemoryError("the region was deregistered")
 
-    def _copy(self, position: int, remote: _Region) -> None:
+    def _copy(self, position: int, remote: Region) -> None:
         ours = self.local.block(self._plan.local_blocks[position])
         theirs = remote.block(self._plan.remote_blocks[position])
         source, target = (
@@ -276,7 +225,7 @@ class MemoryTransferPlane:
         self.incarnation = f"{env.rng.getrandbits(64):016x}"
         self.faults = TransferFaults()
         self._fabric, self._nursery = fabric, nursery
-        self._regions: dict[int, _Region] = {}
+        self._regions: dict[int, Region] = {}
         self._numbers = 0
         self._forgotten: dict[str, None] = {}
         self._transfers: dict[int, MemoryTransfer] = {}
@@ -290,7 +239,7 @@ class MemoryTransferPlane:
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
-    ) -> _Region:
+    ) -> Region:
         await trio.lowlevel.checkpoint()
         if isinstance(memory, DeviceMemory):
             raise RequestError("the memory plane moves memory of the process, not of a device")
@@ -312,7 +261,7 @@ class MemoryTransferPlane:
             block_bytes=block_bytes,
         )
         access = AccessTable(description.block_count, needs_ticket=needs_ticket)
-        region = _Region(view, description, access)
+        region = Region(view, description, access)
         self._regions[self._numbers] = region
         return region
 
@@ -353,7 +302,7 @@ class MemoryTransferPlane:
             raise ConnectError(f"nobody answers as {incarnation}")
         return peer
 
-    def reach(self, plan: _Plan) -> _Region:
+    def reach(self, plan: _Plan) -> Region:
         """The peer's region; what is missing is a typed error."""
         peer = self._peer(plan.remote.incarnation)
         region = peer._regions.get(plan.remote.region)  # noqa: SLF001 -- the same class
@@ -385,7 +334,7 @@ class MemoryTransferPlane:
         notify: bytes | None = None,
         ticket: int = 0,
     ) -> MemoryTransfer:
-        assert isinstance(local, _Region), "memory of another plane"
+        assert isinstance(local, Region), "memory of another plane"
         if local.access.is_withdrawn:
             raise StaleMemoryError("the local region was deregistered")
         check_compatible(local.description, remote.description)

@@ -2,7 +2,8 @@
 
 Read `stream_server.py` (caller) beside `stream_client.py` (worker), then `request_plane.py`
 (caller) beside `request_server.py` (worker). `outbox.py` is how everything is written,
-`channel.py` how items reach the consumer. Works unchanged on simulated sockets.
+`channel.py` how items reach the consumer. KV blocks move by `transfer.py`. Works unchanged on
+simulated sockets.
 """
 
 from .request_plane import TcpRequestPlane, open_request_plane
@@ -10,6 +11,7 @@ from .request_server import TcpRequestServer, open_request_server
 from .sockets import TcpOptions
 from .stream_client import TcpClient
 from .stream_server import TcpStreamServer, open_stream_server
+from .transfer import TcpTransferPlane, TransferOptions, open_transfer_plane
 
 __all__ = [
     "TcpClient",
@@ -17,7 +19,10 @@ __all__ = [
     "TcpRequestPlane",
     "TcpRequestServer",
     "TcpStreamServer",
+    "TcpTransferPlane",
+    "TransferOptions",
     "open_request_plane",
     "open_request_server",
     "open_stream_server",
+    "open_transfer_plane",
 ]

@@ -63,7 +63,7 @@ class TransferOptions:
     """What an operator may set about transfers over TCP."""
 
     tcp: TcpOptions = attrs.field(factory=TcpOptions)
-    slice_bytes: int = 1 << 20
+    slice_bytes: int = 1 << 21
     """What is sent before another transfer of the same peer gets its turn."""
     checksum: ChecksumChoice = "auto"
     """`auto`: XXH3 where both ends have libxxhash, else CRC-32."""

@@ -95,6 +95,7 @@ class InitiatorLink(Link):
         """Whether the peer may copy from us, as far as is known."""
         self._exchanges: dict[int, Exchange] = {}
         self._numbers = 0
+        self._broken: TrinamoError | None = None
 
     @property
     def copy_checksum(self) -> Checksum:
@@ -103,7 +104,12 @@ class InitiatorLink(Link):
 
     @contextmanager
     def exchange(self, on_confirmed: Callable[[int], None] = lambda _: None) -> Iterator[Exchange]:
-        """A new request; leaving it before its last answer tells the peer to forget it."""
+        """A new request; leaving it before its last answer tells the peer to forget it.
+
+        Raises what broke the stream, if it is over.
+        """
+        if self._broken is not None:
+            raise again(self._broken)
         self._numbers += 1
         exchange = Exchange(self._numbers)
         exchange.on_confirmed = on_confirmed
@@ -142,6 +148,7 @@ class InitiatorLink(Link):
 
     def fail(self, error: TrinamoError) -> None:
         """The stream is over."""
+        self._broken = error
         for exchange in list(self._exchanges.values()):
             exchange.is_over = True
             exchange.fail(error)
@@ -190,7 +197,7 @@ class Peer:
         self._dial, self._nursery = dial, nursery
         self._link: InitiatorLink | None = None
         self._attempt: _Attempt | None = None
-        self._scope = trio.CancelScope()
+        self._scope: trio.CancelScope | None = None
         self._is_forgotten = False
 
     async def reach(self) -> InitiatorLink:
@@ -209,7 +216,8 @@ class Peer:
         self._is_forgotten = True
         if self._link is not None:
             self._link.fail(DisconnectedError(f"peer {self.incarnation} was forgotten"))
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
 
     async def _serve(self, attempt: _Attempt) -> None:
         def take(link: InitiatorLink) -> None:
@@ -218,7 +226,9 @@ class Peer:
 
         error: TrinamoError = DisconnectedError(f"peer {self.incarnation} was forgotten")
         try:
-            with self._scope:
+            with trio.CancelScope() as self._scope:
+                if self._is_forgotten:
+                    return
                 await self._dial(self.address, self.incarnation, _Started(take))
         except TrinamoError as found:
             error = found

@@ -11,6 +11,7 @@ What the messages mean is up to the two kinds of link, `transfer_owner.py` and
 
 from __future__ import annotations
 
+import socket as stdlib_socket
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -43,6 +44,8 @@ _AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
 _QUEUE_BYTES_MAX: Final = 1 << 20
 _LOOK_AHEAD_BYTES: Final = 1024
 """Received behind a slice in the same system call: its sums and the head of the next one."""
+_LOW_WATER_BYTES: Final = 1 << 18
+"""Inside a slice we are woken up for so many bytes at once, not for every segment."""
 _SCRATCH_BYTES: Final = 1 << 16
 _ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
 
@@ -72,6 +75,7 @@ class Link:
         self._room = trio.Event()
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
         self._ahead_start = self._ahead_end = 0
+        self._low_water = 1
         # The simulator's sockets have no `recvmsg_into`.
         own = getattr(type(self._socket), "recvmsg_into", None)
         self._scatters = own is not getattr(trio.socket.SocketType, "recvmsg_into", None)
@@ -224,7 +228,14 @@ class Link:
         self._ahead_start += count
         return bytes(self._ahead[start : start + count])
 
+    def _wake_at(self, count: int) -> None:
+        """Let the socket be readable only when so many bytes have come, or it is over."""
+        if count != self._low_water and self._scatters:
+            self._low_water = count
+            self._stream.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
+
     async def _receive_into(self, view: memoryview) -> int:
+        self._wake_at(1)
         count = await self._socket.recv_into(view)
         if not count:
             raise DisconnectedError("the peer closed the transfer stream")
@@ -267,7 +278,7 @@ class Link:
                 await self._discard(left)
                 return
             if self._scatters:
-                count = await self._scatter(flow)
+                count = await self._scatter(flow, left)
                 if count is None:
                     continue
                 if not count:
@@ -285,8 +296,9 @@ class Link:
                 _fill(flow, memoryview(data))
                 left -= len(data)
 
-    async def _scatter(self, flow: Flow) -> int | None:
+    async def _scatter(self, flow: Flow, left: int) -> int | None:
         """Receive into the flow's views and then the small buffer; None if it was fenced."""
+        self._wake_at(min(left, _LOW_WATER_BYTES))
         try:
             count, _, _, _ = await self._socket.recvmsg_into(
                 [*flow.views, self._ahead[:_LOOK_AHEAD_BYTES]]

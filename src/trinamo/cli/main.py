@@ -1,7 +1,8 @@
 """The command tree, and what the process exits with.
 
 Exit codes: 0 it went well, 1 it could not be started or done, 2 the usage or configuration is
-wrong, 130 a second Ctrl-C cut the orderly end short. Each command is a module of its own.
+wrong, 130 a second Ctrl-C cut the orderly end short; `trinamo sim` has more. Each command is a
+module of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import typer
 from .chat import chat
 from .doctor import doctor
 from .failures import guarded
+from .queue import queue_app
 from .serving import frontend, worker
+from .settings import config_app
+from .sim import sim
 from .status import status
+from .transfer import bench_app
 from .up import up
 
 __all__ = ["app", "main"]
@@ -56,6 +61,13 @@ def root(
 
 for _command in (up, frontend, worker, status, chat, doctor):
     app.command(_command.__name__, epilog=_command.__dict__.get("epilog"))(_command)
+
+
+app.add_typer(sim, name="sim")
+
+app.add_typer(queue_app)
+app.add_typer(config_app)
+app.add_typer(bench_app)
 
 
 def main() -> None:

@@ -169,6 +169,7 @@ async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIter
                     drain_timeout_s=section.drain_timeout_s,
                     outgoing_messages_max=section.outgoing_messages_max,
                     outgoing_bytes_max=section.outgoing_bytes_max,
+                    stream_replicas=section.stream_replicas,
                 )
             )
         except ConnectError as error:

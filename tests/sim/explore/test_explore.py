@@ -20,6 +20,7 @@ from trinamo.sim import (
 )
 from trinamo.sim.explore import (
     Failure,
+    Finding,
     Progress,
     Scenario,
     check_determinism,
@@ -273,3 +274,13 @@ def test_labelled_answers_do_not_shift_when_other_decisions_come_or_go() -> None
 
 def test_a_scenario_is_plain_data() -> None:
     assert json.loads(json.dumps(STALE_ACK.parameters)) == {"fenced": False}
+
+
+def test_findings_are_alike_but_for_numbers_and_long_quotations() -> None:
+    def key(text: str) -> str:
+        return Finding("I1", 1.5, text).key
+
+    assert key("client1 got 'one two three four five six'\nmore") == key(
+        "client22 got 'seven eight nine ten eleven, cut sh"
+    )
+    assert key("no note 'lease.lost'") != key("no note 'queue.take'")

@@ -22,8 +22,10 @@ async def test_mutual_tls_reconnects_and_refuses_strangers(tmp_path: Path) -> No
     authority = Authority.make(tmp_path / "ours")
     stranger = Authority.make(tmp_path / "theirs")
     certificate, key = authority.sign("server")
-    flags = ("--tls", "--tlscert", str(certificate), "--tlskey", str(key))
-    flags += ("--tlsverify", "--tlscacert", str(authority.ca_file))
+    flags = (
+        *("--tls", "--tlscert", str(certificate), "--tlskey", str(key)),
+        *("--tlsverify", "--tlscacert", str(authority.ca_file)),
+    )
     ours = ssl.create_default_context(cafile=str(authority.ca_file))
     ours.load_cert_chain(*authority.sign("worker"))
     theirs = ssl.create_default_context(cafile=str(authority.ca_file))
@@ -63,5 +65,5 @@ async def test_an_nkey_is_a_credential_as_text_and_as_a_file(tmp_path: Path) -> 
             await wait_back(plane)
         for options in ({"nkey_seed": seeds[1].decode()}, {}):
             with pytest.raises(ConnectError, match="Authorization"):
-                async with open_nats([server.url], **options):  # type: ignore[arg-type]
+                async with open_nats([server.url], **options):
                     pass

@@ -191,7 +191,8 @@ async def test_copies_between_two_processes_are_right_both_ways() -> None:
         remote = await ends.plane.connect(ends.description)
         order = random.Random(3).sample(ALL, BLOCKS)
         await ends.plane.start(Direction.READ, local, ALL, remote, order, deadline_s=20).wait()
-        assert [zlib.crc32(ends.block(b)) for b in ALL] == [ends.sums()[b] for b in order]
+        sums = ends.sums()
+        assert [zlib.crc32(ends.block(b)) for b in ALL] == [sums[b] for b in order]
         ends.memory[: 3 * SIZE] = random.Random(4).randbytes(3 * SIZE)
         await ends.plane.start(
             Direction.WRITE, local, [2, 0, 1], remote, [5, 900, 6], deadline_s=20

@@ -1,0 +1,153 @@
+"""`trinamo config`: settings that may change while the cluster runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import ConfigFile, EtcdEndpoints, Preset, Settings, Sources, gather
+
+if TYPE_CHECKING:
+    from trinamo.runtime.planes import ControlPlane
+
+__all__ = ["config_app"]
+
+config_app = typer.Typer(
+    name="config",
+    help="Settings in the control plane: every process follows them, none restarts.",
+    no_args_is_help=True,
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A setting, as `get` lists them.")]
+OptionalName = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="One setting; without it, all.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+@config_app.command("get")
+def get(
+    name: OptionalName = None,
+    *,
+    as_json: AsJson = False,
+    etcd: EtcdEndpoints = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+) -> None:
+    """Show what is in force: the stored value, or the default."""
+    import msgspec
+
+    from trinamo.runtime.settings import find_setting, read_settings
+
+    wanted = None if name is None else find_setting(name)
+    readings = _run(read_settings, etcd, config, preset, settings)
+    shown = [each for each in readings if wanted is None or each.setting is wanted]
+    if as_json:
+        values = {each.setting.name: each.value for each in shown}
+        sys.stdout.write(msgspec.json.encode(values).decode() + "\n")
+        return
+    for each in shown:
+        value = msgspec.json.encode(each.value).decode()
+        if name is not None:
+            sys.stdout.write(f"{value}\n")
+        else:
+            origin = "default" if each.is_default else "set"
+            sys.stdout.write(f"{each.setting.name} = {value} ({origin})  {each.setting.about}\n")
+        if each.problem:
+            sys.stderr.write(f"trinamo: the stored value is refused: {each.problem}\n")
+
+
+@config_app.command("set")
+def set_value(
+    name: Name,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE", help="As JSON, such as 512.")
+    ] = None,
+    *,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the default.")] = False,
+    etcd: EtcdEndpoints = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+) -> None:
+    """Store a value, which every process takes up at once; a bad one is refused here."""
+    from trinamo.runtime.settings import find_setting, reset_setting, write_setting
+
+    if (value is None) is not reset:
+        raise typer.BadParameter("give a value, or --reset")
+    setting = find_setting(name)
+    if value is not None:
+        setting.decode(value.encode())
+
+    async def write(control: ControlPlane) -> Any:
+        if value is None:
+            return await reset_setting(control, name)
+        return await write_setting(control, name, value)
+
+    stored = _run(write, etcd, config, preset, settings)
+    sys.stdout.write(f"{name} = {setting.encode(stored).decode()}\n")
+
+
+@config_app.command("watch")
+def watch(
+    name: Name,
+    *,
+    etcd: EtcdEndpoints = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+) -> None:
+    """Print the value in force, and each one that follows, until interrupted."""
+    import trio
+
+    from trinamo.runtime.settings import Settings as Followed, find_setting
+
+    setting = find_setting(name)
+
+    async def follow(control: ControlPlane) -> None:
+        followed = Followed(control)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(followed.run)
+            value = followed.get(setting)
+            while True:
+                sys.stdout.write(f"{setting.encode(value).decode()}\n")
+                sys.stdout.flush()
+                value = await followed.wait_change(setting, value)
+
+    _run(follow, etcd, config, preset, settings)
+
+
+def _run(
+    action: Callable[[ControlPlane], Awaitable[Any]],
+    etcd: str | None,
+    config: Any,
+    preset: str | None,
+    settings: list[str] | None,
+) -> Any:
+    import trio
+
+    from .locating import quiet_log
+
+    quiet_log()
+    overrides = gather(settings, control_plane__etcd__endpoints=etcd)
+    sources = Sources(config, preset, overrides)
+
+    async def act() -> Any:
+        async with _control(sources) as control:
+            return await action(control)
+
+    return trio.run(act)
+
+
+@asynccontextmanager
+async def _control(sources: Sources) -> AsyncIterator[ControlPlane]:
+    from .locating import locate
+    from .planes import open_control_plane
+
+    section = locate(sources).config.control_plane.etcd
+    async with open_control_plane(section, list(section.endpoints)) as control:
+        yield control

@@ -1,0 +1,107 @@
+"""Settings in the control plane: typed, bounded, followed, and kept through nonsense and outages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import RequestError
+from trinamo.runtime.metrics import Metrics
+from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.settings import (
+    PREFILL_TOKENS_LOCAL_MAX,
+    Settings,
+    read_settings,
+    reset_setting,
+    write_setting,
+)
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.store import MemoryStore
+
+NAME = PREFILL_TOKENS_LOCAL_MAX.name
+DEFAULT = PREFILL_TOKENS_LOCAL_MAX.default
+
+
+@pytest.fixture
+def control() -> ControlPlane:
+    return MemoryControlPlane(MemoryStore())
+
+
+@pytest.fixture
+async def settings(control: ControlPlane) -> AsyncIterator[Settings]:
+    settings = Settings(control)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(settings.run)
+        yield settings
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_a_stored_value_the_default_holds(settings: Settings) -> None:
+    assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == DEFAULT
+
+
+async def test_a_value_that_is_written_is_in_force_and_wakes_who_waits(
+    control: ControlPlane, settings: Settings
+) -> None:
+    assert await write_setting(control, NAME, "1000") == 1000
+    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, DEFAULT) == 1000
+    await reset_setting(control, NAME)
+    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, 1000) == DEFAULT
+
+
+async def test_a_value_stored_before_is_in_force_once_started(control: ControlPlane) -> None:
+    await write_setting(control, NAME, "7")
+    settings = Settings(control)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(settings.run)
+        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 7
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"-1", b'"many"', b"1.5", b"\xff", b"[" * 4096, b"9" * 5000]
+)
+async def test_a_bad_value_is_refused_and_the_one_before_it_kept(
+    control: ControlPlane, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(RealEnv())
+    settings = Settings(control, metrics=metrics)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(settings.run)
+        await write_setting(control, NAME, "40")
+        await control.put(PREFILL_TOKENS_LOCAL_MAX.key, value)
+        await trio.testing.wait_all_tasks_blocked()
+        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 40
+        assert settings.refused_count == 1
+        assert metrics.value("settings_refused_total", setting=NAME) == 1
+        assert "40 stays in force" in caplog.text
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_key_of_another_version_is_refused_and_the_watcher_lives_on(
+    control: ControlPlane, settings: Settings
+) -> None:
+    await control.put("config/from.the.future", b"1")
+    await write_setting(control, NAME, "3")
+    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, DEFAULT) == 3
+    assert settings.refused_count == 1
+
+
+async def test_a_bad_value_or_name_is_not_written(control: ControlPlane) -> None:
+    with pytest.raises(RequestError):
+        await write_setting(control, NAME, "-1")
+    with pytest.raises(RequestError, match=NAME):
+        await write_setting(control, "no.such", "1")
+    (reading,) = await read_settings(control)
+    assert (reading.value, reading.is_default, reading.problem) == (DEFAULT, True, "")
+
+
+async def test_a_reading_tells_what_is_wrong_with_a_stored_value(control: ControlPlane) -> None:
+    await control.put(PREFILL_TOKENS_LOCAL_MAX.key, b'"x"')
+    (reading,) = await read_settings(control)
+    assert reading.value == DEFAULT
+    assert NAME in reading.problem

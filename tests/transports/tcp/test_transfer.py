@@ -1,0 +1,389 @@
+"""The tcp transfer plane against peers that talk nonsense, lie, damage bytes or withdraw blocks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    CorruptedError,
+    DisconnectedError,
+    OverloadedError,
+    RefusedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TransportError,
+)
+from trinamo.runtime.planes import Transfer
+from trinamo.runtime.protocol.transfer import NOTIFICATIONS_MAX, Direction, encode_description
+from trinamo.runtime.protocol.transfer_stream import (
+    Commit,
+    Fetch,
+    Finished,
+    Hello,
+    Message,
+    Ping,
+    Read,
+    Slice,
+    Sums,
+    Welcome,
+    Write,
+    encode_message,
+    pack_blocks,
+)
+from trinamo.transports.tcp.sockets import TcpOptions
+from trinamo.transports.tcp.transfer import (
+    TcpTransferPlane,
+    TransferOptions,
+    open_transfer_plane,
+)
+from trinamo.transports.tcp.transfer_memory import TcpRegion
+
+READ, WRITE = Direction.READ, Direction.WRITE
+SIZE, BLOCKS = 65536, 64
+ALL = list(range(BLOCKS))
+OVER_STREAM = TransferOptions(same_host=False, slice_bytes=4 * SIZE)
+
+
+@pytest.fixture(autouse=True)
+async def bounded() -> AsyncIterator[None]:
+    with trio.fail_after(20):
+        yield
+
+
+class Pair:
+    """Two planes in one process."""
+
+    def __init__(self, ours: TcpTransferPlane, theirs: TcpTransferPlane) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
+        self.there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))
+
+    async def connect(self, **more: Any) -> None:
+        self.local = await self.ours.register(self.here, block_bytes=SIZE)
+        self.owned = await self.theirs.register(self.there, block_bytes=SIZE, **more)
+        self.remote = await self.ours.connect(self.owned.describe())
+
+    def start(self, direction: Direction, **more: Any) -> Transfer:
+        more.setdefault("deadline_s", 10)
+        return self.ours.start(direction, self.local, ALL, self.remote, ALL, **more)
+
+
+@asynccontextmanager
+async def open_pair(
+    options: TransferOptions = OVER_STREAM, theirs: TransferOptions | None = None, **more: Any
+) -> AsyncIterator[Pair]:
+    async with (
+        open_transfer_plane(options) as a,
+        open_transfer_plane(options if theirs is None else theirs) as b,
+    ):
+        pair = Pair(a, b)
+        await pair.connect(**more)
+        yield pair
+
+
+async def until(transfer: Transfer, count: int) -> None:
+    while transfer.confirmed_count < count:
+        await trio.lowlevel.checkpoint()
+
+
+# --- withdrawing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("how", ["revoke", "renew", "deregister"])
+async def test_blocks_withdrawn_in_the_middle_are_not_touched_any_more(
+    direction: Direction, copies: bool, how: str
+) -> None:
+    options = TransferOptions(same_host=copies, slice_bytes=SIZE)
+    async with open_pair(options, needs_ticket=True) as pair:
+        pair.owned.grant(5, ALL)
+        transfer = pair.start(direction, ticket=5)
+        for _ in range(40):
+            await trio.lowlevel.checkpoint()
+        assert not transfer.is_settled
+        if how == "revoke":
+            pair.owned.revoke(5)
+        elif how == "renew":
+            pair.owned.renew()
+        else:
+            await pair.theirs.deregister(pair.owned)
+        # The owner uses its memory for something else at once.
+        pair.there[:] = bytes(len(pair.there))
+        with pytest.raises(StaleMemoryError):
+            await transfer.wait()
+        await pair.ours.probe(pair.remote)
+        assert not any(pair.there)
+        confirmed = transfer.confirmed_count
+        if direction is READ:
+            source = random.Random(2).randbytes(BLOCKS * SIZE)
+            assert pair.here[: confirmed * SIZE] == source[: confirmed * SIZE]
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_deregistering_ours_ends_the_transfer_and_keeps_the_stream(
+    direction: Direction,
+) -> None:
+    async with open_pair() as pair:
+        transfer = pair.start(direction)
+        await until(transfer, 4)
+        await pair.ours.deregister(pair.local)
+        pair.here[:] = bytes(len(pair.here))
+        with pytest.raises(StaleMemoryError):
+            await transfer.wait()
+        await pair.ours.probe(pair.remote)
+        assert not any(pair.here)
+        pair.here.append(0)  # Nothing holds the buffer any more.
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checksum", ["auto", "crc32"])
+@pytest.mark.parametrize("direction", Direction)
+async def test_a_source_that_changes_while_it_is_sent_is_found(
+    direction: Direction, checksum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums are taken after the bytes have gone, so what was sent is not what is vouched for."""
+    async with open_pair(TransferOptions(same_host=False, checksum=checksum)) as pair:
+        source: TcpRegion = pair.owned if direction is READ else pair.local
+        memory = pair.there if direction is READ else pair.here
+        from trinamo.transports.tcp.transfer_memory import Flow
+
+        original = Flow.sums
+
+        async def damaging(flow: Flow) -> bytes:
+            if flow.region is source and flow.position <= 20 < flow.position + flow.pending:
+                memory[20 * SIZE + 77] ^= 4
+            return await original(flow)
+
+        monkeypatch.setattr(Flow, "sums", damaging)
+        transfer = pair.start(direction, notify=b"never")
+        with pytest.raises(CorruptedError):
+            await transfer.wait()
+        assert transfer.confirmed_count <= 20
+        with trio.move_on_after(0.01) as scope:
+            await pair.theirs.receive()
+        assert scope.cancelled_caught
+        await pair.ours.probe(pair.remote)
+
+
+async def test_ends_without_a_checksum_in_common_do_not_talk() -> None:
+    plain = TransferOptions(same_host=False, checksum="none")
+    async with open_transfer_plane(OVER_STREAM) as a, open_transfer_plane(plain) as b:
+        region = await b.register(bytearray(SIZE), block_bytes=SIZE)
+        with pytest.raises(RefusedError, match="no checksum in common"):
+            await a.connect(region.describe())
+
+
+async def test_crc32_is_spoken_where_one_end_has_nothing_better() -> None:
+    crc = TransferOptions(same_host=False, checksum="crc32")
+    async with open_pair(OVER_STREAM, crc) as pair:
+        assert (await pair.start(READ).wait()).is_verified
+
+
+async def test_blocks_larger_than_a_piece_are_summed_whole() -> None:
+    memory, source = bytearray(6 << 20), random.Random(5).randbytes(6 << 20)
+    async with open_transfer_plane(OVER_STREAM) as a, open_transfer_plane(OVER_STREAM) as b:
+        local = await a.register(memory, block_bytes=3 << 20)
+        owned = await b.register(bytearray(source), block_bytes=3 << 20)
+        remote = await a.connect(owned.describe())
+        await a.start(READ, local, [1, 0], remote, [0, 1], deadline_s=10).wait()
+    assert memory == source[3 << 20 :] + source[: 3 << 20]
+
+
+# --- nonsense ------------------------------------------------------------------------------------
+
+
+async def greeted(plane: TcpTransferPlane) -> trio.SocketStream:
+    host, port = plane.address.split(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    hello = Hello(1, "f" * 16, plane.incarnation, ["crc32"], None)
+    await stream.send_all(encode_message(hello))
+    answer = await stream.receive_some(4096)
+    assert answer
+    return stream
+
+
+def frame(message: Message, data: bytes = b"") -> bytes:
+    return encode_message(message, len(data)) + data
+
+
+BAD_FRAMES: dict[str, Callable[[], bytes]] = {
+    "no message": lambda: b"\0\0\0\4\0\0\0\0\xc1\xc1\xc1\xc1",
+    "no header": lambda: bytes(8),
+    "a huge header": lambda: b"\xff\xff\xff\xff\0\0\0\0",
+    "a huge data part": lambda: encode_message(Ping(1), 2**32 - 1),
+    "an answer": lambda: frame(Finished(1)),
+    "a second hello": lambda: frame(Hello(1, "a", "b", [], None)),
+    "half a block number": lambda: frame(Read(1, 1, 1, SIZE, 0), b"\1\0\0"),
+    "sums without a slice": lambda: (
+        frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Sums(1, b"x"))
+    ),
+    "a slice too many": lambda: (
+        frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Slice(1, 0, 2), bytes(10))
+    ),
+    "a slice of the wrong length": lambda: (
+        frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Slice(1, 0, 1), bytes(10))
+    ),
+    "a slice from the middle": lambda: (
+        frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1, 2]))
+        + encode_message(Slice(1, 1, 1), SIZE)
+    ),
+    "a number in use": lambda: frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) * 2,
+    "an odd fetch": lambda: frame(Fetch(1, 1, 1, SIZE, 0, 0, False, None), pack_blocks([1])),
+    "a commit of nothing": lambda: (
+        frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Commit(1))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FRAMES)
+async def test_nonsense_ends_one_stream_and_nothing_else(name: str) -> None:
+    async with open_pair() as pair:
+        before = bytes(pair.there)
+        stream = await greeted(pair.theirs)
+        await stream.send_all(BAD_FRAMES[name]())
+        with suppress(trio.BrokenResourceError):
+            while await stream.receive_some(4096):
+                pass
+        await stream.aclose()
+        assert pair.theirs.malformed_count == 1
+        assert pair.there == before
+        await pair.start(READ).wait()
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_random_bytes_end_one_stream_and_nothing_else(seed: int) -> None:
+    async with open_pair() as pair:
+        stream = await greeted(pair.theirs)
+        with trio.move_on_after(5):
+            try:
+                await stream.send_all(random.Random(seed).randbytes(3000))
+                await stream.send_eof()
+                while await stream.receive_some(4096):
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        await stream.aclose()
+        await pair.start(WRITE).wait()
+        assert pair.here == pair.there
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", frame(Ping(1)), b""])
+async def test_a_stranger_that_does_not_greet_is_hung_up_on(first: bytes) -> None:
+    options = TransferOptions(tcp=TcpOptions(handshake_timeout_s=0.05), same_host=False)
+    async with open_pair(options) as pair:
+        host, port = pair.theirs.address.split(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        if first:
+            await stream.send_all(first)
+        with pytest.raises((trio.BrokenResourceError, AssertionError)):
+            assert await stream.receive_some(10)
+        await stream.aclose()
+
+
+async def test_an_owner_that_talks_nonsense_fails_the_transfer_only() -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some(4096)
+        await stream.send_all(encode_message(Welcome("e" * 16, "crc32", None)))
+        await stream.receive_some(4096)
+        await stream.send_all(frame(Slice(1, 5, 1), bytes(SIZE)))
+        await trio.sleep_forever()
+
+    async with open_pair() as pair, trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, answer, 0)
+        port = listeners[0].socket.getsockname()[1]
+        described = msgspec.structs.replace(
+            pair.owned.description, incarnation="e" * 16, address=b"127.0.0.1:%d" % port
+        )
+        liar = await pair.ours.connect(encode_description(described))
+        transfer = pair.ours.start(READ, pair.local, ALL, liar, ALL, deadline_s=5)
+        with pytest.raises((RemoteProtocolError, DisconnectedError)):
+            await transfer.wait()
+        await pair.start(READ).wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_incarnation_that_is_not_there_any_more_is_stale() -> None:
+    async with open_pair() as pair:
+        described = msgspec.structs.replace(pair.owned.description, incarnation="e" * 16)
+        with pytest.raises(StaleMemoryError):
+            await pair.ours.connect(encode_description(described))
+
+
+@pytest.mark.parametrize("address", [b"", b"\xff", b"nowhere", b"127.0.0.1:1", b"127.0.0.1:99999"])
+async def test_an_address_that_is_none_is_a_typed_error(address: bytes) -> None:
+    async with open_pair() as pair:
+        described = msgspec.structs.replace(
+            pair.owned.description, incarnation="e" * 16, address=address
+        )
+        with pytest.raises((ConnectError, RemoteProtocolError)):
+            await pair.ours.connect(encode_description(described))
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+async def test_notifications_have_a_bound_and_the_sender_hears_of_it() -> None:
+    async with open_pair() as pair:
+        for number in range(NOTIFICATIONS_MAX):
+            pair.theirs.notify("somebody", 1, b"%d" % number)
+        for direction in Direction:
+            with pytest.raises(OverloadedError):
+                await pair.start(direction, notify=b"one too many").wait()
+        assert (await pair.theirs.receive()).message == b"0"
+        await pair.start(READ, notify=b"now").wait()
+
+
+async def test_a_stream_that_breaks_is_dialled_again() -> None:
+    async with open_pair() as pair:
+        peer = pair.remote.peer
+        link = await peer.reach()
+        transfer = pair.start(READ)
+        await until(transfer, 4)
+        link._stream.socket.shutdown(trio.socket.SHUT_RDWR)
+        with pytest.raises(DisconnectedError):
+            await transfer.wait()
+        assert transfer.confirmed_count < BLOCKS
+        await pair.start(READ).wait()
+        assert pair.here == pair.there
+
+
+async def test_copying_that_is_refused_falls_back_to_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trinamo.transports.tcp import local_memory
+
+    async with open_pair(TransferOptions()) as pair:
+        if (await pair.start(READ).wait()).path != "same_host":
+            pytest.skip("this machine does not let us copy")
+
+        def refuse(*_: object) -> None:
+            raise PermissionError("ptrace scope")
+
+        monkeypatch.setattr(local_memory, "copy_from", refuse)
+        for direction in Direction:
+            assert (await pair.start(direction).wait()).path == "stream"
+        assert pair.here == pair.there
+
+
+async def test_closing_the_plane_ends_its_transfers() -> None:
+    async with open_transfer_plane(OVER_STREAM) as theirs:
+        there = await theirs.register(bytearray(BLOCKS * SIZE), block_bytes=SIZE)
+        async with open_transfer_plane(OVER_STREAM) as ours:
+            here = await ours.register(bytearray(BLOCKS * SIZE), block_bytes=SIZE)
+            remote = await ours.connect(there.describe())
+            transfer = ours.start(READ, here, ALL, remote, ALL, deadline_s=9)
+        assert transfer.is_settled
+        with pytest.raises((TransportError, Exception)):
+            await transfer.wait()

@@ -1,0 +1,100 @@
+"""What an operator may set about Mooncake, and the environment variables that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+
+from trinamo.runtime.errors import ConfigError
+
+__all__ = ["SLICES_MAX", "MooncakeOptions", "choose_path", "engine_environment"]
+
+SLICES_MAX: Final = 512
+"""Ranges of one call. Over TCP more than 1,024 were refused, and sometimes the engine with them."""
+FORCE_TCP: Final = "MC_FORCE_TCP"
+
+
+@attrs.frozen(kw_only=True)
+class MooncakeOptions:
+    """How the engine is set up and used."""
+
+    protocol: Literal["rdma", "tcp"] = "tcp"
+    device: str | None = None
+    """The RDMA device, such as `mlx5_0`; None: the engine chooses."""
+    host: str = "127.0.0.1"
+    """The address that peers reach us at; the engine listens on all of them."""
+    threads: int = 4
+    """Transfers at once; a transfer blocks one thread."""
+    queue_depth: int = 128
+    """Transfers that run or wait for a thread; more wait in order."""
+    transfer_timeout_s: int = 5
+    """How long the engine waits for a peer that hangs; it does not take less than 5."""
+    notification_poll_s: float = 0.01
+    """The longest time until a notification is noticed."""
+    connect_timeout_s: float = 5.0
+    drain_s: float = 6.0
+    """How long forgetting, deregistering and closing wait for calls that cannot be stopped."""
+    chunk_bytes: int = 16 << 20
+    """What is moved between two looks at the peer's access page."""
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.threads <= 64:
+            raise ConfigError(f"mooncake: threads is 1 to 64, not {self.threads}")
+        if not self.threads <= self.queue_depth <= 4096:
+            raise ConfigError(f"mooncake: queue_depth is threads to 4096, not {self.queue_depth}")
+        if self.transfer_timeout_s < 5:
+            raise ConfigError(
+                f"mooncake: transfer_timeout_s is 5 at least, not {self.transfer_timeout_s}"
+            )
+        if self.protocol == "tcp" and self.device is not None:
+            raise ConfigError(
+                f"mooncake: device {self.device!r} is an RDMA device, and protocol is tcp; "
+                "leave one of them out"
+            )
+
+
+def choose_path(
+    options: MooncakeOptions,
+    environment: Mapping[str, str],
+    adapters: Path = Path("/sys/class/infiniband"),
+) -> Literal["rdma", "tcp"]:
+    """What the engine will really run over; `ConfigError` for what it would not say.
+
+    Left to itself it takes TCP where there is no RDMA device, without a word, and takes
+    `MC_FORCE_TCP=0` for a yes.
+    """
+    forced = environment.get(FORCE_TCP)
+    if options.protocol == "tcp" or forced == "1":
+        return "tcp"
+    if forced is not None:
+        raise ConfigError(
+            f"{FORCE_TCP}={forced} makes Mooncake use TCP, as any value does, and "
+            "mooncake.protocol is rdma: unset the variable, or set protocol to tcp"
+        )
+    there = sorted(each.name for each in adapters.iterdir()) if adapters.is_dir() else []
+    if not there:
+        raise ConfigError("mooncake.protocol is rdma, and this machine has no RDMA device")
+    if options.device is not None and options.device not in there:
+        raise ConfigError(
+            f"mooncake.device: there is no RDMA device {options.device!r} here; "
+            f"there are: {', '.join(there)}"
+        )
+    return "rdma"
+
+
+def engine_environment(options: MooncakeOptions, path: Literal["rdma", "tcp"]) -> dict[str, str]:
+    """The variables that must be set before the engine is made."""
+    found = {
+        "MC_TRANSFER_TIMEOUT": str(options.transfer_timeout_s),
+        # The engine's own bound on waiting slices fails a whole batch when it is reached.
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+        # A connection per transfer runs out of ports.
+        "MC_TCP_ENABLE_CONNECTION_POOL": "true",
+    }
+    if path == "tcp":
+        found[FORCE_TCP] = "1"
+    return found

@@ -1,0 +1,196 @@
+"""`open_mooncake_plane`: the transfer plane over Mooncake's transfer engine."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.errors import DisconnectedError, TrinamoError
+from trinamo.runtime.planes.one_sided import Job, Memory, OneSidedRemote
+from trinamo.runtime.planes.one_sided_plane import (
+    PROBES_MAX,
+    SLOT_BYTES,
+    Inbox,
+    OneSidedPlane,
+    allocate,
+    open_one_sided_plane,
+)
+
+from .engine import Engine, Told, create_engine, session_of
+from .options import MooncakeOptions, choose_path, engine_environment
+from .workers import Workers
+
+__all__ = ["MooncakeMover", "make_engine", "open_mooncake_plane"]
+
+_log = logging.getLogger("trinamo.mooncake")
+
+
+class MooncakeMover:
+    """Implements `planes.one_sided.Mover`."""
+
+    backend: Final = "mooncake"
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: MooncakeOptions,
+        path: str,
+        incarnation: str,
+        inbox: Inbox,
+        *,
+        owns_engine: bool,
+    ) -> None:
+        self._owns_engine = owns_engine
+        self._registered: dict[int, Memory] = {}
+        self.path = path
+        self.slot_count = PROBES_MAX + options.queue_depth
+        self._engine = engine
+        self._inbox = inbox
+        self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
+        self._peers: dict[str, str] = {}
+        self._left: dict[str, list[Job]] = {}
+        self._drain_s = options.drain_s
+        self._workers = Workers(
+            engine,
+            self._scratch.address,
+            incarnation,
+            threads=options.threads,
+            poll_s=options.notification_poll_s,
+            on_told=self._on_told,
+            on_left=self._on_left,
+        )
+
+    async def start(self) -> None:
+        """Register the scratch slots and start the threads."""
+        await self.register(self._scratch)
+        self._workers.start()
+
+    def address(self) -> bytes:
+        """`host:port` of the engine."""
+        return self._engine.session.encode("ascii")
+
+    async def register(self, memory: Memory) -> None:
+        """Register a range. A cancellation waits for the engine, which is quick."""
+        await trio.to_thread.run_sync(self._engine.register, memory)
+        self._registered[memory.address] = memory
+
+    async def deregister(self, memory: Memory) -> None:
+        """Give a range back."""
+        self._registered.pop(memory.address, None)
+        await trio.to_thread.run_sync(self._engine.deregister, memory)
+
+    async def connect(self, remote: OneSidedRemote) -> None:
+        """Remember the peer; if calls to it were left behind, see whether it is gone."""
+        incarnation = remote.description.incarnation
+        session = session_of(remote.address)
+        self._peers[incarnation] = session
+        await self._settle(incarnation, session)
+
+    async def forget(self, incarnation: str) -> None:
+        """Refuse further jobs with the peer."""
+        session = self._peers.pop(incarnation, None)
+        if session is not None:
+            await self._settle(incarnation, session)
+
+    async def _settle(self, incarnation: str, session: str) -> None:
+        """Let go of jobs that were left, if nobody listens where their peer was."""
+        await trio.lowlevel.checkpoint()
+        if incarnation not in self._left:
+            return
+        is_there = await trio.to_thread.run_sync(
+            self._engine.is_reachable, session, abandon_on_cancel=True
+        )
+        if not is_there:
+            for job in self._left.pop(incarnation, ()):
+                job.finish(DisconnectedError(f"peer at {session} is gone"))
+
+    def submit(self, job: Job) -> None:
+        """Run a job in the next thread that is free."""
+        if job.incarnation in self._peers:
+            self._workers.submit(job)
+        else:
+            error = DisconnectedError(f"peer {job.incarnation} is not connected")
+            trio.lowlevel.current_trio_token().run_sync_soon(job.finish, error)
+
+    def _on_told(self, told: list[Told]) -> None:
+        for peer, region, message in told:
+            self._inbox.put(peer, region, message)
+
+    def _on_left(self, job: Job, error: TrinamoError) -> None:
+        job.fail(error)
+        self._left.setdefault(job.incarnation, []).append(job)
+
+    async def close(self) -> None:
+        """End the threads, give all memory back and destroy the engine if it is our own.
+
+        Nothing of it if a thread is stuck in a call.
+        """
+        self._workers.stop()
+        if await trio.to_thread.run_sync(self._workers.join, self._drain_s):
+            for memory in list(self._registered.values()):
+                await self.deregister(memory)
+            if self._owns_engine:
+                await trio.to_thread.run_sync(self._engine.close)
+            return
+        _log.error("Mooncake is stuck in a call; the engine is left to the end of the process")
+        for kept in (self._engine, self.scratch):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def make_engine(options: MooncakeOptions) -> Engine:
+    """An engine that listens, for `open_mooncake_plane`; blocks for up to two seconds."""
+    path = choose_path(options, os.environ)
+    return create_engine(
+        options.host,
+        path,
+        options.device or "",
+        engine_environment(options, path),
+        timeout_s=options.transfer_timeout_s,
+    )
+
+
+@asynccontextmanager
+async def open_mooncake_plane(
+    options: MooncakeOptions | None = None,
+    env: Env | None = None,
+    *,
+    engine: Engine | None = None,
+) -> AsyncIterator[OneSidedPlane]:
+    """Load Mooncake, make an engine, and serve registered memory until the block is left.
+
+    Raises `ConfigError` if Mooncake is not installed, a device does not exist, or the engine
+    cannot listen. Leaving ends all transfers and destroys the engine, which takes a second of the
+    engine's own; one that is given stays, with nothing registered.
+    """
+    options = MooncakeOptions() if options is None else options
+    env = RealEnv() if env is None else env
+    path = choose_path(options, os.environ)
+    incarnation = f"{env.rng.getrandbits(64):016x}"
+    owns_engine = engine is None
+    if engine is None:
+        engine = await trio.to_thread.run_sync(make_engine, options)
+    inbox = Inbox()
+    mover = MooncakeMover(
+        engine, options, path, incarnation, inbox, owns_engine=owns_engine
+    )
+    try:
+        await mover.start()
+        async with open_one_sided_plane(
+            mover,
+            inbox,
+            incarnation=incarnation,
+            connect_timeout_s=options.connect_timeout_s,
+            drain_s=options.drain_s,
+            chunk_bytes=options.chunk_bytes,
+        ) as plane:
+            yield plane
+    finally:
+        with trio.CancelScope(shield=True):
+            await mover.close()

@@ -1,0 +1,148 @@
+"""The threads that call the engine: each runs one job to its end, one looks for notifications.
+
+A call cannot be cancelled. One that the engine gave up after its timeout may still land in our
+memory, since the engine keeps the connection: such a job is not settled, until the peer turns out
+to be gone or the plane is closed. Its blocks go into quarantine.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    StaleMemoryError,
+    TransferError,
+    TrinamoError,
+)
+from trinamo.runtime.planes.one_sided import Job, MoveBlocks, ReadPage, Step, Tell
+from trinamo.runtime.planes.one_sided_plane import SLOT_BYTES
+from trinamo.runtime.protocol.transfer import Direction, runs
+
+from .engine import Engine, Told, session_of
+from .options import SLICES_MAX
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """Jobs go in by `submit`; the threads live from `start` to `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scratch: int,
+        name: str,
+        *,
+        threads: int,
+        poll_s: float,
+        on_told: Callable[[list[Told]], None],
+        on_left: Callable[[Job, TrinamoError], None],
+    ) -> None:
+        self._engine, self._scratch, self._name = engine, scratch, name
+        self._poll_s = poll_s
+        self._on_told, self._on_left = on_told, on_left
+        self._token = trio.lowlevel.current_trio_token()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"mooncake-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        self._threads.append(
+            threading.Thread(target=self._listen, name="mooncake-told", daemon=True)
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Run a job."""
+        self._queue.put(job)
+
+    def stop(self) -> None:
+        """Ask the threads to end after the job they are at."""
+        self._stopping.set()
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for all threads; blocks. Whether they have ended."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # --- the threads -----------------------------------------------------------------------------
+
+    def _wake(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            pass  # Nobody is left to be told.
+
+    def _listen(self) -> None:
+        while not self._stopping.wait(self._poll_s):
+            told = self._engine.told()
+            if told:
+                self._wake(self._on_told, told)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            error: TrinamoError | None = None
+            try:
+                for step in job.steps:
+                    self._take_step(job, step)
+            except TrinamoError as found:
+                error = found
+            except Exception as found:  # noqa: BLE001 -- a device's own error ends one transfer
+                error = TransferError(f"{type(found).__name__}: {found}")
+            job.steps.close()
+            if isinstance(error, ConnectError):
+                self._wake(self._on_left, job, error)
+            else:
+                self._wake(job.finish, error)
+
+    def _take_step(self, job: Job, step: Step) -> None:
+        slot = self._scratch + job.slot * SLOT_BYTES
+        match step:
+            case ReadPage(remote, offset, length):
+                session = session_of(remote.address)
+                try:
+                    self._engine.move(
+                        session, Direction.READ, [slot], [remote.page + offset], [length]
+                    )
+                except TransferError as error:
+                    if isinstance(error, (ConnectError, DisconnectedError)):
+                        raise
+                    raise StaleMemoryError(f"the access page is not there: {error}") from error
+            case MoveBlocks():
+                self._move(step)
+            case Tell(remote, region, message):
+                session = session_of(remote.address)
+                self._engine.tell(session, slot, remote.page, (self._name, region, message))
+
+    def _move(self, step: MoveBlocks) -> None:
+        plan = step.plan
+        session = session_of(plan.remote.address)
+        size = plan.local.block_bytes
+        ours = plan.local_blocks[step.start : step.stop]
+        theirs = plan.remote_blocks[step.start : step.stop]
+        ranges = [
+            (
+                plan.local.memory.address + ours[start] * size,
+                plan.remote.memory.address + theirs[start] * size,
+                count * size,
+            )
+            for start, count in runs(ours, theirs)
+        ]
+        for first in range(0, len(ranges), SLICES_MAX):
+            here, there, lengths = zip(*ranges[first : first + SLICES_MAX], strict=True)
+            self._engine.move(session, plan.direction, here, there, lengths)

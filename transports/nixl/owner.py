@@ -1,0 +1,428 @@
+"""The one thread that calls NIXL: it runs jobs step by step and polls all that is under way.
+
+A copy over `cma` happens inside the call that starts it, and a look at a transfer may move
+megabytes, so neither belongs on the event loop. The thread sleeps in its queue when there is
+nothing to do, and wakes trio once for all jobs that ended together.
+
+What the library does not do is done here: a transfer that was given up is watched to its end,
+because releasing it would leave the bytes landing; a peer that was lost is dropped only when its
+last transfer has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TransferError,
+    TrinamoError,
+)
+from trinamo.runtime.planes.one_sided import (
+    Job,
+    Memory,
+    MoveBlocks,
+    OneSidedRegion,
+    OneSidedRemote,
+    ReadPage,
+    Step,
+    Tell,
+)
+from trinamo.runtime.planes.one_sided_plane import SLOT_BYTES
+from trinamo.runtime.protocol.access_page import HEADER_BYTES, page_bytes
+from trinamo.runtime.protocol.transfer import Direction
+
+from .agent import Agent
+
+__all__ = ["Owner"]
+
+_log = logging.getLogger("trinamo.nixl")
+_T = TypeVar("_T")
+_LOOKS: Final = 100
+"""Polls without a pause between them, about 200 us; then pauses that double."""
+_PAUSE_S: Final = 20e-6
+_PAUSE_MAX_S: Final = 1e-3
+_LISTS_MAX: Final = 4096
+"""Prepared lists of one peer or of our own; more are a leak."""
+
+
+@attrs.define(eq=False)
+class _Peer:
+    name: str
+    lists: dict[tuple[int, ...], int] = attrs.field(factory=dict)
+    running: int = 0
+    is_lost: bool = False
+    is_forgotten: bool = False
+
+
+@attrs.define(eq=False)
+class _Running:
+    job: Job
+    peer: _Peer
+    handle: int | None = None
+
+
+class Owner:
+    """Jobs go in by `submit`, calls by `call`; the thread lives from `start` to `stop`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        scratch: Memory,
+        slot_count: int,
+        *,
+        spins: bool,
+        notification_poll_s: float,
+        on_told: Callable[[dict[str, list[bytes]]], None],
+    ) -> None:
+        self._agent = agent
+        self._scratch, self._slot_count = scratch, slot_count
+        self._spins, self._poll_s = spins, notification_poll_s
+        self._on_told = on_told
+        self._token = trio.lowlevel.current_trio_token()
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
+        # Held by whoever calls the library: nearly always the thread.
+        self._lock = threading.Lock()
+        self._is_delivering = False
+        self._is_stopping = False
+        self._peers: dict[str, _Peer] = {}
+        self._lists: dict[tuple[int, ...], int] = {}
+        self._header_list = 0
+        self._ready: list[_Running] = []
+        self._under_way: list[_Running] = []
+        self._finished: list[tuple[Job, TrinamoError | None]] = []
+
+    # --- from trio -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. Raises nothing: what fails later fails a call or a job."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Run a job. A small one begins here and now, unless the thread is busy.
+
+        To hand over 4 KB takes two threads longer than to copy it; over `cma` it is done at once.
+        """
+        if job.is_small and not self._is_delivering and self._lock.acquire(blocking=False):
+            try:
+                self._begin(job)
+                while self._ready:
+                    self._advance(self._ready.pop())
+                finished, self._finished = self._finished, []
+            finally:
+                self._lock.release()
+            if not finished:
+                self._queue.put(_nothing)
+            # What is submitted because this one has finished goes to the thread, lest we recurse.
+            self._is_delivering = True
+            self._deliver(finished, {})
+            self._is_delivering = False
+        else:
+            self._queue.put(lambda: self._begin(job))
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Run `function` in the thread. Cancelled, it is run all the same."""
+        done = trio.Event()
+        results: list[_T] = []
+        errors: list[TrinamoError] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except TrinamoError as error:
+                errors.append(error)
+            self._wake(done.set)
+
+        self._queue.put(run)
+        await done.wait()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` in the thread; nobody waits for it."""
+        self._queue.put(function)
+
+    def stop(self) -> None:
+        """Ask the thread to end. Jobs that are under way are left as they are."""
+        self._is_stopping = True
+        self._queue.put(_nothing)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; blocks. Whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way: only then may the agent be destroyed."""
+        return not (self._ready or self._under_way)
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _wake(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            pass  # Nobody is left to be told.
+
+    def _run(self) -> None:
+        looks = 0
+        while not self._is_stopping:
+            command = self._next(looks)
+            with self._lock:
+                is_busy = command is not None
+                while command is not None:
+                    command()
+                    command = self._next(0)
+                is_busy |= self._turn()
+                finished, self._finished = self._finished, []
+                told = self._agent.told()
+            looks = 0 if is_busy else looks + 1
+            if finished or told:
+                self._wake(self._deliver, finished, told)
+
+    def _next(self, looks: int) -> Callable[[], None] | None:
+        """The next command, waited for as long as nothing else needs a look."""
+        try:
+            if self._ready or looks == 0 or (self._under_way and self._looks_again(looks)):
+                return self._queue.get_nowait()
+            pause_s = self._poll_s
+            if self._under_way:
+                pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(looks - _LOOKS, 10))
+            return self._queue.get(timeout=pause_s)
+        except queue.Empty:
+            return None
+
+    def _looks_again(self, looks: int) -> bool:
+        return self._spins or looks < _LOOKS
+
+    def _turn(self) -> bool:
+        """Take the steps that can be taken; whether there were any."""
+        ready, self._ready = self._ready, []
+        for running in ready:
+            self._advance(running)
+        return bool(ready) | self._poll()
+
+    def _deliver(
+        self, finished: list[tuple[Job, TrinamoError | None]], told: dict[str, list[bytes]]
+    ) -> None:
+        if told:
+            self._on_told(told)
+        for job, error in finished:
+            job.finish(error)
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def _begin(self, job: Job) -> None:
+        peer = self._peers.get(job.incarnation)
+        if peer is None or peer.is_lost:
+            self._finished.append(
+                (job, DisconnectedError(f"peer {job.incarnation} is not connected"))
+            )
+            return
+        peer.running += 1
+        self._ready.append(_Running(job, peer))
+
+    def _advance(self, running: _Running) -> None:
+        """Take steps until one has to be waited for; after a large one others get their turn."""
+        try:
+            for step in running.job.steps:
+                running.handle = self._take_step(running, step)
+                if running.handle is not None:
+                    self._under_way.append(running)
+                    return
+                if isinstance(step, MoveBlocks):
+                    self._ready.append(running)
+                    return
+        except TrinamoError as error:
+            self._end(running, error)
+        except Exception as error:  # noqa: BLE001 -- a device's own error ends one transfer
+            self._end(running, TransferError(f"{type(error).__name__}: {error}"))
+        else:
+            self._end(running, None)
+
+    def _poll(self) -> bool:
+        under_way, self._under_way = self._under_way, []
+        for running in under_way:
+            assert running.handle is not None
+            try:
+                if not self._agent.is_done(running.handle):
+                    self._under_way.append(running)
+                    continue
+            except TrinamoError as error:
+                self._agent.release(running.handle)
+                self._end(running, error)
+                continue
+            self._agent.release(running.handle)
+            running.handle = None
+            self._advance(running)
+        return len(self._under_way) < len(under_way) or bool(self._ready)
+
+    def _end(self, running: _Running, error: TrinamoError | None) -> None:
+        running.job.steps.close()
+        running.peer.running -= 1
+        if isinstance(error, DisconnectedError) and not running.peer.is_lost:
+            running.peer.is_lost = True
+            _log.warning("NIXL peer %s is lost: %s", running.peer.name, error)
+        if running.peer.is_forgotten and not running.peer.running:
+            self._drop(running.peer)
+        self._finished.append((running.job, error))
+
+    def _take_step(self, running: _Running, step: Step) -> int | None:
+        """Post what the step asks for; the handle to wait for, if any."""
+        match step:
+            case ReadPage():
+                return self._read_page(running, step)
+            case MoveBlocks(plan, start, stop):
+                local = self._local_list(plan.local)
+                remote = self._blocks_list(running.peer, plan.remote)
+                return self._agent.post(
+                    plan.direction,
+                    (local, plan.local_blocks[start:stop]),
+                    (remote, plan.remote_blocks[start:stop]),
+                )
+            case Tell(_, region, message):
+                self._agent.tell(running.peer.name, region.to_bytes(8, "little") + message)
+                return None
+
+    def _read_page(self, running: _Running, step: ReadPage) -> int | None:
+        slot, remote = running.job.slot, step.remote
+        if step.offset == 0 and step.length == HEADER_BYTES:
+            there = self._header_of(running.peer, remote)
+            return self._agent.post(Direction.READ, (self._header_list, (slot,)), (there, (0,)))
+        here = self._local(self._scratch.address + slot * SLOT_BYTES, step.length)
+        there = self._of_peer(
+            running.peer, Memory(address=remote.page + step.offset, length=step.length)
+        )
+        return self._agent.post(Direction.READ, (here, (0,)), (there, (0,)))
+
+    # --- prepared lists --------------------------------------------------------------------------
+
+    def prepare_scratch(self) -> None:
+        """The list of all slots, for headers. Called in the thread, once."""
+        self._header_list = self._agent.prepare(
+            None,
+            self._scratch,
+            item_bytes=HEADER_BYTES,
+            stride=SLOT_BYTES,
+            count=self._slot_count,
+        )
+
+    def _local_list(self, region: OneSidedRegion) -> int:
+        memory, size = region.memory, region.block_bytes
+        if region.access.is_withdrawn:
+            raise StaleMemoryError("the region was deregistered")
+        return self._prepared(self._lists, None, memory, size)
+
+    def _local(self, address: int, length: int) -> int:
+        return self._prepared(self._lists, None, Memory(address=address, length=length), length)
+
+    def _blocks_list(self, peer: _Peer, remote: OneSidedRemote) -> int:
+        return self._prepared(
+            peer.lists, peer.name, remote.memory, remote.description.block_bytes
+        )
+
+    def _header_of(self, peer: _Peer, remote: OneSidedRemote) -> int:
+        return self._of_peer(peer, Memory(address=remote.page, length=HEADER_BYTES))
+
+    def _of_peer(self, peer: _Peer, memory: Memory) -> int:
+        return self._prepared(peer.lists, peer.name, memory, memory.length)
+
+    def _prepared(
+        self, lists: dict[tuple[int, ...], int], peer: str | None, memory: Memory, size: int
+    ) -> int:
+        device = -1 if memory.device is None else memory.device
+        key = (memory.address, memory.length, device, size)
+        found = lists.get(key)
+        if found is None:
+            if len(lists) >= _LISTS_MAX:
+                # Bitmaps of tickets are read at many places; the oldest lists are the least used.
+                self._agent.release_list(lists.pop(next(iter(lists))))
+            count = memory.length // size
+            found = self._agent.prepare(peer, memory, item_bytes=size, stride=size, count=count)
+            lists[key] = found
+        return found
+
+    # --- memory and peers, called in the thread ----------------------------------------------------
+
+    def deregister(self, memory: Memory) -> None:
+        """Release the lists over a range, then the range."""
+        end = memory.address + memory.length
+        for key in [k for k in self._lists if memory.address <= k[0] < end]:
+            self._agent.release_list(self._lists.pop(key))
+        self._agent.deregister(memory)
+
+    def connect(self, remote: OneSidedRemote) -> None:
+        """Load the peer's metadata and prepare the lists of this region."""
+        name = remote.description.incarnation
+        peer = self._peers.get(name)
+        if peer is not None and peer.is_lost:
+            if peer.running:
+                raise DisconnectedError(f"transfers with {name} have not ended yet")
+            self._drop(peer)
+            peer = None
+        if peer is None or self._key(remote) not in peer.lists:
+            try:
+                loaded = self._agent.load(remote.address)
+            except TransferError as error:
+                # UCX has found no way to the address: nobody listens there, or no network leads there.
+                raise ConnectError(f"peer {name} cannot be reached: {error}") from error
+            if loaded != name:
+                if loaded not in self._peers:
+                    self._agent.unload(loaded)
+                raise RemoteProtocolError(f"the metadata is of {loaded}, not of {name}")
+            if peer is None:
+                self._agent.connect(name)
+                peer = self._peers[name] = _Peer(name)
+        self._header_of(peer, remote)
+        self._blocks_list(peer, remote)
+
+    @staticmethod
+    def _key(remote: OneSidedRemote) -> tuple[int, ...]:
+        device = -1 if remote.memory.device is None else remote.memory.device
+        memory = remote.memory
+        return (memory.address, memory.length, device, remote.description.block_bytes)
+
+    def forget(self, name: str) -> None:
+        """Drop a peer, or leave it marked as lost if it has jobs that do not end."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.is_lost = peer.is_forgotten = True
+            if not peer.running:
+                self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        for handle in peer.lists.values():
+            self._agent.release_list(handle)
+        self._agent.unload(peer.name)
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+
+    def close(self) -> None:
+        """Let go of everything; only if `is_idle`."""
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        for handle in (self._header_list, *self._lists.values()):
+            self._agent.release_list(handle)
+        self._lists.clear()
+        self._agent.close()
+
+    def peers(self) -> Iterator[str]:
+        """The names of the peers that are known, for tests and `status`."""
+        yield from self._peers
+
+
+def _nothing() -> None:
+    """A command that only wakes the thread."""

@@ -1,0 +1,165 @@
+"""`open_nixl_plane`: the transfer plane over NIXL and its UCX backend.
+
+One agent and one thread per plane; open one plane per process. Memory of the process and of
+GPUs is registered alike; for the latter the plane calls the device's `synchronize` before a
+transfer begins to move and before each part of it is reported. Without a GPU that path is not
+tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.planes.one_sided import Job, Memory, OneSidedRemote
+from trinamo.runtime.planes.one_sided_plane import (
+    PROBES_MAX,
+    SLOT_BYTES,
+    Inbox,
+    OneSidedPlane,
+    allocate,
+    open_one_sided_plane,
+)
+
+from .agent import Agent, create_agent, has_gpu
+from .options import NixlOptions, find_devices, ucx_environment
+from .owner import Owner
+
+__all__ = ["NixlMover", "open_nixl_plane"]
+
+_log = logging.getLogger("trinamo.nixl")
+_making: Final = trio.Lock()
+
+
+class NixlMover:
+    """Implements `planes.one_sided.Mover`."""
+
+    backend: Final = "nixl"
+
+    def __init__(self, agent: Agent, options: NixlOptions, path: str, inbox: Inbox) -> None:
+        self.path = path
+        self.slot_count = PROBES_MAX + options.queue_depth
+        self.agent = agent
+        self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
+        self._inbox = inbox
+        self.owner = Owner(
+            agent,
+            self._scratch,
+            self.slot_count,
+            spins=options.completion_mode == "polling",
+            notification_poll_s=options.notification_poll_s,
+            on_told=self._on_told,
+        )
+        self._metadata = b""
+
+    async def start(self) -> None:
+        """Start the thread and register the scratch slots."""
+        self.owner.start()
+
+        def prepare() -> bytes:
+            self.agent.register(self._scratch)
+            self.owner.prepare_scratch()
+            return self.agent.metadata()
+
+        self._metadata = await self.owner.call(prepare)
+
+    def address(self) -> bytes:
+        """The metadata as of the last registration."""
+        return self._metadata
+
+    async def register(self, memory: Memory) -> None:
+        """Register a range; cancelled, it is given back."""
+
+        def register() -> bytes:
+            self.agent.register(memory)
+            return self.agent.metadata()
+
+        try:
+            self._metadata = await self.owner.call(register)
+        except trio.Cancelled:
+            self.owner.post(lambda: self.owner.deregister(memory))
+            raise
+
+    async def deregister(self, memory: Memory) -> None:
+        """Give a range back."""
+        await self.owner.call(lambda: self.owner.deregister(memory))
+
+    async def connect(self, remote: OneSidedRemote) -> None:
+        """Load the peer's metadata, unless it is loaded."""
+        await self.owner.call(lambda: self.owner.connect(remote))
+
+    async def forget(self, incarnation: str) -> None:
+        """Drop a peer."""
+        await self.owner.call(lambda: self.owner.forget(incarnation))
+
+    def submit(self, job: Job) -> None:
+        """Run a job in the owner's thread."""
+        self.owner.submit(job)
+
+    def _on_told(self, told: dict[str, list[bytes]]) -> None:
+        for peer, messages in told.items():
+            for message in messages:
+                if len(message) < 8:
+                    _log.warning("a notification of %s that is none", peer)
+                else:
+                    region = int.from_bytes(message[:8], "little")
+                    self._inbox.put(peer, region, message[8:])
+
+    async def close(self) -> None:
+        """End the thread and let go of the agent, unless it still moves bytes."""
+        self.owner.stop()
+        has_ended = await trio.to_thread.run_sync(self.owner.join, 5.0)
+        if has_ended and self.owner.is_idle:
+            self.owner.close()
+            return
+        # Destroying an agent under a transfer ends the process, and freeing the memory under one
+        # is worse: both are kept until the process ends.
+        _log.error("NIXL still moves bytes; the agent is left to the end of the process")
+        for kept in (self.agent, self.scratch, self.owner):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+@asynccontextmanager
+async def open_nixl_plane(
+    options: NixlOptions | None = None, env: Env | None = None
+) -> AsyncIterator[OneSidedPlane]:
+    """Load NIXL, make an agent, and serve registered memory until the block is left.
+
+    Raises `ConfigError` if NIXL is not installed, the device does not exist, or UCX finds no
+    transport. Opening takes up to half a second, in a thread. Leaving ends all transfers; memory
+    of one that cannot be stopped is kept.
+    """
+    options = NixlOptions() if options is None else options
+    env = RealEnv() if env is None else env
+    devices = find_devices(options.rdma_interface)
+    environment = ucx_environment(options, devices, has_gpu=has_gpu())
+    incarnation = f"{env.rng.getrandbits(64):016x}"
+    # The environment is the process's, so agents are made one after the other.
+    async with _making:
+        agent = await trio.to_thread.run_sync(
+            lambda: create_agent(
+                incarnation, environment, progress_delay_s=options.progress_delay_s
+            )
+        )
+    inbox = Inbox()
+    mover = NixlMover(agent, options, f"ucx:{environment['UCX_TLS']}", inbox)
+    try:
+        await mover.start()
+        async with open_one_sided_plane(
+            mover,
+            inbox,
+            incarnation=incarnation,
+            connect_timeout_s=options.connect_timeout_s,
+            drain_s=options.drain_s,
+            chunk_bytes=options.chunk_bytes,
+        ) as plane:
+            yield plane
+    finally:
+        with trio.CancelScope(shield=True):
+            await mover.close()
