@@ -41,7 +41,7 @@ types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 docs: $(STAMPS)/dev ## Write the pages that are made from the code.
 	$(BIN)/python -m trinamo.runtime.config_reference > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
-	$(BIN)/python -m trinamo.runtime.protocol.diagrams
+	$(BIN)/python -m trinamo.runtime.state_diagrams
 
 bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md.
 	for each in bench/bench_*.py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done

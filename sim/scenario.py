@@ -46,7 +46,7 @@ __all__ = [
     "Twin",
 ]
 
-STEP_S = 0.05
+STEP_S = 0.2
 """How often the driver looks whether what it waits for has come."""
 SHUTDOWN_S = 45.0
 """Bound on the orderly end of a process: the sum of its steps' deadlines, and some."""

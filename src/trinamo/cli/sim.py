@@ -177,7 +177,7 @@ def swarm_command(
     from .sim_swarm import search
 
     plays = [scenario_of(name, bug=bug, policy=policy) for name in files or catalogue_names()]
-    span = seeds_of(seeds or "1..200") if minutes is None else None
+    span = seeds_of("1..200" if seeds is None else seeds) if minutes is None else None
     raise typer.Exit(search(plays, span, minutes, jobs=jobs, out=out, name_of=name_of))
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.runtime.protocol.diagrams import PAGES, main, render
+from trinamo.runtime.state_diagrams import PAGES, main, render
 from trinamo.runtime.protocol.machine import Role, Tables
 from trinamo.runtime.protocol.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.response_stream import RESPONSE_STREAM
 
-DOCS = Path(__file__).parents[3] / "docs" / "protocols"
+DOCS = Path(__file__).parents[2] / "docs" / "protocols"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -44,6 +44,6 @@ def test_main_writes_the_pages_below_the_working_directory(
 
 @pytest.mark.slow
 def test_the_command_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "trinamo.runtime.protocol.diagrams"]
+    command = [sys.executable, "-W", "error", "-m", "trinamo.runtime.state_diagrams"]
     subprocess.run(command, cwd=tmp_path, env=dict(os.environ), check=True, timeout=30)
     assert (tmp_path / "docs" / "protocols" / "response_stream.md").is_file()

@@ -1,6 +1,6 @@
 """The transition tables as pages: a mermaid diagram and a table for each role.
 
-`python -m trinamo.runtime.protocol.diagrams` writes `docs/protocols/`; a test keeps the pages equal
+`python -m trinamo.runtime.state_diagrams` writes `docs/protocols/`; a test keeps the pages equal
 to the code. `render` is a pure function of the tables; only `main` touches files.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from .machine import Role, Tables
-from .request_stream import REQUEST_STREAM
-from .response_stream import RESPONSE_STREAM
+from .protocol.machine import Role, Tables
+from .protocol.request_stream import REQUEST_STREAM
+from .protocol.response_stream import RESPONSE_STREAM
 
 __all__ = ["PAGES", "main", "render"]
 
@@ -22,7 +22,7 @@ PAGES: Final = {"response_stream.md": RESPONSE_STREAM, "request_stream.md": REQU
 
 
 _PREFACE: Final = """\
-Made from the tables in the code by `python -m trinamo.runtime.protocol.diagrams`. A step that is
+Made from the tables in the code by `python -m trinamo.runtime.state_diagrams`. A step that is
 not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
 the peer took it.
 """

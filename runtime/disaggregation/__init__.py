@@ -1,0 +1,1 @@
+"""Prefill and decode in different workers: what an operator may combine is in `options.py`."""
