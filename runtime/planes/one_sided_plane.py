@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import collections
 import logging
-import mmap
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Final
+from typing import Final
 
-import msgspec
 import trio
 from typing_extensions import Buffer
 
@@ -30,17 +27,12 @@ from ..errors import (
     TrinamoError,
 )
 from ..protocol.access_page import (
-    BITMAP_BYTES_MAX,
-    DIRECTORY_BYTES,
-    HEADER_BYTES,
     TICKET_BLOCKS_MAX,
     AccessPage,
     page_bytes,
 )
 from ..protocol.transfer import (
-    ADDRESS_BYTES_MAX,
     BLOCKS_MAX,
-    NOTIFICATIONS_MAX,
     NOTIFY_BYTES_MAX,
     Direction,
     MemoryDescription,
@@ -49,26 +41,22 @@ from ..protocol.transfer import (
     decode_description,
 )
 from .one_sided import (
-    Memory,
     Mover,
-    OneSidedRegion,
-    OneSidedRemote,
     OneSidedTransfer,
     Plan,
     Steps,
-    check_size,
     look_at,
     take_steps,
 )
+from .one_sided_address import SLOT_BYTES, allocate, pack_address, parse_remote
+from .one_sided_inbox import Inbox
+from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote, check_size
 from .transfer import DeviceMemory, MemoryRegion, Notification, RemoteMemory
 
 __all__ = [
     "PROBES_MAX",
     "REGIONS_MAX",
-    "SLOT_BYTES",
-    "Inbox",
     "OneSidedPlane",
-    "allocate",
     "open_one_sided_plane",
 ]
 
@@ -77,51 +65,6 @@ REGIONS_MAX: Final = 1024
 """Regions that one plane registers in its life: their pages stay, so that late peers are refused."""
 PROBES_MAX: Final = 16
 """Probes at once, those of peers that hang included."""
-SLOT_BYTES: Final = HEADER_BYTES + max(DIRECTORY_BYTES, BITMAP_BYTES_MAX)
-
-
-class _Address(msgspec.Struct, frozen=True, array_like=True):
-    """What `MemoryDescription.address` holds for these backends."""
-
-    library: bytes
-    """How the mover reaches the owner."""
-    library_sum: int
-    """CRC-32 of it, so that damaged bytes never reach the library's own parser."""
-    page: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    device: Annotated[int, msgspec.Meta(ge=0, le=4095)] | None
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Address)
-
-
-def allocate(length: int) -> tuple[Memory, memoryview]:
-    """Zeroed pages of our own; untouched ones cost nothing until a library pins them."""
-    view = memoryview(mmap.mmap(-1, length))
-    memory, anchor = Memory.of(view)
-    del anchor
-    return memory, view
-
-
-class Inbox:
-    """Notifications that have arrived, bounded; what is over the bound is dropped and counted."""
-
-    def __init__(self) -> None:
-        self._sender, self._receiver = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
-        self.dropped_count = 0
-        """The sender of a one-sided transfer cannot be told any more that nobody listens."""
-
-    def put(self, peer: str, region: int, message: bytes) -> None:
-        """One more, from trio's thread."""
-        try:
-            self._sender.send_nowait(Notification(peer=peer, region=region, message=message))
-        except trio.WouldBlock:
-            self.dropped_count += 1
-            _log.error("%d notifications wait; one of %s is lost", NOTIFICATIONS_MAX, peer)
-
-    async def receive(self) -> Notification:
-        """The next one."""
-        return await self._receiver.receive()
 
 
 class _Look:
@@ -223,7 +166,7 @@ class OneSidedPlane:
             base=ours.address,
             length=length,
             block_bytes=block_bytes,
-            address=self._address(page_memory, ours),
+            address=pack_address(self._mover.address(), page_memory, ours),
         )
         page = AccessPage(
             view,
@@ -239,17 +182,6 @@ class OneSidedPlane:
         self._regions[number] = region
         return region
 
-    def _address(self, page: Memory, memory: Memory) -> bytes:
-        library = self._mover.address()
-        packed = _encoder.encode(
-            _Address(library, zlib.crc32(library), page.address, memory.device)
-        )
-        if len(packed) > ADDRESS_BYTES_MAX:
-            raise OverloadedError(
-                f"an address of {len(packed)} bytes", bound="address_bytes", value=len(packed)
-            )
-        return packed
-
     async def deregister(self, region: MemoryRegion) -> None:
         """Refuse the region, end our transfers with it, and give the memory back."""
         known = self._regions.get(region.description.region)
@@ -258,8 +190,10 @@ class OneSidedPlane:
             return
         del self._regions[known.description.region]
         known.withdraw()
-        await self._end([t for t in self._transfers.values() if t.plan.local is known],
-                        StaleMemoryError("the region was deregistered"))
+        await self._end(
+            [t for t in self._transfers.values() if t.plan.local is known],
+            StaleMemoryError("the region was deregistered"),
+        )
         await self._mover.deregister(known.memory)
         known.anchor = None
 
@@ -267,25 +201,11 @@ class OneSidedPlane:
 
     async def connect(self, description: bytes) -> OneSidedRemote:
         """Learn the peer and read the page of the region, within the time to connect."""
-        remote = self._parse(decode_description(description, backend=self.backend))
+        remote = parse_remote(decode_description(description, backend=self.backend))
+        if remote.description.incarnation == self.incarnation:
+            raise RemoteProtocolError("the described memory is our own")
         await self.probe(remote)
         return remote
-
-    def _parse(self, described: MemoryDescription) -> OneSidedRemote:
-        try:
-            address = _decoder.decode(described.address)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise RemoteProtocolError(f"no address of {self.backend}: {error}") from error
-        if zlib.crc32(address.library) != address.library_sum:
-            raise RemoteProtocolError(f"a damaged address of {self.backend}")
-        if described.incarnation == self.incarnation:
-            raise RemoteProtocolError("the described memory is our own")
-        memory = Memory(
-            address=described.base, length=described.length, device=address.device
-        )
-        return OneSidedRemote(
-            description=described, memory=memory, page=address.page, address=address.library
-        )
 
     async def probe(self, remote: RemoteMemory) -> None:
         """Read the page of the region; a lost connection is made anew for it."""

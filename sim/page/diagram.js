@@ -386,9 +386,16 @@
     const h = fraction(e, map.getBoundingClientRect(), 0, 0), span = state.high - state.low;
     look(h - span / 2, h + span / 2); go(nearest(h));
   });
-  addEventListener("resize", later);
+  // The picture ends where the window does, so that the failure's line at its end is on screen.
+  const fit = () => {
+    const main = document.querySelector("main"), top = main.getBoundingClientRect().top + scrollY;
+    main.style.height = `${Math.max(innerHeight - top - 40, 460)}px`;
+    later();
+  };
+  addEventListener("resize", fit);
   addEventListener("beforeprint", draw);
   layOut();
+  fit();
   // Begin where something is to be seen: at the fault if there is one, with room for about 150 events.
   const first = notes.findIndex((n) => n.kind === "fault"), start = first < 0 ? events.findIndex((e) => e.request >= 0) : events.indexOf(notes[first]);
   const span = Math.min(1, Math.max(160 / Math.max(events.length, 1), 0.002));

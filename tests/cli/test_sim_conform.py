@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 
@@ -105,9 +107,10 @@ def test_a_reset_is_heard_at_both_ends_and_a_kill_reads_as_eof() -> None:
     heard: dict[str, str] = {}
     world = LoopbackWorld(SeedChoices(0), timeout_s=20.0)
     network = LoopbackNetwork(world)
+    listening = trio.Event()
     connected = {"reset": trio.Event(), "kill": trio.Event()}
 
-    async def listen(name: str, stream: trio.SocketStream) -> None:
+    async def listen(name: str, stream: trio.abc.Stream) -> None:
         try:
             heard[name] = "eof" if not await stream.receive_some() else "data"
         except trio.BrokenResourceError as error:
@@ -115,14 +118,14 @@ def test_a_reset_is_heard_at_both_ends_and_a_kill_reads_as_eof() -> None:
 
     async def serve() -> None:
         listeners = await trio.open_tcp_listeners(8000, host="0.0.0.0")
-        await trio.serve_listeners(lambda stream: listen("server", stream), listeners)
+        listening.set()
+        await trio.serve_listeners(partial(listen, "server"), listeners)
 
     async def call(what: str) -> None:
-        while not world.knows("server"):
-            await trio.sleep(0.01)
-        stream = await trio.open_tcp_stream("server", 8000)
-        connected[what].set()
-        await listen(what, stream)
+        await listening.wait()
+        async with await trio.open_tcp_stream("server", 8000) as stream:
+            connected[what].set()
+            await listen(what, stream)
 
     async def main() -> None:
         world.boot("server", serve)

@@ -105,7 +105,7 @@ def test_a_click_moves_the_scrubber_and_the_states_follow(shown: Browser) -> Non
     shown.click(box[0] + box[2] / 2, box[1] + 60)
     early = position(shown)
     assert shown.evaluate(worker) == "up, life 1"
-    shown.click(box[0] + box[2] / 2, shown.evaluate("innerHeight") - 30)
+    shown.click(box[0] + box[2] / 2, box[1] + box[3] - 30)
     assert position(shown) > early
     assert shown.evaluate(worker) == "killed"
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import attrs
 import numpy as np
 import trio
+import trio.lowlevel
 
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.protocol.transfer import Direction
@@ -35,13 +36,16 @@ class Owner:
 @contextmanager
 def running_owner(backend: str) -> Iterator[Owner]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "trinamo.cli.transfer_roles"]
-        + ["owner", backend, str(COUNT), str(BLOCK_BYTES)],
+        [
+            *(sys.executable, "-m", "trinamo.cli.transfer_roles"),
+            *("owner", backend, str(COUNT), str(BLOCK_BYTES)),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdin is not None
     try:
         yield Owner(process, bytes.fromhex(json.loads(process.stdout.readline())["description"]))
     finally:
@@ -77,7 +81,7 @@ async def moved(transfer: Transfer, share: float) -> None:
     """Return once this share of the blocks is confirmed."""
     with trio.fail_after(20):
         while transfer.confirmed_count < share * COUNT:
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
 
 
 def noise() -> bytes:

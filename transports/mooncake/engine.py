@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
     TransferError,
     TrinamoError,
 )
-from trinamo.runtime.planes.one_sided import Memory
+from trinamo.runtime.planes.one_sided_memory import Memory
 from trinamo.runtime.protocol.transfer import NOTIFY_BYTES_MAX, Direction
 
 __all__ = ["Engine", "Told", "create_engine", "import_library", "session_of"]

@@ -13,13 +13,13 @@ import trio
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
-from trinamo.runtime.planes.one_sided import Job, Memory, OneSidedRemote
+from trinamo.runtime.planes.one_sided import Job
+from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
+from trinamo.runtime.planes.one_sided_inbox import Inbox
+from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
 from trinamo.runtime.planes.one_sided_plane import (
     PROBES_MAX,
-    SLOT_BYTES,
-    Inbox,
     OneSidedPlane,
-    allocate,
     open_one_sided_plane,
 )
 
@@ -177,9 +177,7 @@ async def open_mooncake_plane(
     if engine is None:
         engine = await trio.to_thread.run_sync(make_engine, options)
     inbox = Inbox()
-    mover = MooncakeMover(
-        engine, options, path, incarnation, inbox, owns_engine=owns_engine
-    )
+    mover = MooncakeMover(engine, options, path, incarnation, inbox, owns_engine=owns_engine)
     try:
         await mover.start()
         async with open_one_sided_plane(

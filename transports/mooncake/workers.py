@@ -7,6 +7,7 @@ to be gone or the plane is closed. Its blocks go into quarantine.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.planes.one_sided import Job, MoveBlocks, ReadPage, Step, Tell
-from trinamo.runtime.planes.one_sided_plane import SLOT_BYTES
+from trinamo.runtime.planes.one_sided_address import SLOT_BYTES
 from trinamo.runtime.protocol.transfer import Direction, runs
 
 from .engine import Engine, Told, session_of
@@ -83,10 +84,9 @@ class Workers:
     # --- the threads -----------------------------------------------------------------------------
 
     def _wake(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
+        # Once trio has ended nobody is left to be told.
+        with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function, *args)
-        except trio.RunFinishedError:
-            pass  # Nobody is left to be told.
 
     def _listen(self) -> None:
         while not self._stopping.wait(self._poll_s):

@@ -22,7 +22,7 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     TransferError,
 )
-from trinamo.runtime.planes.one_sided import Memory
+from trinamo.runtime.planes.one_sided_memory import Memory
 from trinamo.runtime.protocol.transfer import Direction
 
 __all__ = ["Agent", "create_agent", "has_gpu", "import_library"]
@@ -180,9 +180,7 @@ class Agent:
         )
         name = self._library.NIXL_INIT_AGENT if peer is None else peer
         try:
-            return int(
-                self._agent.prepXferDlist(name, self._segment(memory), rows, self._backends)
-            )
+            return int(self._agent.prepXferDlist(name, self._segment(memory), rows, self._backends))
         except self._library.nixlNotFoundError as error:
             whose = "our" if peer is None else "the peer's"
             raise RemoteProtocolError(f"not all of it is {whose} registered memory") from error
@@ -213,7 +211,7 @@ class Agent:
                 np.array(remote[1], dtype=np.int32),
                 b"",
                 self._backends,
-                False,
+                skip_desc_merg=False,
             )
             try:
                 status = self._agent.postXferReq(handle, b"")

@@ -63,9 +63,7 @@ class NixlMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine calls a region, and its `MemoryRegion.describe`."""
 
     @classmethod
-    def of(
-        cls, engine_id: str, agent_name: str, regions: dict[str, MemoryRegion]
-    ) -> NixlMetadata:
+    def of(cls, engine_id: str, agent_name: str, regions: dict[str, MemoryRegion]) -> NixlMetadata:
         """The metadata of regions as they are described now."""
         described = {name: region.describe() for name, region in regions.items()}
         return cls(engine_id=engine_id, agent_name=agent_name, memory_descriptors=described)
@@ -176,6 +174,7 @@ class NixlMetadataStore:
         self, events: AsyncIterator[Snapshot | Put | Delete | Resync]
     ) -> AsyncIterator[str]:
         async for event in events:
+            gone: list[str] = []
             match event:
                 case Put(entry):
                     gone = self._replaced([entry])

@@ -11,6 +11,7 @@ last transfer has ended.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -28,21 +29,14 @@ from trinamo.runtime.errors import (
     TransferError,
     TrinamoError,
 )
-from trinamo.runtime.planes.one_sided import (
-    Job,
-    Memory,
-    MoveBlocks,
-    OneSidedRegion,
-    OneSidedRemote,
-    ReadPage,
-    Step,
-    Tell,
-)
-from trinamo.runtime.planes.one_sided_plane import SLOT_BYTES
-from trinamo.runtime.protocol.access_page import HEADER_BYTES, page_bytes
+from trinamo.runtime.planes.one_sided import Job, MoveBlocks, ReadPage, Step, Tell
+from trinamo.runtime.planes.one_sided_address import SLOT_BYTES
+from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
+from trinamo.runtime.protocol.access_page import HEADER_BYTES
 from trinamo.runtime.protocol.transfer import Direction
 
 from .agent import Agent
+from .lists import PreparedLists
 
 __all__ = ["Owner"]
 
@@ -52,14 +46,12 @@ _LOOKS: Final = 100
 """Polls without a pause between them, about 200 us; then pauses that double."""
 _PAUSE_S: Final = 20e-6
 _PAUSE_MAX_S: Final = 1e-3
-_LISTS_MAX: Final = 4096
-"""Prepared lists of one peer or of our own; more are a leak."""
 
 
 @attrs.define(eq=False)
 class _Peer:
     name: str
-    lists: dict[tuple[int, ...], int] = attrs.field(factory=dict)
+    lists: PreparedLists
     running: int = 0
     is_lost: bool = False
     is_forgotten: bool = False
@@ -97,7 +89,7 @@ class Owner:
         self._is_delivering = False
         self._is_stopping = False
         self._peers: dict[str, _Peer] = {}
-        self._lists: dict[tuple[int, ...], int] = {}
+        self._lists = PreparedLists(agent, None)
         self._header_list = 0
         self._ready: list[_Running] = []
         self._under_way: list[_Running] = []
@@ -172,10 +164,9 @@ class Owner:
     # --- the thread ------------------------------------------------------------------------------
 
     def _wake(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
+        # Once trio has ended nobody is left to be told.
+        with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function, *args)
-        except trio.RunFinishedError:
-            pass  # Nobody is left to be told.
 
     def _run(self) -> None:
         looks = 0
@@ -286,8 +277,11 @@ class Owner:
             case ReadPage():
                 return self._read_page(running, step)
             case MoveBlocks(plan, start, stop):
-                local = self._local_list(plan.local)
-                remote = self._blocks_list(running.peer, plan.remote)
+                if plan.local.access.is_withdrawn:
+                    raise StaleMemoryError("the region was deregistered")
+                size = plan.local.block_bytes
+                local = self._lists.over(plan.local.memory, size)
+                remote = running.peer.lists.over(plan.remote.memory, size)
                 return self._agent.post(
                     plan.direction,
                     (local, plan.local_blocks[start:stop]),
@@ -299,16 +293,15 @@ class Owner:
 
     def _read_page(self, running: _Running, step: ReadPage) -> int | None:
         slot, remote = running.job.slot, step.remote
-        if step.offset == 0 and step.length == HEADER_BYTES:
-            there = self._header_of(running.peer, remote)
-            return self._agent.post(Direction.READ, (self._header_list, (slot,)), (there, (0,)))
-        here = self._local(self._scratch.address + slot * SLOT_BYTES, step.length)
-        there = self._of_peer(
-            running.peer, Memory(address=remote.page + step.offset, length=step.length)
+        length = step.length
+        there = running.peer.lists.over(
+            Memory(address=remote.page + step.offset, length=length), length
         )
+        if length == HEADER_BYTES:
+            return self._agent.post(Direction.READ, (self._header_list, (slot,)), (there, (0,)))
+        address = self._scratch.address + slot * SLOT_BYTES
+        here = self._lists.over(Memory(address=address, length=length), length)
         return self._agent.post(Direction.READ, (here, (0,)), (there, (0,)))
-
-    # --- prepared lists --------------------------------------------------------------------------
 
     def prepare_scratch(self) -> None:
         """The list of all slots, for headers. Called in the thread, once."""
@@ -320,48 +313,11 @@ class Owner:
             count=self._slot_count,
         )
 
-    def _local_list(self, region: OneSidedRegion) -> int:
-        memory, size = region.memory, region.block_bytes
-        if region.access.is_withdrawn:
-            raise StaleMemoryError("the region was deregistered")
-        return self._prepared(self._lists, None, memory, size)
-
-    def _local(self, address: int, length: int) -> int:
-        return self._prepared(self._lists, None, Memory(address=address, length=length), length)
-
-    def _blocks_list(self, peer: _Peer, remote: OneSidedRemote) -> int:
-        return self._prepared(
-            peer.lists, peer.name, remote.memory, remote.description.block_bytes
-        )
-
-    def _header_of(self, peer: _Peer, remote: OneSidedRemote) -> int:
-        return self._of_peer(peer, Memory(address=remote.page, length=HEADER_BYTES))
-
-    def _of_peer(self, peer: _Peer, memory: Memory) -> int:
-        return self._prepared(peer.lists, peer.name, memory, memory.length)
-
-    def _prepared(
-        self, lists: dict[tuple[int, ...], int], peer: str | None, memory: Memory, size: int
-    ) -> int:
-        device = -1 if memory.device is None else memory.device
-        key = (memory.address, memory.length, device, size)
-        found = lists.get(key)
-        if found is None:
-            if len(lists) >= _LISTS_MAX:
-                # Bitmaps of tickets are read at many places; the oldest lists are the least used.
-                self._agent.release_list(lists.pop(next(iter(lists))))
-            count = memory.length // size
-            found = self._agent.prepare(peer, memory, item_bytes=size, stride=size, count=count)
-            lists[key] = found
-        return found
-
     # --- memory and peers, called in the thread ----------------------------------------------------
 
     def deregister(self, memory: Memory) -> None:
         """Release the lists over a range, then the range."""
-        end = memory.address + memory.length
-        for key in [k for k in self._lists if memory.address <= k[0] < end]:
-            self._agent.release_list(self._lists.pop(key))
+        self._lists.release(memory)
         self._agent.deregister(memory)
 
     def connect(self, remote: OneSidedRemote) -> None:
@@ -373,7 +329,8 @@ class Owner:
                 raise DisconnectedError(f"transfers with {name} have not ended yet")
             self._drop(peer)
             peer = None
-        if peer is None or self._key(remote) not in peer.lists:
+        size = remote.description.block_bytes
+        if peer is None or not peer.lists.has(remote.memory, size):
             try:
                 loaded = self._agent.load(remote.address)
             except TransferError as error:
@@ -385,15 +342,9 @@ class Owner:
                 raise RemoteProtocolError(f"the metadata is of {loaded}, not of {name}")
             if peer is None:
                 self._agent.connect(name)
-                peer = self._peers[name] = _Peer(name)
-        self._header_of(peer, remote)
-        self._blocks_list(peer, remote)
-
-    @staticmethod
-    def _key(remote: OneSidedRemote) -> tuple[int, ...]:
-        device = -1 if remote.memory.device is None else remote.memory.device
-        memory = remote.memory
-        return (memory.address, memory.length, device, remote.description.block_bytes)
+                peer = self._peers[name] = _Peer(name, PreparedLists(self._agent, name))
+        peer.lists.over(Memory(address=remote.page, length=HEADER_BYTES), HEADER_BYTES)
+        peer.lists.over(remote.memory, size)
 
     def forget(self, name: str) -> None:
         """Drop a peer, or leave it marked as lost if it has jobs that do not end."""
@@ -404,8 +355,7 @@ class Owner:
                 self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
-        for handle in peer.lists.values():
-            self._agent.release_list(handle)
+        peer.lists.release()
         self._agent.unload(peer.name)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
@@ -414,9 +364,8 @@ class Owner:
         """Let go of everything; only if `is_idle`."""
         for peer in list(self._peers.values()):
             self._drop(peer)
-        for handle in (self._header_list, *self._lists.values()):
-            self._agent.release_list(handle)
-        self._lists.clear()
+        self._lists.release()
+        self._agent.release_list(self._header_list)
         self._agent.close()
 
     def peers(self) -> Iterator[str]:

@@ -17,13 +17,13 @@ from typing import Final
 import trio
 
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.planes.one_sided import Job, Memory, OneSidedRemote
+from trinamo.runtime.planes.one_sided import Job
+from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
+from trinamo.runtime.planes.one_sided_inbox import Inbox
+from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
 from trinamo.runtime.planes.one_sided_plane import (
     PROBES_MAX,
-    SLOT_BYTES,
-    Inbox,
     OneSidedPlane,
-    allocate,
     open_one_sided_plane,
 )
 

@@ -7,6 +7,7 @@ and the scenarios that ship may be played, with parameters they know and sizes t
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -99,11 +100,12 @@ def scenario_of(name: str, *, bug: str = "", policy: str | None = None) -> Scena
 
     path = resolve(name)
     try:
+        _check_size(path.read_text("utf-8"), name)
         play = play_of(path, bug=bug)
         if policy is not None:
             play = play.changed(text=_with_policy(play.parameters["text"], policy))
-    except (ConfigError, UnicodeDecodeError) as error:
-        refuse(str(error))
+    except (ConfigError, OSError, UnicodeDecodeError, RecursionError) as error:
+        refuse(f"{name}: {error}" if isinstance(error, ValueError) else str(error))
     _check_file_scenario(play)
     return play
 
@@ -163,6 +165,7 @@ def _check_file_scenario(play: Scenario, where: str = "") -> None:
         refuse(f"{where}: scenario.parameters must be text, where, bug and faults")
     if bug and bug not in BUGS:
         refuse(f"{where or name}: there is no planted bug {bug!r}; there are {', '.join(BUGS)}")
+    _check_size(text, where or name)
     try:
         scenario = parse_scenario(text, name)
     except (ConfigError, RecursionError) as error:
@@ -172,14 +175,29 @@ def _check_file_scenario(play: Scenario, where: str = "") -> None:
         isinstance(faults, list) and all(type(n) is int and 0 <= n < count for n in faults)
     ):
         refuse(f"{where}: scenario.parameters.faults must number faults from 0 to {count - 1}")
-    plan = scenario.cluster
-    hosts = plan.frontends + plan.workers + sum(manner.clients for manner in plan.load)
-    requests = sum(manner.clients * manner.requests for manner in plan.load)
-    if max(hosts, len(scenario.rogues)) > HOSTS_MAX or requests > 100 * HOSTS_MAX:
-        refuse(
-            f"{where or name}: at most {HOSTS_MAX} hosts and {100 * HOSTS_MAX} requests are"
-            " simulated"
-        )
+
+
+def _check_size(text: str, where: str) -> None:
+    """Refuse a file that asks for more than memory holds, before anything is made of it."""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        # Whoever reads the whole file says what is wrong with it, and where.
+        return
+
+    def number(section: Any, key: str) -> int:
+        value = section.get(key, 1) if isinstance(section, dict) else 1
+        return value if isinstance(value, int) else 1
+
+    cluster, loads, queue = (table.get(key) for key in ("cluster", "load", "queue"))
+    groups = loads if isinstance(loads, list) else []
+    sizes = [number(cluster, "frontends"), number(cluster, "workers")]
+    sizes += [number(group, "clients") for group in groups]
+    sizes += [number(queue, "workers"), number(queue, "jobs")]
+    requests = sum(number(group, "clients") * number(group, "requests") for group in groups)
+    if sum(sizes) > HOSTS_MAX or requests > 100 * HOSTS_MAX:
+        limit = f"at most {HOSTS_MAX} hosts and {100 * HOSTS_MAX} requests are simulated"
+        refuse(f"{where}: {limit}")
 
 
 def _check_shipped_scenario(play: Scenario, where: str) -> None:

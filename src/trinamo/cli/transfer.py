@@ -50,7 +50,7 @@ class Peer:
     """One child process that answers commands, a line each."""
 
     def __init__(self, *args: str) -> None:
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 -- our own module
             [sys.executable, "-m", "trinamo.cli.transfer_roles", *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -120,8 +120,10 @@ def measure(
         note(backend)
         try:
             with _pair(backend, count, block_bytes) as peers, _pair(backend, 16, 4096) as small:
-                for direction in ("read", "write"):
-                    rows.append(_row(backend, direction, peers, small, rounds))
+                rows += [
+                    _row(backend, direction, peers, small, rounds)
+                    for direction in ("read", "write")
+                ]
         except RuntimeError as error:
             rows.append(Row(backend, "", problem=str(error)))
     return rows
@@ -199,7 +201,9 @@ def transfer(
     ] = None,
     blocks: Annotated[int, typer.Option(min=1, max=65_536, help="Blocks of a transfer.")] = 1024,
     block_bytes: Annotated[int, typer.Option(min=512, max=1 << 26, help="Size of one.")] = 65_536,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Transfers to take the median of.")] = 9,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Transfers to take the median of.")
+    ] = 9,
 ) -> None:
     """Move KV blocks between two processes over each backend, and compare."""
     wanted = backend or list(BENCH_BACKENDS)

@@ -105,7 +105,13 @@ def _is_as_sent(memory: _Memory, seed: int, used: int) -> bool:
 
 
 async def _say(answer: dict[str, Any]) -> None:
-    await trio.to_thread.run_sync(lambda: print(json.dumps(answer), flush=True))
+    line = json.dumps(answer) + "\n"
+
+    def write() -> None:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+    await trio.to_thread.run_sync(write)
 
 
 async def _heard() -> dict[str, Any] | None:
@@ -116,7 +122,7 @@ async def _heard() -> dict[str, Any] | None:
 async def _own(name: str, count: int, block_bytes: int) -> None:
     memory = _Memory.of(2, count, block_bytes)
     async with open_plane(name) as plane:
-        region = await plane.register(memory.array, block_bytes=block_bytes)
+        region = await plane.register(memory.array.data, block_bytes=block_bytes)
         await _say({"description": region.describe().hex()})
         while (asked := await _heard()) is not None:
             if asked["do"] == "cpu":
@@ -147,7 +153,7 @@ class _Lag:
 async def _move(name: str, count: int, block_bytes: int, description: str) -> None:
     memory = _Memory.of(1, count, block_bytes)
     async with open_plane(name) as plane:
-        region = await plane.register(memory.array, block_bytes=block_bytes)
+        region = await plane.register(memory.array.data, block_bytes=block_bytes)
         remote = await plane.connect(bytes.fromhex(description))
         await _say({"count": count, "block_bytes": block_bytes})
         while (asked := await _heard()) is not None:
@@ -200,7 +206,7 @@ def _main() -> None:
     if role == "owner":
         trio.run(_own, name, int(count), int(block_bytes))
     else:
-        trio.run(_move, name, int(count), int(block_bytes), *rest)
+        trio.run(_move, name, int(count), int(block_bytes), rest[0])
 
 
 if __name__ == "__main__":
