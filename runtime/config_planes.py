@@ -243,10 +243,25 @@ class TcpConfig(Section, frozen=True, kw_only=True):
 
 
 class NixlConfig(Section, frozen=True, kw_only=True):
-    """KV transfer by NIXL. The transport is not part of this version: `fallback` carries."""
+    """KV transfer by NIXL over UCX; see `docs/transfer_backends.md`."""
 
     enabled: Annotated[bool, about("Move KV blocks by NIXL where both ends can.")] = False
-    rdma_interface: Annotated[Text | None, about("RDMA device, such as `ib0`.")] = None
+    rdma_interface: Annotated[
+        Text | None,
+        about("RDMA device or network interface, such as `ib0`; null: only peers on this host."),
+    ] = None
+    mtu: Annotated[
+        Literal[256, 512, 1024, 2048, 4096] | None,
+        about("Path MTU of RDMA connections; refused without an RDMA device. null: the device's."),
+    ] = None
+    queue_depth: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)],
+        about("Transfers at once; on RDMA devices also the length of the queues."),
+    ] = 128
+    completion_mode: Annotated[
+        Literal["event", "polling"],
+        about("`polling` looks without pause while transfers run: lower latency for a core."),
+    ] = "event"
     fallback: Annotated[
         Literal["tcp", "mooncake", "mooncake_tcp"],
         about("What carries KV blocks where NIXL cannot."),
@@ -254,7 +269,7 @@ class NixlConfig(Section, frozen=True, kw_only=True):
 
 
 class MooncakeConfig(Section, frozen=True, kw_only=True):
-    """KV transfer by Mooncake. The transport is not part of this version."""
+    """KV transfer by Mooncake. It listens on all interfaces: `docs/transfer_backends.md`."""
 
     enabled: Annotated[bool, about("Move KV blocks by Mooncake where both ends can.")] = False
     protocol: Annotated[Literal["rdma", "tcp"], about("What Mooncake itself runs over.")] = "tcp"

@@ -221,11 +221,10 @@ def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
             yield MoveBlocks(plan, start, stop)
             # What was read of memory that was withdrawn meanwhile may be anything, and what was
             # written there may be anybody's: neither is confirmed.
-            yield from look_at(plan.remote, slot, any_generation=False)
+            yield from _admit(plan, slot, blocks[start:stop])
         if plan.local.synchronize is not None:
             plan.local.synchronize()
-        transfer.confirm(stop)
-        if transfer.is_over:
+        if not transfer.confirm(stop):
             return
     if plan.notify is not None:
         yield Tell(plan.remote, plan.remote.description.region, plan.notify)
@@ -289,10 +288,12 @@ class OneSidedTransfer:
         """Start no further step. What is under way goes on, see `is_settled`."""
         self.fail(KilledError("the transfer was aborted", reason="aborted"))
 
-    def confirm(self, count: int) -> None:
-        """Called in the mover's thread, between two steps."""
-        if not self.is_over:
-            self._confirmed = count
+    def confirm(self, count: int) -> bool:
+        """Called in the mover's thread, between two steps; whether to go on."""
+        if self.is_over:
+            return False
+        self._confirmed = count
+        return True
 
     def fail(self, error: TrinamoError) -> None:
         """End it with this error, unless it is over."""

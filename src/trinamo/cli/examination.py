@@ -23,6 +23,7 @@ from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.planes import ControlPlane, EventPlane
 
 from .engine import choose_engine
+from .examination_transfer import transfer_facts
 from .locating import Target, somebody_listens
 from .plan import check_port
 from .planes import open_control_plane, open_event_plane
@@ -65,6 +66,7 @@ async def examine(target: Target) -> list[Finding]:
         nursery.start_soon(_nats, target, servers)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
     found += [_http_port(target), *_limits()]
+    found += await trio.to_thread.run_sync(_transfers, target.config)
     return found
 
 
@@ -243,6 +245,13 @@ def _limits() -> Iterator[Finding]:
         yield Finding(
             "locked memory", Verdict.NOTE, f"{text}; RDMA needs it unlimited", "ulimit -l unlimited"
         )
+
+
+def _transfers(config: Config) -> list[Finding]:
+    return [
+        Finding(what, Verdict(verdict), text, remedy)
+        for what, verdict, text, remedy in transfer_facts(config)
+    ]
 
 
 def _limit(value: int, unit: str = "") -> str:
