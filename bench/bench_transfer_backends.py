@@ -15,8 +15,7 @@ import numpy as np
 import trio
 from rich.console import Console
 
-from trinamo.cli.transfer import Peer, measure, show
-from trinamo.cli.transfer_roles import BENCH_BACKENDS
+from trinamo.cli.transfer import BENCH_BACKENDS, Peer, measure, show
 from trinamo.runtime.planes.one_sided_address import parse_remote
 from trinamo.runtime.planes.one_sided_memory import Memory
 from trinamo.runtime.protocol.transfer import Direction, decode_description

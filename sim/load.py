@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import aclosing
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import attrs
 import httpx
@@ -26,6 +26,9 @@ from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 from .cluster_roles import HTTP_PORT, MODEL, RAISE_WORD, Process, run_caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 __all__ = [
     "COMPLETE",
@@ -214,7 +217,8 @@ class _HttpClient(Client):
     ) -> str:
         parser = SseParser()
         told = False
-        async with aclosing(answer.aiter_raw()) as pieces:
+        raw = cast("AsyncGenerator[bytes, None]", answer.aiter_raw())
+        async with aclosing(raw) as pieces:
             async for piece in pieces:
                 for event in parser.feed(piece):
                     told |= self._take_event(record, event.data)

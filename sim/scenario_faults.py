@@ -158,11 +158,13 @@ class Nemesis:
             case "boot":
                 self._boot(host)
             case "skew":
-                world.host(host).wall_skew_s += fault.seconds
+                world.skew(host, world.host(host).wall.skew_s + fault.seconds)
             case "lose_replies":
                 self.cluster.store.link(host).lose_replies(fault.count)
             case "compact":
                 self.cluster.store.store.compact()
+            case _:
+                pass  # One of the link's.
         return None
 
     def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
@@ -182,6 +184,8 @@ class Nemesis:
             case "exhaust":
                 network.exhausted.add(host)
                 return lambda: network.exhausted.discard(host)
+            case _:
+                pass  # One of the host's.
         return None
 
     def _isolate(self, host: str) -> None:

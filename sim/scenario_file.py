@@ -134,7 +134,7 @@ class _Reader:
         """An attrs object from a table, every value checked against the field's type."""
         hints = get_type_hints(cls)
         to_file = {field: word for word, field in RENAMED.items()}
-        fields = [f.name for f in attrs.fields(cls) if f.name not in more]  # type: ignore[arg-type, misc]
+        fields = [f.name for f in attrs.fields(cls) if f.name not in more]  # type: ignore[arg-type]
         self._check_keys(table, [to_file.get(f, f) for f in fields], header, number)
         values: dict[str, Any] = dict(more)
         for key, value in table.items():
@@ -239,7 +239,11 @@ class _Reader:
             source, arrow, target = match.groups()
             for host in (source, target):
                 self._check_host(header, 0, "", host, hosts)
-            ends = {"source": source, "target": target, "is_both_ways": arrow == "<->"}
+            ends: dict[str, Any] = {
+                "source": source,
+                "target": target,
+                "is_both_ways": arrow == "<->",
+            }
             yield self._build(LinkPlan, section, header, **ends)
 
     def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:

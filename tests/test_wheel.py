@@ -54,7 +54,13 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> 
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
     assert {name for name in inside if name.endswith(".py")} == files_in_the_tree()
-    patterns = ("transports/*/*.pyi", "sim/catalogue/*.toml")
+    patterns = (
+        "transports/*/*.pyi",
+        "sim/catalogue/*.toml",
+        "sim/page/*.html",
+        "sim/page/*.css",
+        "sim/page/*.js",
+    )
     data = {f"trinamo/{path.relative_to(ROOT)}" for each in patterns for path in ROOT.glob(each)}
     assert {name for name in inside if not name.endswith(".py")} == DATA | data
 

@@ -172,9 +172,7 @@ async def test_a_waiting_taker_gets_a_job_that_is_put_meanwhile(queue: WorkQueue
     assert {job.id for job in jobs} == {"job-0", "job-1", "job-2"}
 
 
-async def test_each_job_goes_to_one_of_several_processes(
-    broker: Broker, queue: WorkQueue
-) -> None:
+async def test_each_job_goes_to_one_of_several_processes(broker: Broker, queue: WorkQueue) -> None:
     found: list[str] = []
 
     async def work(queue: WorkQueue) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.runtime.state_diagrams import PAGES, main, render
 from trinamo.runtime.protocol.machine import Role, Tables
 from trinamo.runtime.protocol.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.response_stream import RESPONSE_STREAM
+from trinamo.runtime.state_diagrams import PAGES, main, render
 
 DOCS = Path(__file__).parents[2] / "docs" / "protocols"
 

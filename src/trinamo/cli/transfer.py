@@ -18,13 +18,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .transfer_roles import BENCH_BACKENDS
-
 __all__ = ["Peer", "Row", "bench_app", "measure", "transfer"]
 
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
 )
+BENCH_BACKENDS: Final = ("tcp", "tcp same host", "nixl tcp", "nixl cma", "mooncake tcp")
+"""What can be measured; `transfer_roles.py` opens them."""
 _SMALL_ROUNDS: Final = 300
 _BAR: Final = 40
 

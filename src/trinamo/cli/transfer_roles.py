@@ -23,7 +23,7 @@ import trio
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, TransferPlane
 from trinamo.runtime.protocol.transfer import Direction
 
-__all__ = ["BENCH_BACKENDS", "open_plane"]
+__all__ = ["open_plane"]
 
 Opened = AbstractAsyncContextManager[TransferPlane]
 _DEADLINE_S: Final = 120.0
@@ -48,7 +48,7 @@ def _mooncake() -> Opened:
     return open_mooncake_plane()
 
 
-BENCH_BACKENDS: Final[dict[str, Callable[[], Opened]]] = {
+_BACKENDS: Final[dict[str, Callable[[], Opened]]] = {
     "tcp": lambda: _tcp(same_host=False),
     "tcp same host": lambda: _tcp(same_host=True),
     "nixl tcp": lambda: _nixl(same_host=False),
@@ -58,8 +58,8 @@ BENCH_BACKENDS: Final[dict[str, Callable[[], Opened]]] = {
 
 
 def open_plane(name: str) -> Opened:
-    """The plane called `name` in `BENCH_BACKENDS`."""
-    return BENCH_BACKENDS[name]()
+    """The plane called `name` in `transfer.BENCH_BACKENDS`."""
+    return _BACKENDS[name]()
 
 
 @attrs.frozen

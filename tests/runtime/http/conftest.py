@@ -74,7 +74,7 @@ class Running:
     async def wait_for(self, is_so: Callable[[], bool]) -> None:
         """Wait for something on the server's side; a real socket sets the pace."""
         with trio.fail_after(10):
-            while not is_so():  # noqa: ASYNC110 -- a real socket sets the pace
+            while not is_so():
                 await trio.sleep(0.002)
 
     async def wait_quiet(self) -> None:

@@ -38,7 +38,7 @@ async def wait_closed(running: Any) -> None:
         return False
 
     with trio.fail_after(10):
-        while not await is_refused():  # noqa: ASYNC110 -- a real socket sets the pace
+        while not await is_refused():
             await trio.sleep(0.01)
     await running.wait_quiet()
 
@@ -138,7 +138,7 @@ async def test_cancelling_the_service_closes_everything_at_once() -> None:
             % (len(body), body)
         )
         with trio.fail_after(5):
-            while not service.admission.in_flight:  # noqa: ASYNC110 -- a real socket sets the pace
+            while not service.admission.in_flight:
                 await trio.sleep(0.001)
         await trio.sleep(0.1)  # until the socket's buffers are full
         nursery.cancel_scope.cancel()

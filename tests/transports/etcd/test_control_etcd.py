@@ -62,7 +62,7 @@ async def open_muted(endpoint: str) -> AsyncIterator[tuple[EtcdControlPlane, Pro
 async def reset_once_written(proxy: Proxy, other: EtcdControlPlane, key: str) -> None:
     """Once a write behind the mute proxy took effect, break its connection and mend the link."""
     with trio.fail_after(10):
-        while await other.get(key) is None:  # noqa: ASYNC110 -- another process writes it
+        while await other.get(key) is None:
             await trio.sleep(0.01)
     await proxy.cut()
     proxy.is_mute = False

@@ -130,7 +130,7 @@ def private_server(binary: Path, *arguments: str) -> Iterator[PrivateServer]:
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for a fact that only a real server brings about; ten seconds at most."""
     with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 -- a server's doing sets no event
+        while not condition():
             await trio.sleep(0.002)
 
 
@@ -144,11 +144,11 @@ async def healthy(plane: EventPlane) -> bool:
 
 async def wait_away(plane: EventPlane) -> None:
     with trio.fail_after(10):
-        while await healthy(plane):  # noqa: ASYNC110
+        while await healthy(plane):
             await trio.sleep(0.002)
 
 
 async def wait_back(plane: EventPlane) -> None:
     with trio.fail_after(20):
-        while not await healthy(plane):  # noqa: ASYNC110
+        while not await healthy(plane):
             await trio.sleep(0.002)
