@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,14 +59,14 @@ class ScriptedPlane:
     transport = "tcp"
 
     def __init__(self, *answers: AckStatus | TrinamoError | None) -> None:
-        self.answers = list(answers)
+        self.answers: Sequence[AckStatus | TrinamoError | None] = list(answers)
         self.sent: list[Envelope] = []
         self.waiting = trio.Event()
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         await trio.lowlevel.checkpoint()
         self.sent.append(envelope)
-        answer = self.answers.pop(0)
+        answer, *self.answers = self.answers
         if answer is None:
             self.waiting.set()
             await trio.sleep_forever()

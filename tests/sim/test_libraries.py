@@ -43,7 +43,7 @@ async def _serve() -> None:
     context, state = WorkerContext(None), ConnectionState({})
     # Its private parts, as the runtime uses them: `worker_serve` makes sockets of its own.
     server = functools.partial(TCPServer, ASGIWrapper(_app), config, context, state)
-    await trio.serve_tcp(server, 8000)
+    await trio.serve_tcp(server, 8000)  # pyright: ignore[reportArgumentType]
 
 
 def _stream_over_http(seed: int) -> tuple[str, list[str], str]:

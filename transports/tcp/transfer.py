@@ -84,7 +84,7 @@ class _Remote:
 class TcpTransferPlane:
     """Implements `planes.transfer.TransferPlane`; made by `open_transfer_plane`."""
 
-    backend: Final = "tcp"
+    backend: str = "tcp"
 
     def __init__(
         self, options: TransferOptions, env: Env, nursery: trio.Nursery, address: str

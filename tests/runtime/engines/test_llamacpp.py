@@ -82,7 +82,9 @@ async def host(engine: LlamaCppEngine) -> AsyncIterator[EngineHost]:
 
 def chat(content: str, **fields: Any) -> GenerateRequest:
     return GenerateRequest(
-        model="SmolLM2", messages=[ChatMessage("user", content)], **({"max_tokens": 12} | fields)
+        model="SmolLM2",
+        messages=[ChatMessage("user", content)],
+        **{"max_tokens": 12, **fields},  # pyright: ignore[reportArgumentType]
     )
 
 

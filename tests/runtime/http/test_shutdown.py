@@ -128,7 +128,7 @@ async def test_cancelling_the_service_closes_everything_at_once() -> None:
         generate = staticmethod(tokens_for_ever)
 
     service = HttpService.builder().port(0).build()
-    service.model_manager().add_chat_completions_model("local", Engine())
+    service.model_manager().add_chat_completions_model("local", Engine())  # pyright: ignore[reportArgumentType]
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)
         never_reading, idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -159,7 +159,7 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
     begin = Registrar.__init__
 
     def without_dice(self: Registrar, control: Any, env: Any, **options: Any) -> None:
-        begin(self, control, SimpleNamespace(rng=steady, note=env.note), **options)
+        begin(self, control, cast("Any", SimpleNamespace(rng=steady, note=env.note)), **options)
 
     monkeypatch.setattr(Registrar, "__init__", without_dice)
     assert max(renewals_per_slot(1).values()) == 50

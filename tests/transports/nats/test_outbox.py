@@ -78,7 +78,7 @@ def test_what_is_put_back_goes_first() -> None:
     outbox.put(second)
     taken = outbox.take()
     assert taken is first
-    outbox.put_back(taken)
+    outbox.put_back(first)
     assert outbox.take() is first
 
 

@@ -49,7 +49,8 @@ def task_count(server: TcpStreamServer) -> int:
 
 def options(**changes: Any) -> TcpOptions:
     """Options for tests: lingering shorter than anyone's patience, all else as in real life."""
-    return TcpOptions(**{"linger_s": 0.3} | changes)
+    values: dict[str, Any] = {"linger_s": 0.3, **changes}
+    return TcpOptions(**values)
 
 
 @attrs.frozen
