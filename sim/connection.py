@@ -205,7 +205,9 @@ class Endpoint:
             return
         passes = self._passes
         self._sent_count += 1
-        segment = Segment(kind, data, size or len(data), self._sent_count)
+        segment = Segment(
+            kind, data, size or len(data), self._sent_count, round(self._world.current_time(), 9)
+        )
         if kind is SegmentKind.RST and not passes:
             self._add_row("lost", segment)
             return
@@ -254,6 +256,7 @@ class Endpoint:
             segment=segment.kind.value,
             number=segment.number,
             size=segment.size,
+            sent_s=segment.sent_s,
         )
 
     def _receive(self, segment: Segment) -> None:

@@ -28,6 +28,8 @@ class Segment(NamedTuple):
     data: bytes
     size: int
     number: int
+    sent_s: float
+    """Virtual seconds when the sender let go of it."""
 
     @property
     def wire_bytes(self) -> int:

@@ -52,7 +52,7 @@ def check_determinism(
             environment = {
                 **os.environ,
                 "PYTHONHASHSEED": hash_seed,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "PYTHONPATH": os.pathsep.join(_paths_for(python)),
             }
             child = subprocess.run(  # noqa: S603 -- an interpreter, no shell
                 [python, "-m", "trinamo.sim.explore.determinism"],
@@ -85,6 +85,15 @@ def digests_of(question: Any) -> dict[str, list[str]]:
         name: [run(scenario, seed).digest for seed in question["seeds"]]
         for name in ("first", "again")
     }
+
+
+def _paths_for(python: str) -> list[str]:
+    """Where another interpreter finds our packages: not in this one's own library."""
+    paths = [path for path in sys.path if path]
+    if python == sys.executable:
+        return paths
+    own = (sys.prefix, sys.base_prefix)
+    return [path for path in paths if not path.startswith(own)]
 
 
 if __name__ == "__main__":
