@@ -165,7 +165,7 @@ class Link:
             if flow.is_live():
                 try:
                     sent = await self._socket.sendmsg([head, *flow.views])
-                except ValueError:
+                except (ValueError, TypeError):
                     # A view was released while we waited for room in the socket.
                     if flow.is_live():
                         raise
@@ -303,8 +303,8 @@ class Link:
             count, _, _, _ = await self._socket.recvmsg_into(
                 [*flow.views, self._ahead[:_LOOK_AHEAD_BYTES]]
             )
-        except ValueError:
-            # A view was released while we waited for data.
+        except (ValueError, TypeError):
+            # A view was released while we waited for data: a TypeError or a ValueError, by place.
             if flow.is_live():
                 raise
             return None
