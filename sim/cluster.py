@@ -18,8 +18,9 @@ import trio
 from trinamo.runtime.config import Config
 from trinamo.runtime.engines.mocker import MockerOptions
 
-from .cluster_planes import BROKER, STORE, BrokerHost, SimTransports, StoreHost
+from .cluster_planes import SimTransports
 from .cluster_roles import Process, run_frontend, run_worker
+from .cluster_services import BROKER, STORE, NetworkServices, NotedStore, Services
 from .env import SimEnv
 from .errors import Violation
 from .host import HostState
@@ -45,10 +46,17 @@ class ClusterPlan:
 class Cluster:
     """The hosts of one run. Make it before `world.run`, then `await start()` inside it."""
 
-    def __init__(self, world: World, network: Network, plan: ClusterPlan) -> None:
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        plan: ClusterPlan,
+        *,
+        services: Services | None = None,
+    ) -> None:
         self.world, self.network, self.plan = world, network, plan
-        self.store = StoreHost(world, network)
-        self.broker = BrokerHost(world)
+        self.services = NetworkServices(world, network) if services is None else services
+        """Store and broker; on the simulated network if nothing else is given."""
         self.processes: dict[str, Process] = {}
         """The present life of every frontend, worker and caller host."""
         self.records: list[RequestRecord] = []
@@ -60,6 +68,11 @@ class Cluster:
             for _ in range(manner.clients):
                 self._manners[f"client{len(self._manners)}"] = manner
         self.clients = list(self._manners)
+
+    @property
+    def store(self) -> NotedStore:
+        """What the store holds."""
+        return self.services.store
 
     @property
     def hosts(self) -> list[str]:
@@ -100,18 +113,15 @@ class Cluster:
 
     def boot(self, name: str) -> None:
         """Start the process of host `name`, a new one if it had one before."""
-        self.world.boot(name, *self._main(name))
-        if name == STORE:
-            self.store.links_changed()
+        if name in (STORE, BROKER):
+            self.services.boot(name)
+        else:
+            self.world.boot(name, *self._main(name))
 
     def _main(self, name: str) -> tuple[Callable[..., Awaitable[object]], *tuple[Any, ...]]:
-        if name == STORE:
-            return (self.store.run,)
-        if name == BROKER:
-            return (self.broker.run,)
         generation = self.world.host(name).generation + 1
         env = SimEnv(self.world, f"{name}.{generation}")
-        process = Process(name, env, SimTransports(name, self.store, self.broker))
+        process = Process(name, env, SimTransports(name, self.services))
         self.processes[name] = process
         config = self.plan.config
         if name in self.workers:

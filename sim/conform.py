@@ -17,6 +17,7 @@ import attrs
 
 from .choices import SeedChoices
 from .cluster import Cluster
+from .conform_services import MemoryServices
 from .conform_world import LoopbackNetwork, LoopbackWorld
 from .page.attribution import host_name, request_of
 from .scenario import Outcome, Scenario, _Play
@@ -151,7 +152,8 @@ def play_for_real(scenario: Scenario, seed: int, timeout_s: float) -> Sequence[R
     """The rows of one run on loopback sockets in real time."""
     world = LoopbackWorld(SeedChoices(seed), timeout_s=timeout_s)
     network = LoopbackNetwork(world)
-    world.cluster = cluster = Cluster(world, network, scenario.cluster)
+    world.services = MemoryServices(world, network)
+    cluster = Cluster(world, network, scenario.cluster, services=world.services)
     outcome = Outcome(scenario, world, network, cluster)
     world.run(_Play(scenario, outcome).run)
     return world.trace.rows

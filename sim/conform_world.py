@@ -27,7 +27,7 @@ from .host import CURRENT, DRIVER, Host, HostState
 from .world import WALL_EPOCH_S, World
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .conform_services import MemoryServices
 
 __all__ = ["LoopbackNetwork", "LoopbackSocket", "LoopbackWorld"]
 
@@ -40,8 +40,8 @@ class LoopbackWorld(World):
 
     def __init__(self, choices: Choices, *, timeout_s: float) -> None:
         super().__init__(choices)
-        self.cluster: Cluster | None = None
-        """Set once there is one: a kill takes its host's way to the store."""
+        self.services: MemoryServices | None = None
+        """Set once there are some: a kill takes its host's way to the store."""
         self._timeout_s = timeout_s
         self._started_s = 0.0
         self._is_running = False
@@ -144,10 +144,8 @@ class LoopbackWorld(World):
         host = self.host(name)
         if host.state is not HostState.UP:
             return
-        if self.cluster is not None:
-            # Cut for good, and out of the store's sight: the next life gets a link of its own.
-            self.cluster.store.link(name).cut_link()
-            self.cluster.store._links.pop(name)  # noqa: SLF001 -- see above
+        if self.services is not None:
+            self.services.cut_off(name)
         self._end(host, HostState.DEAD)
         host.scope.cancel()
 

@@ -21,7 +21,6 @@ from .checks.watches import stale_views
 from .choices import Choices
 from .cluster import Cluster, ClusterPlan
 from .cluster_network import ClusterNetwork
-from .cluster_planes import STORE
 from .cluster_rogues import Rogue
 from .errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from .host import HostState
@@ -346,13 +345,13 @@ class _Play:
     def _are_workers_found(self) -> bool:
         """Whether every worker that lives, and can, is registered."""
         cluster = self.cluster
-        held = cluster.store.store.values("instances/")
+        held = cluster.store.values("instances/")
         for name in cluster.workers:
             process = cluster.processes[name]
             runtime, control = process.runtime, process.transports.control
-            if not cluster.is_up(name) or process.told.is_set() or not cluster.is_up(STORE):
+            if not cluster.is_up(name) or process.told.is_set() or control is None:
                 continue
-            if control is None or not control.faults.is_link_up:
+            if not cluster.services.is_reachable(name):
                 continue
             if runtime is None or not any(str(runtime.instance_id) in key for key in held):
                 return False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from .cluster_planes import BROKER, STORE
+from .cluster_services import BROKER, STORE
 from .host import HostState
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ class Nemesis:
             return
         self.world.note("fault.over", do=fault.do, on=host)
         undo()
-        self.cluster.store.links_changed()
 
     def _pick(self, pattern: str) -> str:
         if "*" not in pattern:
@@ -138,7 +137,6 @@ class Nemesis:
         undo = self._effect_on_host(fault, host)
         if undo is None:
             undo = self._effect_on_link(fault, host, other)
-        self.cluster.store.links_changed()
         return undo
 
     def _effect_on_host(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
@@ -160,9 +158,9 @@ class Nemesis:
             case "skew":
                 world.skew(host, world.host(host).wall.skew_s + fault.seconds)
             case "lose_replies":
-                self.cluster.store.link(host).lose_replies(fault.count)
+                self.cluster.services.lose_replies(host, fault.count)
             case "compact":
-                self.cluster.store.store.compact()
+                self.cluster.services.compact()
             case _:
                 pass  # One of the link's.
         return None
@@ -219,7 +217,6 @@ class Nemesis:
                 link, back = self.network.link(a, b), self.network.link(b, a)
                 if link.is_cut or back.is_cut:
                     self.network.heal(a, b)
-        cluster.store.links_changed()
 
     async def wait_over(self) -> None:
         """Return once every fault that ends has ended; at once after the faulty phase."""

@@ -25,8 +25,8 @@ from trinamo.runtime.errors import ConfigError
 from .catalogue.bugs import BUGS
 from .checks import INVARIANTS
 from .cluster import ClusterPlan
-from .cluster_planes import BROKER, STORE
 from .cluster_rogues import ACTS, Rogue
+from .cluster_services import BROKER, STORE
 from .load import Manner
 from .scenario import (
     Expect,

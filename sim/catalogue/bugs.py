@@ -21,7 +21,7 @@ from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import LeaseLostError
 from trinamo.runtime.http import server
 from trinamo.runtime.http.streaming import AnswerWriter
-from trinamo.runtime.planes import Resync, Snapshot
+from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.codec import FrameDecoder
 from trinamo.runtime.protocol.control import Kill, Stop
 from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
@@ -30,12 +30,14 @@ from trinamo.runtime.protocol.machine import Role
 from trinamo.runtime.protocol.response_stream import WorkerState
 from trinamo.runtime.registration import Registrar
 from trinamo.runtime.router import Router
-from trinamo.transports.memory import control
 from trinamo.transports.tcp import accepting, request_server, sockets, stream_server
 from trinamo.transports.tcp.channel import Channel
 from trinamo.transports.tcp.response_connection import ResponseRegistration
 from trinamo.transports.tcp.stream_client import TcpResponseSender, _Conversation
 from trinamo.transports.tcp.stream_server import TcpStreamServer
+
+from ..services import SimulatedControlPlane
+from ..services.connector import Connector
 
 __all__ = ["BUGS", "planted"]
 
@@ -335,22 +337,25 @@ def renewal_at_a_fixed_period() -> list[Patch]:
 @bug
 def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
-    return [(Registrar, "_jitter", lambda _, seconds: seconds)]
+    return [
+        (owner, "_jitter", lambda _, seconds: seconds)
+        # Either would do to keep a herd apart: one dials, the other asks.
+        for owner in (Registrar, Connector)
+    ]
 
 
 @bug
 def list_then_watch_from_now() -> list[Patch]:
     """A watch begins at the present, some time after its snapshot was read."""
-    step = control._Watch.__anext__  # noqa: SLF001 -- what is replaced
+    read = SimulatedControlPlane.range
 
-    async def late(self: Any) -> Any:
-        event = await step(self)
-        if isinstance(event, (Snapshot, Resync)):
-            await trio.sleep(0.05)
-            self._next_revision = self._store.revision + 1
-        return event
+    async def late(self: Any, prefix: str) -> Snapshot:
+        found = await read(self, prefix)
+        await trio.sleep(0.05)
+        now = await read(self, prefix)
+        return Snapshot(now.revision, found.entries)
 
-    return [(control._Watch, "__anext__", late)]  # noqa: SLF001 -- as above
+    return [(SimulatedControlPlane, "range", late)]
 
 
 @bug

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ..cluster_planes import STORE
+from ..cluster_services import STORE
 
 if TYPE_CHECKING:
     from ..scenario import Outcome
@@ -71,7 +71,7 @@ class _Leases:
 
 
 def _check_keys(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    store = outcome.cluster.store.store
+    store = outcome.cluster.store
     live = store.live_leases()
     for key, lease in store.holders().items():
         if lease and lease not in live:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..cluster_planes import STORE
-
 if TYPE_CHECKING:
     from ..scenario import Outcome
 
@@ -30,14 +28,12 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def stale_views(outcome: Outcome) -> Iterator[str]:
     """Readers that the store can reach, and that do not know what it holds; none at quiescence."""
     cluster = outcome.cluster
-    if not cluster.is_up(STORE):
-        return
     for name, process in cluster.processes.items():
         control = process.transports.control
-        if control is None or not cluster.is_up(name) or not control.faults.is_link_up:
+        if control is None or not cluster.is_up(name) or not cluster.services.is_reachable(name):
             continue
         for view in control.views:
-            held = cluster.store.store.values(view.prefix)
+            held = cluster.store.values(view.prefix)
             if view.known != held:
                 missing = sorted(set(held) - set(view.known))
                 stale = sorted(set(view.known) - set(held))
@@ -54,7 +50,7 @@ def _stale_routers(outcome: Outcome, name: str) -> Iterator[str]:
     clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- looks inside
     for client in clients.values():
         router = client.router
-        held = set(outcome.cluster.store.store.values(router.endpoint.key_prefix))
+        held = set(outcome.cluster.store.values(router.endpoint.key_prefix))
         known = {instance.key for instance in router.instances}
         if known != held:
             yield f"the router of {name} knows {sorted(known)}; the store holds {sorted(held)}"

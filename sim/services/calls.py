@@ -39,6 +39,7 @@ class _Question:
     settled: trio.Event = attrs.field(factory=trio.Event)
     reply: Reply | None = None
     data: bytes = b""
+    asked_s: float = attrs.field(factory=trio.current_time)
 
 
 @attrs.frozen
@@ -69,6 +70,11 @@ class Caller:
         self._timeout_s, self._per_try_timeout_s = timeout_s, per_try_timeout_s
         self._questions: dict[int, _Question] = {}
         self._ids = itertools.count(1)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a question is on its way."""
+        return bool(self._questions)
 
     async def read(self, op: str, arguments: tuple[Any, ...], kind: Any) -> Any:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the service's no."""
@@ -105,6 +111,8 @@ class Caller:
             if question is not None and isinstance(question.reply, Refusal):
                 refusal = question.reply
                 raise error_from_wire(refusal.code, refusal.message, definite=True)
+            if question is not None and not question.settled.is_set():
+                self._connector.doubt(question.asked_s)
             words = _words(question, self._connector.last_words)
             is_doubtful |= question is not None and not (
                 self._knows_no_leader and isinstance(question.reply, NoLeader)

@@ -1,7 +1,8 @@
 """The client's side of a service: one connection, dialled again whenever it is lost.
 
 It gives up a connection on which nothing was heard for `silence_s`, having asked half-way, because
-a frozen server or a cut link sends no FIN. Pauses between tries grow and are jittered, so that the
+a frozen server or a cut link sends no FIN. Without `asks_idly` it does
+not ask while nobody waits for anything, and is then as much later in finding out. Pauses between tries grow and are jittered, so that the
 clients of a server that returns do not all come at once.
 
 What this module does not do: know which service it is, or repeat what was asked on the lost
@@ -10,6 +11,7 @@ connection (`etcd_client.py`, `nats_client.py`).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -41,6 +43,11 @@ class Session(Protocol):
         """The connection is gone; what was posted on it may or may not have arrived."""
         ...
 
+    @property
+    def is_expectant(self) -> bool:
+        """Whether somebody waits for what the service may say; else its silence means nothing."""
+        ...
+
     def ping(self, peer: Peer) -> None:
         """Post something that the service answers at once."""
         ...
@@ -56,6 +63,7 @@ class Connector:
         dial_timeout_s: The bound on one try to connect.
         pause_max_s: The longest pause between two tries, before jitter.
         silence_s: When a connection that says nothing is given up.
+        asks_idly: Ask also while nobody waits for anything the service may say.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Connector:
         dial_timeout_s: float = 1.0,
         pause_max_s: float = 1.0,
         silence_s: float = 6.0,
+        asks_idly: bool = True,
     ) -> None:
         self.where = f"{host}:{port}"
         self.peer: Peer | None = None
@@ -77,7 +86,20 @@ class Connector:
         self._dial_timeout_s = dial_timeout_s
         self._pause_max_s = pause_max_s
         self._silence_s = silence_s
+        self._asks_idly = asks_idly
+        self._doubted_s = -math.inf
+        """When the first question was asked that nothing was heard after."""
         self._opened = trio.lowlevel.ParkingLot()
+
+    def doubt(self, asked_s: float) -> None:
+        """A question of this time got no answer: after half of `silence_s` it is as good as a ping."""
+        peer = self.peer
+        if peer is None or peer.heard_s >= asked_s:
+            return
+        if self._doubted_s <= peer.heard_s:
+            self._doubted_s = asked_s
+        if trio.current_time() - self._doubted_s >= self._silence_s / 2:
+            peer.close()
 
     async def wait_open(self) -> Peer:
         """The connection, once there is one."""
@@ -94,8 +116,11 @@ class Connector:
                 pause_s = PAUSE_MIN_S
                 await self._use(stream, session)
                 self.last_words = f"the connection to {self.where} was lost"
-            await trio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+            await trio.sleep(self._jitter(pause_s))
             pause_s = min(2 * pause_s, self._pause_max_s)
+
+    def _jitter(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(0.5, 1.5)
 
     async def _dial(self) -> trio.SocketStream | None:
         with trio.move_on_after(self._dial_timeout_s):
@@ -125,6 +150,9 @@ class Connector:
             half_s = self._silence_s / 2
             await trio.sleep_until(peer.heard_s + half_s)
             if trio.current_time() < peer.heard_s + half_s:
+                continue
+            if not (self._asks_idly or session.is_expectant):
+                await trio.sleep(self._silence_s)
                 continue
             session.ping(peer)
             asked_s = trio.current_time()

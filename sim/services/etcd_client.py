@@ -140,6 +140,11 @@ class SimulatedControlPlane:
         """See `Session`."""
         self._watches.opened(peer)
 
+    @property
+    def is_expectant(self) -> bool:
+        """See `Session`."""
+        return self._watches.are_there_any or self._caller.is_waiting
+
     def ping(self, peer: Peer) -> None:
         """See `Session`."""
         peer.post(encode(Ping()))
@@ -168,6 +173,7 @@ async def open_simulated_etcd(
     timeout_s: float = 5.0,
     per_try_timeout_s: float = 1.0,
     silence_s: float = 6.0,
+    asks_idly: bool = True,
     pending_max: int = 1024,
 ) -> AsyncIterator[SimulatedControlPlane]:
     """Open a control plane over the store on `host`, from the running task's host.
@@ -181,10 +187,16 @@ async def open_simulated_etcd(
         timeout_s: The bound on one call with all its tries.
         per_try_timeout_s: The bound on one try of a call that may be repeated.
         silence_s: When a connection that says nothing is given up for a new one.
+        asks_idly: Ask a silent connection also while nobody waits for anything.
         pending_max: How many changes may wait for a slow watcher before the store keeps the rest.
     """
     connector = Connector(
-        host, port, rng=rng, dial_timeout_s=per_try_timeout_s, silence_s=silence_s
+        host,
+        port,
+        rng=rng,
+        dial_timeout_s=per_try_timeout_s,
+        silence_s=silence_s,
+        asks_idly=asks_idly,
     )
     plane = SimulatedControlPlane(
         connector,

@@ -55,6 +55,11 @@ class Watches:
         self._on_wire: dict[int, Watch] = {}
         self._watches: list[Watch] = []
 
+    @property
+    def are_there_any(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._watches)
+
     def add(self, watch: Watch) -> None:
         """Take a watch in; it starts by listing."""
         self._watches.append(watch)

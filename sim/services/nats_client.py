@@ -85,6 +85,8 @@ class SimulatedEventPlane:
         """How many messages were refused because the buffer was full."""
         self._connector, self._caller = connector, caller
         self._inbox = inbox
+        self._is_publishing = False
+        """Whether anything was published since the broker was last heard."""
         self._buffered_max = buffered_max
         self._interests: dict[int, _Interest] = {}
         self._subscription_ids = itertools.count(INBOX_ID + 1)
@@ -193,6 +195,7 @@ class SimulatedEventPlane:
         """Send now, or keep for later: then what is kept."""
         header, data = encode(message), bytes(payload)
         if self._connector.peer is not None:
+            self._is_publishing = True
             self._connector.peer.post(header, data)
             return None
         if len(self._waiting) >= self._buffered_max:
@@ -224,6 +227,12 @@ class SimulatedEventPlane:
             publication = self._waiting.popleft()
             peer.post(publication.header, publication.payload)
 
+    @property
+    def is_expectant(self) -> bool:
+        """See `Session`. What was published may be lost unseen, so that is asked about, too."""
+        waits = self._interests or self._requests or self._pings or self._is_publishing
+        return bool(waits) or self._caller.is_waiting
+
     def ping(self, peer: Peer) -> None:
         """See `Session`."""
         self._pings.append(trio.Event())
@@ -238,6 +247,7 @@ class SimulatedEventPlane:
     def received(self, frame: Frame) -> None:
         """See `Session`."""
         header, data = frame
+        self._is_publishing = False
         message = decode_from_broker(header)
         if isinstance(message, Deliver):
             self._deliver(
@@ -284,6 +294,7 @@ async def open_simulated_nats(
     connect_timeout_s: float = 2.0,
     reconnect_pause_max_s: float = 1.0,
     silence_s: float = 10.0,
+    asks_idly: bool = True,
 ) -> AsyncIterator[SimulatedEventPlane]:
     """Connect to the broker on `host`, from the running task's host, and hold the connection.
 
@@ -295,6 +306,7 @@ async def open_simulated_nats(
         connect_timeout_s: How long opening waits for the broker; `ConnectError` after that.
         reconnect_pause_max_s: The longest pause between two tries to connect, before jitter.
         silence_s: When a connection that says nothing is given up for a new one.
+        asks_idly: Ask a silent connection also while nobody waits for anything.
     """
     connector = Connector(
         host,
@@ -303,6 +315,7 @@ async def open_simulated_nats(
         dial_timeout_s=connect_timeout_s,
         pause_max_s=reconnect_pause_max_s,
         silence_s=silence_s,
+        asks_idly=asks_idly,
     )
     caller = Caller(connector, timeout_s=10.0, per_try_timeout_s=1.0, knows_no_leader=True)
     inbox = f"_INBOX.{rng.getrandbits(128):032x}"

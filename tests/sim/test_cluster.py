@@ -37,7 +37,7 @@ def test_everything_leaves_in_order_at_the_end() -> None:
     kinds = [row.kind for row in outcome.world.trace.rows]
     assert kinds.count("worker.left") == 2
     assert kinds.count("frontend.left") == 1
-    assert outcome.cluster.store.store.holders() == {}
+    assert outcome.cluster.store.holders() == {}
 
 
 @pytest.mark.slow
