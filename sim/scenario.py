@@ -72,6 +72,12 @@ class LinkPlan:
     is_both_ways: bool = False
     latency_s: float | None = None
     jitter_s: float | None = None
+    bytes_per_s: float | None = None
+    """Bandwidth; 0 is without limit."""
+    loss_one_in: int | None = None
+    """One segment in so many is lost, and so late; 0 is none."""
+    fin_delay_s: float | None = None
+    """How long the end of a connection is held back: a peer that closes slowly."""
 
 
 @attrs.frozen(kw_only=True)
@@ -308,10 +314,10 @@ class _Play:
 
     @staticmethod
     def _shape(link: Any, plan: LinkPlan) -> None:
-        if plan.latency_s is not None:
-            link.latency_s = plan.latency_s
-        if plan.jitter_s is not None:
-            link.jitter_s = plan.jitter_s
+        for field in ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"):
+            value = getattr(plan, field)
+            if value is not None:
+                setattr(link, field, value)
 
     async def _wait(self, condition: Any, bound_s: float) -> bool:
         """Poll: a crashed process can tell nobody, so there is no event to wait for."""

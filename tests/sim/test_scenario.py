@@ -8,6 +8,7 @@ import pytest
 
 from trinamo.runtime.errors import ConfigError
 from trinamo.sim import SeedChoices
+from trinamo.sim.scenario_faults import FAULTS
 from trinamo.sim.scenario_file import load_scenario, parse_scenario
 from trinamo.sim.scenario_play import run
 
@@ -107,3 +108,53 @@ def test_faults_can_be_left_out_for_a_shrinker() -> None:
     outcome = run(SeedChoices(1), text=text, faults=[])
     assert [record.outcome for record in outcome.cluster.records] == ["complete"] * 2
     assert len(run(SeedChoices(1), text=text, faults=[1]).world.trace.of_kind("fault")) == 1
+
+
+ONE_FAULT = """
+name = "one-fault"
+about = "every fault word does what it says, and the cluster lives"
+[cluster]
+workers = 2
+[engine]
+[[load]]
+clients = 2
+requests = 3
+[[fault]]
+do = "{do}"
+{on}
+at = 0.2
+for = 1.0
+{more}
+"""
+
+
+@pytest.mark.parametrize("do", FAULTS)
+def test_every_fault_word_can_be_carried_out(do: str) -> None:
+    word = FAULTS[do]
+    on = 'on = "worker0"' if word.has_host else ""
+    more = {"skew": "seconds = 30.0", "lose_replies": "count = 1"}.get(do, "")
+    if word.has_link:
+        more = 'to = "frontend0"'
+    text = ONE_FAULT.format(do=do, on=on, more=more)
+    if do in ("stop", "skew", "lose_replies", "reset", "compact", "boot"):
+        text = text.replace("for = 1.0\n", "")
+
+    outcome = parse_scenario(text, "one.toml").run(SeedChoices(3))
+
+    assert [b for b in outcome.breaches if b.invariant == "crash"] == []
+    assert any(row.kind == "fault" for row in outcome.world.trace.rows)
+
+
+def test_a_link_is_shaped_in_every_respect() -> None:
+    text = ONE_FAULT.format(do="compact", on="", more="").replace("for = 1.0\n", "")
+    text += (
+        '[link."worker*->frontend0"]\nlatency_s = 0.01\njitter_s = 0.0\n'
+        "bytes_per_s = 1e6\nloss_one_in = 50\nfin_delay_s = 0.5\n"
+    )
+
+    outcome = parse_scenario(text, "links.toml").run(SeedChoices(1))
+
+    link = outcome.network.link("worker0", "frontend0")
+    assert (link.latency_s, link.jitter_s) == (0.01, 0.0)
+    assert (link.bytes_per_s, link.loss_one_in, link.fin_delay_s) == (1e6, 50, 0.5)
+    assert not outcome.breaches
