@@ -46,10 +46,18 @@ async def test_a_peer_that_is_killed_ends_the_transfer_with_a_typed_error(
             await moved(transfer, share)
             owner.signal(signal.SIGKILL)
             with trio.fail_after(15):
-                with pytest.raises((DisconnectedError, TransferError, ConnectError)):
+                try:
                     await transfer.wait()
+                except (DisconnectedError, TransferError, ConnectError):
+                    assert transfer.confirmed_count < COUNT
+                else:
+                    # Late in a transfer the signal may come after its last block: then every
+                    # block must be there.
+                    assert share > 0.1
+                    assert transfer.confirmed_count == COUNT
+                    if direction is Direction.READ:
+                        assert mover.memory[: COUNT * BLOCK_BYTES] == noise()
                 await transfer.wait_settled()
-            assert transfer.confirmed_count < COUNT
         with running_owner("mooncake tcp") as owner:
             mover = await connect(plane, owner)
             await mover.start(Direction.READ, deadline_s=10).wait()
