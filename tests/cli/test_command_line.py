@@ -198,3 +198,20 @@ def test_doctor_exits_1_for_a_server_that_was_named_and_is_away(place: Place) ->
     assert done.returncode == 1
     assert_one_sentence(done, "etcd")
     assert "nothing answers at 127.0.0.1:9" in done.stdout
+
+
+def test_a_simulation_without_its_extra_says_what_to_install() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['httpx'] = None\n"
+        "sys.argv = ['trinamo', 'sim', 'run', 'worker_dies']\n"
+        "from trinamo.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 2
+    assert "pip install 'trinamo[sim]'" in done.stderr
+    assert "Traceback" not in done.stderr

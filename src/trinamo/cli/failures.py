@@ -29,6 +29,9 @@ EXIT_CONFIG: Final = 2
 EXIT_HURRIED: Final = 130
 """What shells expect of a process that Ctrl-C ended."""
 
+_EXTRAS: Final = {"httpx": "sim", "cyllama": "llamacpp", "jinja2": "llamacpp"}
+"""Modules that only an extra brings."""
+
 _tracebacks = False
 
 
@@ -47,11 +50,22 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def _missing_extra(error: BaseException) -> str | None:
+    """The extra whose module could not be imported, if that is what happened."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    return _EXTRAS.get((error.name or "").partition(".")[0])
+
+
 def report(error: BaseException) -> int:
     """Say what went wrong on standard error; returns the exit code."""
     from trinamo.runtime.errors import ConfigError, TrinamoError
 
     found = list(leaves(error))
+    extra = _missing_extra(found[0])
+    if extra is not None and not _tracebacks:
+        sys.stderr.write(f"trinamo: this needs the extra {extra}; pip install 'trinamo[{extra}]'\n")
+        return EXIT_CONFIG
     expected = [each for each in found if isinstance(each, (TrinamoError, OSError))]
     if _tracebacks or len(expected) < len(found):
         traceback.print_exception(error)
