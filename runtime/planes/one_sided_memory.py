@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-import msgspec
-from typing_extensions import Buffer
+from typing_extensions import Buffer, override
 
 from ..errors import RequestError, TrinamoError
 from ..protocol.access_page import AccessPage, Expected
-from ..protocol.transfer import BLOCK_BYTES_MAX, MemoryDescription, encode_description
-from ..protocol.transfer_access import AccessTable
+from ..protocol.transfer import MemoryDescription
 from .transfer import DeviceMemory
+from .transfer_region import BlockRegion, writable_bytes
 
-__all__ = ["Memory", "OneSidedRegion", "OneSidedRemote", "check_size"]
+__all__ = ["Memory", "OneSidedRegion", "OneSidedRemote"]
 
 
 @attrs.frozen(kw_only=True)
@@ -43,19 +42,15 @@ class Memory:
             if memory.address <= 0 or memory.length <= 0 or memory.device < 0:
                 raise RequestError("device memory has a positive address, length and device")
             return found, memory
-        view = memoryview(memory)
-        if view.readonly or not view.c_contiguous:
-            raise RequestError("memory to register must be writable and contiguous")
+        view = writable_bytes(memory)
         if not view.nbytes:
             raise RequestError("memory to register must not be empty")
-        anchor = ctypes.c_char.from_buffer(view.cast("B"))
+        anchor = ctypes.c_char.from_buffer(view)
         return cls(address=ctypes.addressof(anchor), length=view.nbytes), anchor
 
 
-class OneSidedRegion:
-    """One registered region. Implements `MemoryRegion`."""
-
-    is_fenced = False
+class OneSidedRegion(BlockRegion):
+    """One registered region. Implements `MemoryRegion`; what is withdrawn is shown on its page."""
 
     def __init__(
         self,
@@ -65,64 +60,43 @@ class OneSidedRegion:
         *,
         needs_ticket: bool,
     ) -> None:
-        self.access = AccessTable(described.block_count, needs_ticket=needs_ticket)
+        super().__init__(described, needs_ticket=needs_ticket, is_fenced=False)
         self.memory = memory
         self.synchronize: Callable[[], None] | None = None
         """Waits for the device's own work; called in the mover's thread."""
         self.anchor: Any = None
         """Keeps the buffer exported, so that it cannot move while it is registered."""
-        self._described = described
         self._page = page
 
-    @property
-    def description(self) -> MemoryDescription:
-        """With the generation as it is now."""
-        return msgspec.structs.replace(self._described, generation=self.access.generation)
-
-    @property
-    def block_bytes(self) -> int:
-        """The size of a block."""
-        return self._described.block_bytes
-
-    def describe(self) -> bytes:
-        """The description as bytes."""
-        return encode_description(self.description)
-
+    @override
     def renew(self) -> int:
         """Transfers that look at the page from now on are refused."""
-        generation = self.access.renew()
+        generation = super().renew()
         self._page.renew(generation)
         return generation
 
+    @override
     def grant(self, ticket: int, blocks: Sequence[int]) -> None:
         """Let `ticket` move these blocks; `OverloadedError` beyond `TICKETS_MAX` tickets."""
-        self.access.grant(ticket, blocks)
+        super().grant(ticket, blocks)
         try:
             self._page.grant(ticket, blocks)
         except TrinamoError:
             self.access.revoke(ticket)
             raise
 
+    @override
     def revoke(self, ticket: int) -> None:
         """Let `ticket` move nothing that is not on its way already."""
-        self.access.revoke(ticket)
+        super().revoke(ticket)
         self._page.revoke(ticket)
 
+    @override
     def withdraw(self) -> None:
-        """The region is deregistered."""
+        """The region is deregistered. Again, it changes nothing."""
         if not self.access.is_withdrawn:
-            self.access.withdraw()
+            super().withdraw()
             self._page.withdraw()
-
-
-def check_size(length: int, block_bytes: int) -> int:
-    """How many bytes of `length` are whole blocks; `RequestError` if none are."""
-    if not 1 <= block_bytes <= BLOCK_BYTES_MAX:
-        raise RequestError(f"blocks of {block_bytes} bytes; 1 to {BLOCK_BYTES_MAX} are moved")
-    whole = length // block_bytes * block_bytes
-    if not whole:
-        raise RequestError(f"memory of {length} bytes holds no block of {block_bytes}")
-    return whole
 
 
 @attrs.frozen(kw_only=True)

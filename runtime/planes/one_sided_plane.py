@@ -33,11 +33,9 @@ from ..protocol.access_page import (
 )
 from ..protocol.transfer import (
     BLOCKS_MAX,
-    NOTIFY_BYTES_MAX,
     Direction,
     MemoryDescription,
-    check_blocks,
-    check_compatible,
+    check_transfer,
     decode_description,
 )
 from .one_sided import (
@@ -50,8 +48,9 @@ from .one_sided import (
 )
 from .one_sided_address import SLOT_BYTES, allocate, pack_address, parse_remote
 from .one_sided_inbox import Inbox
-from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote, check_size
+from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote
 from .transfer import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+from .transfer_region import check_size
 
 __all__ = [
     "PROBES_MAX",
@@ -273,15 +272,9 @@ class OneSidedPlane:
         assert isinstance(remote, OneSidedRemote), "memory of a peer of another plane"
         if local.access.is_withdrawn:
             raise StaleMemoryError("the local region was deregistered")
-        check_compatible(local.description, remote.description)
-        if len(local_blocks) != len(remote_blocks):
-            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
-        is_read = direction is Direction.READ
-        here, there = local.access.block_count, remote.description.block_count
-        check_blocks(local_blocks, here, whose="local", is_target=is_read)
-        check_blocks(remote_blocks, there, whose="remote", is_target=not is_read)
-        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
-            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
+        check_transfer(
+            direction, local.description, local_blocks, remote.description, remote_blocks, notify
+        )
         plan = Plan(
             direction=direction,
             local=local,

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ..errors import RemoteProtocolError, RequestError, StaleMemoryError
+from .undecodable import UNDECODABLE
 
 __all__ = [
     "ADDRESS_BYTES_MAX",
@@ -26,6 +27,7 @@ __all__ = [
     "MemoryDescription",
     "check_blocks",
     "check_compatible",
+    "check_transfer",
     "decode_description",
     "encode_description",
     "runs",
@@ -103,7 +105,7 @@ def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDesc
         )
     try:
         found = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a memory description: {error}") from error
     if found.length % found.block_bytes:
         raise RemoteProtocolError(
@@ -145,6 +147,25 @@ def check_compatible(local: MemoryDescription, remote: MemoryDescription) -> Non
         raise StaleMemoryError(
             f"memory laid out as {local.fingerprint!r} here, as {remote.fingerprint!r} there"
         )
+
+
+def check_transfer(
+    direction: Direction,
+    local: MemoryDescription,
+    local_blocks: Sequence[int],
+    remote: MemoryDescription,
+    remote_blocks: Sequence[int],
+    notify: bytes | None,
+) -> None:
+    """Raise what `TransferPlane.start` says unless these blocks may be moved."""
+    check_compatible(local, remote)
+    if len(local_blocks) != len(remote_blocks):
+        raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
+    is_read = direction is Direction.READ
+    check_blocks(local_blocks, local.block_count, whose="local", is_target=is_read)
+    check_blocks(remote_blocks, remote.block_count, whose="remote", is_target=not is_read)
+    if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
+        raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
 
 
 def runs(*lists: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -32,6 +32,7 @@ import msgspec
 
 from ..errors import RemoteProtocolError
 from .transfer import BLOCKS_MAX, NOTIFY_BYTES_MAX
+from .undecodable import UNDECODABLE
 
 __all__ = [
     "BLOCK_LIST_BYTES_MAX",
@@ -256,7 +257,7 @@ def decode_message(header: bytes | memoryview) -> _AnyMessage:
     """The message in one frame's header."""
     try:
         return _decoder.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a transfer message: {error}") from error
 
 

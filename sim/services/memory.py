@@ -21,7 +21,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
-import msgspec
 import trio
 from typing_extensions import Buffer
 
@@ -30,7 +29,6 @@ from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
     KilledError,
-    OverloadedError,
     RequestError,
     StaleMemoryError,
 )
@@ -40,25 +38,17 @@ from trinamo.runtime.planes import (
     Notification,
     RemoteMemory,
 )
-from trinamo.runtime.protocol.transfer import (
-    BLOCK_BYTES_MAX,
-    NOTIFICATIONS_MAX,
-    NOTIFY_BYTES_MAX,
-    Direction,
-    MemoryDescription,
-    check_blocks,
-    check_compatible,
-    decode_description,
-    encode_description,
-)
-from trinamo.runtime.protocol.transfer_access import AccessTable
+from trinamo.runtime.planes.transfer_inbox import NotificationQueue
+from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
+from trinamo.runtime.planes.transfer_state import plan_transfer
+from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 
 from ..host import HostState, current_host_name
 from ..network import Network
 from ..world import World
-from .memory_transfer import SimulatedTransfer, TransferPlan, end_all
+from .memory_transfer import SimulatedTransfer, end_all
 
-__all__ = ["MemoryFabric", "SimulatedMemoryPlane", "SimulatedRegion", "open_simulated_memory"]
+__all__ = ["MemoryFabric", "SimulatedMemoryPlane", "open_simulated_memory"]
 
 BACKEND: Final = "simulated"
 CLOSE_TIMEOUT_S: Final = 10.0
@@ -128,53 +118,6 @@ class MemoryFabric:
         return plane
 
 
-class SimulatedRegion:
-    """Registered memory. Implements `MemoryRegion`."""
-
-    def __init__(
-        self,
-        view: memoryview,
-        description: MemoryDescription,
-        access: AccessTable,
-        *,
-        is_fenced: bool,
-    ) -> None:
-        self.view, self.access = view, access
-        self._description = description
-        self._is_fenced = is_fenced
-
-    @property
-    def is_fenced(self) -> bool:
-        """See `MemoryRegion.is_fenced`."""
-        return self._is_fenced
-
-    @property
-    def description(self) -> MemoryDescription:
-        """See `MemoryRegion.description`."""
-        return msgspec.structs.replace(self._description, generation=self.access.generation)
-
-    def describe(self) -> bytes:
-        """See `MemoryRegion.describe`."""
-        return encode_description(self.description)
-
-    def renew(self) -> int:
-        """See `MemoryRegion.renew`."""
-        return self.access.renew()
-
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
-        """See `MemoryRegion.grant`."""
-        self.access.grant(ticket, blocks)
-
-    def revoke(self, ticket: int) -> None:
-        """See `MemoryRegion.revoke`."""
-        self.access.revoke(ticket)
-
-    def block(self, number: int) -> memoryview:
-        """The bytes of one block."""
-        size = self._description.block_bytes
-        return self.view[number * size : (number + 1) * size]
-
-
 @attrs.frozen
 class _Remote:
     """A peer's region. Implements `RemoteMemory`."""
@@ -191,10 +134,10 @@ class SimulatedMemoryPlane:
         self.host = fabric.world.host(current_host_name())
         self.incarnation = f"{env.rng.getrandbits(64):016x}"
         self._generation = self.host.generation
-        self._regions: dict[int, SimulatedRegion] = {}
+        self._regions: dict[int, HostRegion] = {}
         self._numbers = 0
         self._transfers: list[SimulatedTransfer] = []
-        self._arrived, self._arriving = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
+        self._inbox = NotificationQueue()
         fabric.planes[self.incarnation] = self
 
     @property
@@ -212,17 +155,12 @@ class SimulatedMemoryPlane:
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
-    ) -> SimulatedRegion:
+    ) -> HostRegion:
         """See `TransferPlane.register`."""
         await trio.lowlevel.checkpoint()
         if isinstance(memory, DeviceMemory):
             raise RequestError("simulated memory is of the process, not of a device")
-        view = memoryview(memory)
-        if view.readonly or not view.c_contiguous:
-            raise RequestError("memory to register must be writable and contiguous")
-        if not 1 <= block_bytes <= min(BLOCK_BYTES_MAX, view.nbytes):
-            raise RequestError(f"memory of {view.nbytes} bytes holds no block of {block_bytes}")
-        view = view.cast("B")[: view.nbytes // block_bytes * block_bytes]
+        view = whole_blocks(memory, block_bytes)
         self._numbers += 1
         description = MemoryDescription(
             backend=self.backend,
@@ -235,8 +173,9 @@ class SimulatedMemoryPlane:
             block_bytes=block_bytes,
             address=self.host.name.encode(),
         )
-        access = AccessTable(description.block_count, needs_ticket=needs_ticket)
-        region = SimulatedRegion(view, description, access, is_fenced=self.fabric.is_fenced)
+        region = HostRegion(
+            view, description, needs_ticket=needs_ticket, is_fenced=self.fabric.is_fenced
+        )
         self._regions[self._numbers] = region
         return region
 
@@ -246,11 +185,11 @@ class SimulatedMemoryPlane:
         known = self._regions.pop(region.description.region, None)
         if known is None:
             return
-        known.access.withdraw()
+        known.withdraw()
         ours = [transfer for transfer in self._transfers if transfer.plan.local is known]
         await end_all(ours, StaleMemoryError("the region was deregistered"))
 
-    def region(self, number: int) -> SimulatedRegion:
+    def region(self, number: int) -> HostRegion:
         """A region that peers may reach; `StaleMemoryError` if it is not registered."""
         found = self._regions.get(number)
         if found is None:
@@ -312,52 +251,35 @@ class SimulatedMemoryPlane:
         ticket: int = 0,
     ) -> SimulatedTransfer:
         """See `TransferPlane.start`."""
-        assert isinstance(local, SimulatedRegion), "memory of another plane"
-        if local.access.is_withdrawn:
-            raise StaleMemoryError("the local region was deregistered")
-        check_compatible(local.description, remote.description)
-        if len(local_blocks) != len(remote_blocks):
-            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
-        is_read = direction is Direction.READ
-        there = remote.description.block_count
-        check_blocks(local_blocks, local.access.block_count, whose="local", is_target=is_read)
-        check_blocks(remote_blocks, there, whose="remote", is_target=not is_read)
-        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
-            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
-        plan = TransferPlan(
-            direction=direction,
-            local=local,
-            local_blocks=tuple(local_blocks),
-            remote=remote.description,
-            remote_blocks=tuple(remote_blocks),
+        assert isinstance(local, HostRegion), "memory of another plane"
+        plan = plan_transfer(
+            direction,
+            local,
+            local_blocks,
+            remote.description,
+            remote_blocks,
+            deadline_s=deadline_s,
             notify=notify,
             ticket=ticket,
         )
         transfer = SimulatedTransfer(self, plan, self._transfers.remove)
         self._transfers.append(transfer)
-        transfer.begin(deadline_s)
+        transfer.begin()
         return transfer
 
     async def receive(self) -> Notification:
         """See `TransferPlane.receive`."""
-        return await self._arriving.receive()
+        return await self._inbox.receive()
 
     def tell(self, notification: Notification) -> None:
         """Queue a notification from a peer; `OverloadedError` if too many wait."""
-        try:
-            self._arrived.send_nowait(notification)
-        except trio.WouldBlock:
-            raise OverloadedError(
-                f"{NOTIFICATIONS_MAX} notifications wait to be received",
-                bound="notifications",
-                value=NOTIFICATIONS_MAX,
-            ) from None
+        self._inbox.put(notification)
 
     async def close(self) -> None:
         """Withdraw all memory, abort what is under way and wait for it, `CLOSE_TIMEOUT_S` at most."""
         self.fabric.planes.pop(self.incarnation, None)
         for region in self._regions.values():
-            region.access.withdraw()
+            region.withdraw()
         self._regions.clear()
         with trio.move_on_after(CLOSE_TIMEOUT_S):
             await end_all(list(self._transfers), KilledError("the plane was closed"))

@@ -9,106 +9,57 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
-import trio
+from typing_extensions import override
 
 from trinamo.runtime.errors import (
     DeadlineError,
     DisconnectedError,
-    KilledError,
     StaleMemoryError,
     TrinamoError,
-    error_from_wire,
 )
 from trinamo.runtime.planes import Notification, TransferReport
-from trinamo.runtime.protocol.transfer import Direction, MemoryDescription
+from trinamo.runtime.planes.transfer_region import HostRegion
+from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState
+from trinamo.runtime.protocol.transfer import Direction
 
 if TYPE_CHECKING:
-    from .memory import SimulatedMemoryPlane, SimulatedRegion
+    from .memory import SimulatedMemoryPlane
 
-__all__ = ["SimulatedTransfer", "TransferPlan", "end_all"]
-
-
-@attrs.frozen(kw_only=True)
-class TransferPlan:
-    """What is to be moved, checked."""
-
-    direction: Direction
-    local: SimulatedRegion
-    local_blocks: tuple[int, ...]
-    remote: MemoryDescription
-    remote_blocks: tuple[int, ...]
-    notify: bytes | None
-    ticket: int
+__all__ = ["SimulatedTransfer", "end_all"]
 
 
-class SimulatedTransfer:
+class SimulatedTransfer(TransferState):
     """Implements `Transfer`. `forget` is called once it is settled."""
 
     def __init__(
         self,
         plane: SimulatedMemoryPlane,
-        plan: TransferPlan,
+        plan: TransferPlan[HostRegion],
         forget: Callable[[SimulatedTransfer], None],
     ) -> None:
+        super().__init__()
         self.plan = plan
         self._plane, self._fabric = plane, plane.fabric
         self._forget = forget
         self._here = plane.host.name
         self._there = plan.remote.address.decode(errors="replace")
-        self._next = self._in_flight = self._confirmed = 0
+        self._next = self._in_flight = 0
         self._began_s = self._fabric.world.current_time()
-        self._report: TransferReport | None = None
-        self._error: TrinamoError | None = None
-        self._over, self._settled = trio.Event(), trio.Event()
 
-    # --- Transfer ----------------------------------------------------------------------------------
-
-    @property
-    def confirmed_count(self) -> int:
-        """See `Transfer.confirmed_count`."""
-        return self._confirmed
-
-    @property
-    def is_settled(self) -> bool:
-        """See `Transfer.is_settled`."""
-        return self._settled.is_set()
-
-    async def wait(self) -> TransferReport:
-        """See `Transfer.wait`."""
-        await self._over.wait()
-        if self._report is not None:
-            return self._report
-        assert self._error is not None
-        if isinstance(self._error, KilledError):
-            raise KilledError(self._error.message, reason=self._error.reason)
-        raise error_from_wire(self._error.code, self._error.message, definite=self._error.definite)
-
-    def abort(self) -> None:
-        """See `Transfer.abort`."""
-        self.fail(KilledError("the transfer was aborted", reason="aborted"))
-
-    async def wait_settled(self) -> None:
-        """See `Transfer.wait_settled`."""
-        await self._settled.wait()
-
-    # --- driven by events --------------------------------------------------------------------------
-
-    def begin(self, deadline_s: float) -> None:
+    def begin(self) -> None:
         """Put the first blocks on their way."""
-        self._fabric.world.after(deadline_s, self._time_is_up)
+        self._fabric.world.after(self.plan.deadline_s, self._time_is_up)
         if not self.plan.local_blocks:
             # Nothing to move, but the peer is to be told, and must be there.
             self._in_flight = 1
             self._carry(self._here, self._there, 0, partial(self._answer, -1))
         self._launch()
 
+    @override
     def fail(self, error: TrinamoError) -> None:
         """End it with this error, unless it is over; what is on its way still lands."""
-        if not self._over.is_set():
-            self._error = error
-            self._over.set()
-        self._settle()
+        super().fail(error)
+        self._settle_if_landed()
 
     def _time_is_up(self) -> None:
         self.fail(DeadlineError(f"no more than {self._confirmed} blocks were moved in time"))
@@ -119,7 +70,7 @@ class SimulatedTransfer:
         while (
             self._next < blocks
             and self._in_flight < self._fabric.window
-            and not self._over.is_set()
+            and not self.is_over
             and self._plane.is_alive
         ):
             position = self._next
@@ -132,7 +83,7 @@ class SimulatedTransfer:
                 )
             else:
                 self._carry(self._here, self._there, 0, partial(self._answer, position))
-        self._settle()
+        self._settle_if_landed()
 
     def _carry(self, source: str, target: str, size: int, arrive: Callable[[], None]) -> None:
         self._fabric.carry(source, target, size, arrive, self._lost)
@@ -170,7 +121,7 @@ class SimulatedTransfer:
 
         self._carry(self._there, self._here, len(data), land)
 
-    def _remote(self) -> SimulatedRegion:
+    def _remote(self) -> HostRegion:
         plan = self.plan
         region = self._fabric.find(plan.remote).region(plan.remote.region)
         if self._fabric.is_fenced:
@@ -191,9 +142,9 @@ class SimulatedTransfer:
 
     def _confirm(self, position: int) -> None:
         self._in_flight -= 1
-        if position >= 0 and not self._over.is_set():
+        if position >= 0 and not self.is_over:
             self._confirmed += 1
-        if self._confirmed == len(self.plan.local_blocks) and not self._over.is_set():
+        if self._confirmed == len(self.plan.local_blocks) and not self.is_over:
             self._succeed()
         self._launch()
 
@@ -210,20 +161,21 @@ class SimulatedTransfer:
         except TrinamoError as error:
             self.fail(error)
             return
-        self._report = TransferReport(
-            backend=self._plane.backend,
-            path="fabric",
-            direction=plan.direction,
-            block_count=len(plan.local_blocks),
-            byte_count=len(plan.local_blocks) * plan.remote.block_bytes,
-            duration_s=self._fabric.world.current_time() - self._began_s,
-            is_verified=False,
+        self.succeed(
+            TransferReport(
+                backend=self._plane.backend,
+                path="fabric",
+                direction=plan.direction,
+                block_count=plan.block_count,
+                byte_count=plan.byte_count,
+                duration_s=self._fabric.world.current_time() - self._began_s,
+                is_verified=False,
+            )
         )
-        self._over.set()
 
-    def _settle(self) -> None:
-        if self._in_flight == 0 and self._over.is_set() and not self._settled.is_set():
-            self._settled.set()
+    def _settle_if_landed(self) -> None:
+        if self._in_flight == 0 and self.is_over and not self.is_settled:
+            self.settle()
             self._forget(self)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 import trio
-from typing_extensions import Buffer
+from typing_extensions import Buffer, override
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
@@ -22,12 +22,9 @@ from trinamo.runtime.errors import (
     CorruptedError,
     DeadlineError,
     DisconnectedError,
-    KilledError,
-    OverloadedError,
     RequestError,
     StaleMemoryError,
     TrinamoError,
-    error_from_wire,
 )
 from trinamo.runtime.planes import (
     DeviceMemory,
@@ -36,19 +33,12 @@ from trinamo.runtime.planes import (
     RemoteMemory,
     TransferReport,
 )
-from trinamo.runtime.protocol.transfer import (
-    BLOCK_BYTES_MAX,
-    NOTIFICATIONS_MAX,
-    NOTIFY_BYTES_MAX,
-    Direction,
-    MemoryDescription,
-    check_blocks,
-    check_compatible,
-    decode_description,
-)
-from trinamo.runtime.protocol.transfer_access import AccessTable
+from trinamo.runtime.planes.transfer_inbox import NotificationQueue
+from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
+from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState, plan_transfer
+from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 
-from .transfer_region import Region, TransferFaults
+from .transfer_faults import TransferFaults
 
 __all__ = [
     "MemoryTransfer",
@@ -73,62 +63,28 @@ class _Remote:
     description: MemoryDescription
 
 
-@attrs.frozen(kw_only=True)
-class _Plan:
-    direction: Direction
-    local: Region
-    local_blocks: tuple[int, ...]
-    remote: MemoryDescription
-    remote_blocks: tuple[int, ...]
-    deadline_s: float
-    notify: bytes | None
-    ticket: int
+_Plan = TransferPlan[HostRegion]
 
 
-class MemoryTransfer:
+class MemoryTransfer(TransferState):
     """One transfer. Implements `planes.transfer.Transfer`."""
 
     def __init__(self, plane: MemoryTransferPlane, plan: _Plan) -> None:
+        super().__init__()
         self.peer = plan.remote.incarnation
         self.local = plan.local
         self._plane, self._plan = plane, plan
         self._faults = attrs.evolve(plane.faults)
-        self._confirmed = self._moved = 0
-        self._report: TransferReport | None = None
-        self._error: TrinamoError | None = None
-        self._over, self._settled = trio.Event(), trio.Event()
+        self._moved = 0
         self._scope = trio.CancelScope()
 
-    @property
-    def confirmed_count(self) -> int:
-        return self._confirmed
-
-    @property
-    def is_settled(self) -> bool:
-        return self._settled.is_set()
-
-    async def wait(self) -> TransferReport:
-        await self._over.wait()
-        if self._report is not None:
-            return self._report
-        assert self._error is not None
-        if isinstance(self._error, KilledError):
-            raise KilledError(self._error.message, reason=self._error.reason)
-        raise error_from_wire(self._error.code, self._error.message, definite=self._error.definite)
-
-    async def wait_settled(self) -> None:
-        await self._settled.wait()
-
-    def abort(self) -> None:
-        self.fail(KilledError("the transfer was aborted", reason="aborted"))
-
+    @override
     def fail(self, error: TrinamoError) -> None:
         """End it with this error, unless it is over."""
-        if not self._over.is_set():
-            self._error = error
-            self._over.set()
+        if not self.is_over:
+            super().fail(error)
             if not self._faults.lands_late:
-                self._settled.set()
+                self.settle()
                 self._scope.cancel()
 
     async def drive(self) -> None:
@@ -146,7 +102,7 @@ class MemoryTransfer:
             except TrinamoError as error:
                 self.fail(error)
             await self._land()
-        self._settled.set()
+        self.settle()
 
     async def _land(self) -> None:
         """What was on its way goes on landing, long after anybody wants it."""
@@ -174,16 +130,16 @@ class MemoryTransfer:
             self._check(remote)
             self._copy(position, remote)
             self._moved = position + 1
-            if not self._over.is_set():
+            if not self.is_over:
                 self._confirmed = position + 1
 
-    def _check(self, remote: Region) -> None:
+    def _check(self, remote: HostRegion) -> None:
         if not remote.access.is_open_to(self._plan.remote.generation, self._plan.ticket):
             raise StaleMemoryError("the blocks were withdrawn while they moved")
         if self.local.access.is_withdrawn:
             raise StaleMemoryError("the region was deregistered")
 
-    def _copy(self, position: int, remote: Region) -> None:
+    def _copy(self, position: int, remote: HostRegion) -> None:
         ours = self.local.block(self._plan.local_blocks[position])
         theirs = remote.block(self._plan.remote_blocks[position])
         source, target = (
@@ -198,20 +154,21 @@ class MemoryTransfer:
 
     def _succeed(self, duration_s: float) -> None:
         plan = self._plan
-        if self._over.is_set():
+        if self.is_over:
             return
         if plan.notify is not None:
             self._plane.tell(plan.remote, plan.notify)
-        self._report = TransferReport(
-            backend=self._plane.backend,
-            path="memory",
-            direction=plan.direction,
-            block_count=len(plan.local_blocks),
-            byte_count=len(plan.local_blocks) * plan.remote.block_bytes,
-            duration_s=duration_s,
-            is_verified=True,
+        self.succeed(
+            TransferReport(
+                backend=self._plane.backend,
+                path="memory",
+                direction=plan.direction,
+                block_count=plan.block_count,
+                byte_count=plan.byte_count,
+                duration_s=duration_s,
+                is_verified=True,
+            )
         )
-        self._over.set()
 
 
 class MemoryTransferPlane:
@@ -225,11 +182,11 @@ class MemoryTransferPlane:
         self.incarnation = f"{env.rng.getrandbits(64):016x}"
         self.faults = TransferFaults()
         self._fabric, self._nursery = fabric, nursery
-        self._regions: dict[int, Region] = {}
+        self._regions: dict[int, HostRegion] = {}
         self._numbers = 0
         self._forgotten: dict[str, None] = {}
         self._transfers: dict[int, MemoryTransfer] = {}
-        self._arrived, self._arriving = trio.open_memory_channel[Notification](NOTIFICATIONS_MAX)
+        self._inbox = NotificationQueue()
         fabric.planes[self.incarnation] = self
 
     async def register(
@@ -239,16 +196,11 @@ class MemoryTransferPlane:
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
-    ) -> Region:
+    ) -> HostRegion:
         await trio.lowlevel.checkpoint()
         if isinstance(memory, DeviceMemory):
             raise RequestError("the memory plane moves memory of the process, not of a device")
-        view = memoryview(memory)
-        if view.readonly or not view.c_contiguous:
-            raise RequestError("memory to register must be writable and contiguous")
-        if not 1 <= block_bytes <= min(BLOCK_BYTES_MAX, view.nbytes):
-            raise RequestError(f"memory of {view.nbytes} bytes holds no block of {block_bytes}")
-        view = view.cast("B")[: view.nbytes // block_bytes * block_bytes]
+        view = whole_blocks(memory, block_bytes)
         self._numbers += 1
         description = MemoryDescription(
             backend=self.backend,
@@ -260,8 +212,7 @@ class MemoryTransferPlane:
             length=view.nbytes,
             block_bytes=block_bytes,
         )
-        access = AccessTable(description.block_count, needs_ticket=needs_ticket)
-        region = Region(view, description, access)
+        region = HostRegion(view, description, needs_ticket=needs_ticket, is_fenced=True)
         self._regions[self._numbers] = region
         return region
 
@@ -269,7 +220,7 @@ class MemoryTransferPlane:
         await trio.lowlevel.checkpoint()
         known = self._regions.pop(region.description.region, None)
         if known is not None:
-            known.access.withdraw()
+            known.withdraw()
             ours = [t for t in self._transfers.values() if t.local is known]
             for transfer in ours:
                 transfer.fail(StaleMemoryError("the region was deregistered"))
@@ -302,7 +253,7 @@ class MemoryTransferPlane:
             raise ConnectError(f"nobody answers as {incarnation}")
         return peer
 
-    def reach(self, plan: _Plan) -> Region:
+    def reach(self, plan: _Plan) -> HostRegion:
         """The peer's region; what is missing is a typed error."""
         peer = self._peer(plan.remote.incarnation)
         region = peer._regions.get(plan.remote.region)  # noqa: SLF001 -- the same class
@@ -313,14 +264,7 @@ class MemoryTransferPlane:
     def tell(self, remote: MemoryDescription, message: bytes) -> None:
         """Queue a notification at the peer."""
         said = Notification(peer=self.incarnation, region=remote.region, message=message)
-        try:
-            self._peer(remote.incarnation)._arrived.send_nowait(said)  # noqa: SLF001
-        except trio.WouldBlock:
-            raise OverloadedError(
-                f"{NOTIFICATIONS_MAX} notifications wait to be received",
-                bound="notifications",
-                value=NOTIFICATIONS_MAX,
-            ) from None
+        self._peer(remote.incarnation)._inbox.put(said)  # noqa: SLF001 -- the same class
 
     def start(
         self,
@@ -334,24 +278,13 @@ class MemoryTransferPlane:
         notify: bytes | None = None,
         ticket: int = 0,
     ) -> MemoryTransfer:
-        assert isinstance(local, Region), "memory of another plane"
-        if local.access.is_withdrawn:
-            raise StaleMemoryError("the local region was deregistered")
-        check_compatible(local.description, remote.description)
-        if len(local_blocks) != len(remote_blocks):
-            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
-        is_read = direction is Direction.READ
-        here, there = local.access.block_count, remote.description.block_count
-        check_blocks(local_blocks, here, whose="local", is_target=is_read)
-        check_blocks(remote_blocks, there, whose="remote", is_target=not is_read)
-        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
-            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
-        plan = _Plan(
-            direction=direction,
-            local=local,
-            local_blocks=tuple(local_blocks),
-            remote=remote.description,
-            remote_blocks=tuple(remote_blocks),
+        assert isinstance(local, HostRegion), "memory of another plane"
+        plan = plan_transfer(
+            direction,
+            local,
+            local_blocks,
+            remote.description,
+            remote_blocks,
             deadline_s=deadline_s,
             notify=notify,
             ticket=ticket,
@@ -368,13 +301,13 @@ class MemoryTransferPlane:
             del self._transfers[id(transfer)]
 
     async def receive(self) -> Notification:
-        return await self._arriving.receive()
+        return await self._inbox.receive()
 
     def close(self) -> None:
         """Nobody reaches it any more; its transfers end, wherever they are."""
         self._fabric.planes.pop(self.incarnation, None)
         for region in self._regions.values():
-            region.access.withdraw()
+            region.withdraw()
         for transfer in list(self._transfers.values()):
             transfer.abort()
 

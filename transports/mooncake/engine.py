@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trinamo.runtime.errors import (
+    BackendMissingError,
     ConfigError,
     ConnectError,
     DisconnectedError,
@@ -34,7 +35,7 @@ _SESSION: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}")
 
 
 def import_library() -> Any:
-    """The binding; `ConfigError` if it is not installed or does not load."""
+    """The binding; `BackendMissingError` if it is not installed or does not load."""
     # What goes wrong is in our errors; the engine's own log goes to standard error.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("GLOG_minloglevel", "3")
@@ -42,7 +43,7 @@ def import_library() -> Any:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
         hint = "; install libibverbs1" if "libibverbs" in str(error) else ""
-        raise ConfigError(f"Mooncake cannot be loaded: {error}{hint}") from error
+        raise BackendMissingError(f"Mooncake cannot be loaded: {error}{hint}") from error
 
 
 def session_of(address: bytes) -> str:

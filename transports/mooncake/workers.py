@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -30,6 +30,9 @@ from .engine import Engine, Told, session_of
 from .options import SLICES_MAX
 
 __all__ = ["Workers"]
+
+_CONNECTIONS: Final = 4
+"""To one peer, as the engine has it by default."""
 
 
 class Workers:
@@ -114,20 +117,26 @@ class Workers:
         slot = self._scratch + job.slot * SLOT_BYTES
         match step:
             case ReadPage(remote, offset, length):
-                session = session_of(remote.address)
-                try:
-                    self._engine.move(
-                        session, Direction.READ, [slot], [remote.page + offset], [length]
-                    )
-                except TransferError as error:
-                    if isinstance(error, (ConnectError, DisconnectedError)):
-                        raise
-                    raise StaleMemoryError(f"the access page is not there: {error}") from error
+                self._read_page(session_of(remote.address), slot, remote.page + offset, length)
             case MoveBlocks():
                 self._move(step)
             case Tell(remote, region, message):
                 session = session_of(remote.address)
                 self._engine.tell(session, slot, remote.page, (self._name, region, message))
+
+    def _read_page(self, session: str, slot: int, page: int, length: int) -> None:
+        # A call that the peer refused spoils the connection it went over, of which the engine
+        # keeps a few, and the next one over it fails for nothing.
+        for attempts_left in reversed(range(_CONNECTIONS + 1)):
+            try:
+                self._engine.move(session, Direction.READ, [slot], [page], [length])
+            except TransferError as error:
+                if isinstance(error, (ConnectError, DisconnectedError)):
+                    raise
+                if not attempts_left:
+                    raise StaleMemoryError(f"the access page is not there: {error}") from error
+            else:
+                return
 
     def _move(self, step: MoveBlocks) -> None:
         plan = step.plan

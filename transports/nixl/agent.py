@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from trinamo.runtime.errors import (
-    ConfigError,
+    BackendMissingError,
     DisconnectedError,
     RemoteProtocolError,
     TransferError,
@@ -31,7 +31,7 @@ _MODULES: Final = ("nixl_cu12._bindings", "nixl_cu13._bindings")
 
 
 def import_library() -> Any:
-    """The bindings; `ConfigError` if they are not installed or do not load."""
+    """The bindings; `BackendMissingError` if they are not installed or do not load."""
     # Every failure arrives as an exception, so the library need not write to our standard error.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
@@ -41,7 +41,7 @@ def import_library() -> Any:
             return importlib.import_module(name)
         except ImportError as error:
             problems.append(str(error))
-    raise ConfigError(f"NIXL cannot be loaded: {'; '.join(problems)}")
+    raise BackendMissingError(f"NIXL cannot be loaded: {'; '.join(problems)}")
 
 
 def has_gpu() -> bool:
@@ -64,7 +64,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def create_agent(name: str, environment: dict[str, str], *, progress_delay_s: float) -> Agent:
-    """An agent with the UCX backend; `ConfigError` if UCX finds no usable transport.
+    """An agent with the UCX backend; `BackendMissingError` if UCX finds no usable transport.
 
     `environment` holds while UCX makes its context, so two agents of one process may differ. Do
     not make two at once.
@@ -84,7 +84,9 @@ def create_agent(name: str, environment: dict[str, str], *, progress_delay_s: fl
             )
         except Exception as error:
             shown = " ".join(f"{key}={value}" for key, value in environment.items())
-            raise ConfigError(f"NIXL finds no usable transport ({error}) with {shown}") from error
+            raise BackendMissingError(
+                f"NIXL finds no usable transport ({error}) with {shown}"
+            ) from error
     return Agent(library, handle, backend)
 
 

@@ -36,7 +36,7 @@ class NixlOptions:
     """Transfers at once, and on RDMA devices the length of the send and receive queues."""
     completion_mode: CompletionMode = "event"
     """`polling`: look without pause while transfers are under way, which costs a core then."""
-    progress_delay_s: float = 0.01
+    progress_delay_s: float = 0.02
     """How long the library's own thread sleeps unless woken; 0 would keep a core busy for ever."""
     notification_poll_s: float = 0.01
     """The longest time until a notification is noticed; the library cannot wake us."""

@@ -7,6 +7,7 @@ transfer). Works on simulated sockets, with `same_host` off.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +22,6 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
-    OverloadedError,
     RefusedError,
     RemoteProtocolError,
     RequestError,
@@ -30,15 +30,10 @@ from trinamo.runtime.errors import (
     error_from_wire,
 )
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Notification, RemoteMemory
-from trinamo.runtime.protocol.transfer import (
-    NOTIFICATIONS_MAX,
-    NOTIFY_BYTES_MAX,
-    Direction,
-    MemoryDescription,
-    check_blocks,
-    check_compatible,
-    decode_description,
-)
+from trinamo.runtime.planes.transfer_inbox import NotificationQueue
+from trinamo.runtime.planes.transfer_region import whole_blocks
+from trinamo.runtime.planes.transfer_state import plan_transfer
+from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 from trinamo.runtime.protocol.transfer_stream import Failed, Finished, Hello, Ping, Welcome
 
 from .accepting import accept_connections
@@ -46,7 +41,7 @@ from .checksum import Checksum, ChecksumChoice, choose, offered
 from .local_memory import Slot
 from .sockets import TcpOptions, dial, open_listener, tune
 from .transfer_copy import Neighbour
-from .transfer_flight import Plan, TcpTransfer
+from .transfer_flight import TcpTransfer
 from .transfer_initiator import InitiatorLink, Peer
 from .transfer_link import Link
 from .transfer_memory import TcpRegion
@@ -66,9 +61,11 @@ class TransferOptions:
     slice_bytes: int = 1 << 21
     """What is sent before another transfer of the same peer gets its turn."""
     checksum: ChecksumChoice = "auto"
-    """`auto`: XXH3 where both ends have libxxhash, else CRC-32."""
+    """`auto`: XXH3 where both ends have the package `xxhash`, else CRC-32."""
     same_host: bool = True
     """Copy directly where both ends run on one host and the kernel allows it."""
+    same_host_bytes_min: int = 1 << 18
+    """Less goes over the stream: a copy takes two exchanges with the peer, the stream one."""
     same_host_checksum: bool = False
     """Compare checksums there too: nothing but the kernel's own copy lies between."""
 
@@ -99,9 +96,7 @@ class TcpTransferPlane:
         self._numbers = 0
         self._peers: dict[str, Peer] = {}
         self._transfers: dict[int, TcpTransfer] = {}
-        self._notifications, self._arriving = trio.open_memory_channel[Notification](
-            NOTIFICATIONS_MAX
-        )
+        self._inbox = NotificationQueue()
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -117,26 +112,22 @@ class TcpTransferPlane:
         await trio.lowlevel.checkpoint()
         if isinstance(memory, DeviceMemory):
             raise RequestError("tcp moves memory of the process, not of a device")
+        view = whole_blocks(memory, block_bytes)
+        anchor = ctypes.c_char.from_buffer(view)
         self._numbers += 1
-        number = self._numbers
-
-        def describe(base: int, length: int) -> MemoryDescription:
-            return MemoryDescription(
-                backend=self.backend,
-                incarnation=self.incarnation,
-                region=number,
-                generation=1,
-                fingerprint=fingerprint,
-                base=base,
-                length=length,
-                block_bytes=block_bytes,
-                address=self.address.encode(),
-            )
-
-        region = TcpRegion(
-            memory, block_bytes=block_bytes, needs_ticket=needs_ticket, describe=describe
+        described = MemoryDescription(
+            backend=self.backend,
+            incarnation=self.incarnation,
+            region=self._numbers,
+            generation=1,
+            fingerprint=fingerprint,
+            base=ctypes.addressof(anchor),
+            length=view.nbytes,
+            block_bytes=block_bytes,
+            address=self.address.encode(),
         )
-        self._regions[number] = region
+        region = TcpRegion(view, anchor, described, needs_ticket=needs_ticket)
+        self._regions[self._numbers] = region
         return region
 
     async def deregister(self, region: MemoryRegion) -> None:
@@ -211,24 +202,12 @@ class TcpTransferPlane:
         """Start one transfer in the plane's nursery."""
         assert isinstance(local, TcpRegion), "memory of another plane"
         target = self._of_ours(remote)
-        if local.access.is_withdrawn:
-            raise StaleMemoryError("the local region was deregistered")
-        check_compatible(local.description, target.description)
-        if len(local_blocks) != len(remote_blocks):
-            raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
-        is_read = direction is Direction.READ
-        count = local.access.block_count
-        check_blocks(local_blocks, count, whose="local", is_target=is_read)
-        count = target.description.block_count
-        check_blocks(remote_blocks, count, whose="remote", is_target=not is_read)
-        if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
-            raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
-        plan = Plan(
-            direction=direction,
-            local=local,
-            local_blocks=tuple(local_blocks),
-            remote=target.description,
-            remote_blocks=tuple(remote_blocks),
+        plan = plan_transfer(
+            direction,
+            local,
+            local_blocks,
+            target.description,
+            remote_blocks,
             deadline_s=deadline_s,
             notify=notify,
             ticket=ticket,
@@ -248,18 +227,11 @@ class TcpTransferPlane:
 
     async def receive(self) -> Notification:
         """The next notification."""
-        return await self._arriving.receive()
+        return await self._inbox.receive()
 
     def notify(self, peer: str, region: int, message: bytes) -> None:
-        """Queue what a peer says."""
-        try:
-            self._notifications.send_nowait(Notification(peer=peer, region=region, message=message))
-        except trio.WouldBlock:
-            raise OverloadedError(
-                f"{NOTIFICATIONS_MAX} notifications wait to be received",
-                bound="notifications",
-                value=NOTIFICATIONS_MAX,
-            ) from None
+        """Queue what a peer says; `OverloadedError` if too much waits."""
+        self._inbox.put(Notification(peer=peer, region=region, message=message))
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -298,6 +270,7 @@ class TcpTransferPlane:
             if slot.can_copy_from(answer.proof):
                 link.neighbour = Neighbour(answer.proof, slot)
                 link.can_be_copied = True
+                link.copied_bytes_min = self.options.same_host_bytes_min
 
     def _slot(self, link: Link) -> Slot | None:
         return Slot(self._env.rng) if self.options.same_host and link.is_real else None

@@ -7,21 +7,19 @@ which `abort` closes at once: so here a transfer is settled as soon as it is ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import attrs
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.env import Clock
 from trinamo.runtime.errors import (
     DeadlineError,
-    KilledError,
     RemoteProtocolError,
     TransferError,
     TrinamoError,
 )
 from trinamo.runtime.planes import TransferReport
-from trinamo.runtime.protocol.transfer import Direction, MemoryDescription
+from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState
+from trinamo.runtime.protocol.transfer import Direction
 from trinamo.runtime.protocol.transfer_stream import (
     Check,
     Commit,
@@ -38,80 +36,36 @@ from trinamo.runtime.protocol.transfer_stream import (
 
 from .checksum import NO_CHECKSUM, Checksum
 from .transfer_copy import Neighbour
-from .transfer_initiator import Exchange, InitiatorLink, Peer, again
+from .transfer_initiator import Exchange, InitiatorLink, Peer
 from .transfer_memory import Flow, TcpRegion
 
-__all__ = ["Plan", "TcpTransfer"]
+__all__ = ["TcpTransfer"]
 
 
-@attrs.frozen(kw_only=True)
-class Plan:
-    """What is asked for."""
-
-    direction: Direction
-    local: TcpRegion
-    local_blocks: Sequence[int]
-    remote: MemoryDescription
-    remote_blocks: Sequence[int]
-    deadline_s: float
-    notify: bytes | None
-    ticket: int
-
-
-class TcpTransfer:
+class TcpTransfer(TransferState):
     """One transfer under way or over."""
 
-    def __init__(self, plan: Plan, peer: Peer, clock: Clock) -> None:
+    def __init__(self, plan: TransferPlan[TcpRegion], peer: Peer, clock: Clock) -> None:
+        super().__init__()
         self.peer = peer
         self._plan = plan
         self._clock = clock
         self._started_at = clock.now()
-        self._confirmed = 0
         self._flow: Flow | None = None
-        self._error: TrinamoError | None = None
-        self._report: TransferReport | None = None
-        self._over = trio.Event()
         self._scope = trio.CancelScope()
 
-    @property
-    def confirmed_count(self) -> int:
-        """Leading blocks that have arrived and are verified."""
-        return self._confirmed
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is over."""
-        return self._over.is_set()
-
-    async def wait(self) -> TransferReport:
-        """The report, or the error that ended it."""
-        await self._over.wait()
-        if self._report is not None:
-            return self._report
-        assert self._error is not None
-        if isinstance(self._error, KilledError):
-            raise KilledError(self._error.message, reason=self._error.reason)
-        raise again(self._error)
-
-    async def wait_settled(self) -> None:
-        """Return once it is over."""
-        await self._over.wait()
-
-    def abort(self) -> None:
-        """End it now; the peer is told."""
-        self.fail(KilledError("the transfer was aborted", reason="aborted"))
-
+    @override
     def fail(self, error: TrinamoError) -> None:
-        """End it now with this error, unless it is over."""
-        if not self._over.is_set():
-            self._error = error
-            self._end()
+        """End it now with this error, unless it is over; the peer is told."""
+        super().fail(error)
+        self._end()
 
     def _end(self) -> None:
-        if self._flow is not None:
-            self._flow.close()
-        self._over.set()
-        self._scope.cancel()
+        if not self.is_settled:
+            if self._flow is not None:
+                self._flow.close()
+            self.settle()
+            self._scope.cancel()
 
     # --- the task ------------------------------------------------------------------------------
 
@@ -120,31 +74,37 @@ class TcpTransfer:
         self._scope.deadline = trio.current_time() + self._plan.deadline_s
         with self._scope:
             try:
-                path, checksum = await self._move(await self.peer.reach())
+                link = await self.peer.reach()
+                if self.is_over:
+                    # Aborted before it began: nobody would close a flow that is opened now.
+                    return
+                path, checksum = await self._move(link)
             except TrinamoError as error:
                 self.fail(error)
             else:
                 self._succeed(path, is_verified=checksum is not NO_CHECKSUM)
         self.fail(
             DeadlineError(
-                f"{self._confirmed} of {len(self._plan.local_blocks)} blocks were moved within "
+                f"{self._confirmed} of {self._plan.block_count} blocks were moved within "
                 f"{self._plan.deadline_s:g} s"
             )
         )
 
     def _succeed(self, path: str, *, is_verified: bool) -> None:
-        if self._over.is_set():
+        if self.is_over:
             return
-        count = len(self._plan.local_blocks)
-        self._confirmed = count
-        self._report = TransferReport(
-            backend="tcp",
-            path=path,
-            direction=self._plan.direction,
-            block_count=count,
-            byte_count=count * self._plan.remote.block_bytes,
-            duration_s=self._clock.now() - self._started_at,
-            is_verified=is_verified,
+        plan = self._plan
+        self._confirmed = plan.block_count
+        self.succeed(
+            TransferReport(
+                backend="tcp",
+                path=path,
+                direction=plan.direction,
+                block_count=plan.block_count,
+                byte_count=plan.byte_count,
+                duration_s=self._clock.now() - self._started_at,
+                is_verified=is_verified,
+            )
         )
         self._end()
 
@@ -159,7 +119,8 @@ class TcpTransfer:
         return await self._write(link)
 
     async def _read(self, link: InitiatorLink) -> tuple[str, Checksum]:
-        if link.neighbour is not None and await self._copy(link, link.neighbour):
+        is_large = self._plan.byte_count >= link.copied_bytes_min
+        if is_large and link.neighbour is not None and await self._copy(link, link.neighbour):
             return "same_host", link.copy_checksum
         with link.exchange(self._confirm) as exchange:
             flow = self._open_flow(exchange, link.checksum)
@@ -171,7 +132,8 @@ class TcpTransfer:
         return "stream", link.checksum
 
     async def _write(self, link: InitiatorLink) -> tuple[str, Checksum]:
-        if link.can_be_copied and await self._be_copied(link):
+        is_large = self._plan.byte_count >= link.copied_bytes_min
+        if is_large and link.can_be_copied and await self._be_copied(link):
             return "same_host", link.copy_checksum
         with link.exchange(self._confirm) as exchange:
             flow = self._open_flow(exchange, link.checksum)
@@ -244,7 +206,7 @@ class TcpTransfer:
         return pack_blocks(self._plan.remote_blocks)
 
     def _confirm(self, count: int) -> None:
-        if not self._over.is_set() and self._confirmed < count <= len(self._plan.local_blocks):
+        if not self.is_over and self._confirmed < count <= self._plan.block_count:
             self._confirmed = count
 
     def _open_flow(self, exchange: Exchange, checksum: Checksum) -> Flow:

@@ -20,6 +20,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
+from trinamo.runtime.planes.transfer_state import again
 from trinamo.runtime.protocol.transfer_stream import (
     Abort,
     Confirmed,
@@ -36,11 +37,6 @@ from .transfer_link import Link
 from .transfer_memory import Flow
 
 __all__ = ["Dial", "Exchange", "InitiatorLink", "Peer"]
-
-
-def again(error: TrinamoError) -> TrinamoError:
-    """The same error to raise in one more task."""
-    return error_from_wire(error.code, error.message, definite=error.definite)
 
 
 class Exchange:
@@ -93,6 +89,8 @@ class InitiatorLink(Link):
         """Set if both are on one host and we may copy from the peer."""
         self.can_be_copied = False
         """Whether the peer may copy from us, as far as is known."""
+        self.copied_bytes_min = 0
+        """What is less goes over the stream all the same."""
         self._exchanges: dict[int, Exchange] = {}
         self._numbers = 0
         self._broken: TrinamoError | None = None

@@ -37,6 +37,7 @@ from trinamo.runtime.protocol.transfer_stream import (
 )
 
 from .transfer_memory import Flow
+from .transfer_pacing import send_unpaced
 
 __all__ = ["Link"]
 
@@ -46,6 +47,8 @@ _LOOK_AHEAD_BYTES: Final = 1024
 """Received behind a slice in the same system call: its sums and the head of the next one."""
 _LOW_WATER_BYTES: Final = 1 << 18
 """Inside a slice we are woken up for so many bytes at once, not for every segment."""
+_JOINED_BYTES_MAX: Final = 1 << 14
+"""A slice up to this is copied to go out with its sums, in one call that wakes the peer once."""
 _SCRATCH_BYTES: Final = 1 << 16
 _ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
 
@@ -79,6 +82,8 @@ class Link:
         # The simulator's sockets have no `recvmsg_into`.
         own = getattr(type(self._socket), "recvmsg_into", None)
         self._scatters = own is not getattr(trio.socket.SocketType, "recvmsg_into", None)
+        if self._scatters:
+            send_unpaced(stream)
 
     @property
     def is_real(self) -> bool:
@@ -98,7 +103,9 @@ class Link:
 
     def put(self, message: Message, data: bytes = b"") -> None:
         """Queue a message; it goes out before the next slice."""
-        frame = encode_message(message, len(data)) + data
+        self._put(encode_message(message, len(data)) + data)
+
+    def _put(self, frame: bytes) -> None:
         self._messages.append(frame)
         self._queued_bytes += len(frame)
         self._work.set()
@@ -145,7 +152,12 @@ class Link:
             count = flow.next_count(self.slice_bytes)
             payload_bytes = flow.begin(count)
             head = encode_message(Slice(flow.id, flow.position, count), payload_bytes)
-            await self._send_slice(memoryview(self._take_messages() + head), flow, payload_bytes)
+            if payload_bytes <= _JOINED_BYTES_MAX:
+                self._put(b"".join([head, *flow.views]))
+                flow.advance(payload_bytes)
+            else:
+                head = self._take_messages() + head
+                await self._send_slice(memoryview(head), flow, payload_bytes)
             try:
                 sums = await flow.sums()
             except TrinamoError:

@@ -9,27 +9,22 @@ still comes, or pads what it has announced. This is why `MemoryRegion.is_fenced`
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
-import msgspec
 import trio
-from typing_extensions import Buffer
+from typing_extensions import override
 
 from trinamo.runtime.errors import (
     CorruptedError,
     RemoteProtocolError,
-    RequestError,
     StaleMemoryError,
     TrinamoError,
 )
-from trinamo.runtime.protocol.transfer import (
-    BLOCK_BYTES_MAX,
-    MemoryDescription,
-    encode_description,
-)
-from trinamo.runtime.protocol.transfer_access import AccessTable
+from trinamo.runtime.planes.transfer_region import HostRegion
+from trinamo.runtime.protocol.transfer import MemoryDescription
 from trinamo.runtime.protocol.transfer_stream import SUM_BYTES
 
 from .checksum import NO_CHECKSUM, PIECE_BYTES, Checksum
@@ -40,71 +35,43 @@ SLICE_RUNS_MAX: Final = 64
 """Descriptors of one system call; more than 64 were slower, not faster."""
 
 
-class TcpRegion:
+class TcpRegion(HostRegion):
     """One registered region. Implements `MemoryRegion`."""
-
-    is_fenced = True
 
     def __init__(
         self,
-        memory: Buffer,
+        view: memoryview,
+        anchor: ctypes.c_char,
+        described: MemoryDescription,
         *,
-        block_bytes: int,
         needs_ticket: bool,
-        describe: Callable[[int, int], MemoryDescription],
     ) -> None:
-        if not 1 <= block_bytes <= BLOCK_BYTES_MAX:
-            raise RequestError(f"blocks of {block_bytes} bytes; 1 to {BLOCK_BYTES_MAX} are moved")
-        view = memoryview(memory)
-        if view.readonly or not view.c_contiguous:
-            raise RequestError("memory to register must be writable and contiguous")
-        view = view.cast("B") if view.nbytes else view
-        length = view.nbytes // block_bytes * block_bytes
-        if not length:
-            raise RequestError(f"memory of {view.nbytes} bytes holds no block of {block_bytes}")
-        self.view: memoryview = view[:length]
-        self._anchor = ctypes.c_char.from_buffer(self.view)
-        self.base = ctypes.addressof(self._anchor)
-        self.block_bytes = block_bytes
-        self.access = AccessTable(length // block_bytes, needs_ticket=needs_ticket)
+        super().__init__(view, described, needs_ticket=needs_ticket, is_fenced=True)
+        self.base = described.base
+        self._anchor: ctypes.c_char | None = anchor
         self._flows: dict[int, Flow] = {}
-        self._described = describe(self.base, length)
 
-    @property
-    def description(self) -> MemoryDescription:
-        """With the generation as it is now."""
-        if self._described.generation != self.access.generation:
-            self._described = msgspec.structs.replace(
-                self._described, generation=self.access.generation
-            )
-        return self._described
-
-    def describe(self) -> bytes:
-        """The description as bytes."""
-        return encode_description(self.description)
-
+    @override
     def renew(self) -> int:
         """Refuse all descriptions given out before; peers' flows end here."""
-        generation = self.access.renew()
+        generation = super().renew()
         self._fence_refused()
         return generation
 
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
-        """Let `ticket` move these blocks."""
-        self.access.grant(ticket, blocks)
-
+    @override
     def revoke(self, ticket: int) -> None:
         """Let `ticket` move nothing; its flows end here."""
-        self.access.revoke(ticket)
+        super().revoke(ticket)
         self._fence_refused()
 
+    @override
     def withdraw(self) -> None:
         """Deregister: all flows end here, ours too, and the memory is let go of."""
-        self.access.withdraw()
+        super().withdraw()
         for flow in list(self._flows.values()):
             flow.fence(StaleMemoryError("the region was deregistered"))
         self.view.release()
-        del self._anchor
+        self._anchor = None
 
     def _fence_refused(self) -> None:
         for flow in list(self._flows.values()):
@@ -143,6 +110,10 @@ class Flow:
     is_closed: bool = False
     views: list[memoryview] = attrs.field(factory=list)
     """What is still to be sent or filled of the slice under way; emptied by `fence`."""
+    _moved: int = 0
+    """Bytes of that slice that were sent or filled."""
+    _sums: list[int] = attrs.field(factory=list)
+    """The sums of its pieces, as far as they have moved."""
 
     def __attrs_post_init__(self) -> None:
         self.region.join(self)
@@ -176,7 +147,8 @@ class Flow:
         self.views.clear()
 
     def advance(self, count: int) -> None:
-        """`count` bytes of `views` were sent or filled."""
+        """`count` bytes of `views` were sent or filled; sum them while the cache holds them."""
+        self._moved += count
         views, done = self.views, 0
         for view in views:
             if count < view.nbytes:
@@ -189,6 +161,8 @@ class Flow:
             whole = views[0]
             views[0] = whole[count:]
             whole.release()
+        if self.checksum is not NO_CHECKSUM:
+            self._sum_until(self._moved)
 
     # --- slices --------------------------------------------------------------------------------
 
@@ -238,28 +212,46 @@ class Flow:
         self.begin(count)
 
     async def sums(self) -> bytes:
-        """The checksums of the slice under way; raises `error` if fenced meanwhile."""
+        """The checksums of the slice under way; raises `error` if fenced meanwhile.
+
+        Most were taken as the bytes moved: one taken earlier would not find a source that changes
+        on the way, one taken later would read all memory again.
+        """
         self.check_live()
         if self.checksum is NO_CHECKSUM:
             return b""
-        sums = bytearray()
-        budget = PIECE_BYTES
-        for block in self.blocks[self.position : self.position + self.pending]:
-            total = b""
-            for offset in range(0, self.region.block_bytes, PIECE_BYTES):
-                length = min(PIECE_BYTES, self.region.block_bytes - offset)
-                if budget < length:
-                    await trio.lowlevel.checkpoint()
-                    self.check_live()
-                    budget = PIECE_BYTES
-                budget -= length
-                total += self._sum(block * self.region.block_bytes + offset, length)
-            sums += total if len(total) == SUM_BYTES else _fold(total)
-        return bytes(sums)
+        whole = self.pending * self.region.block_bytes
+        for end in range(self._moved + PIECE_BYTES, whole, PIECE_BYTES):
+            self._sum_until(end)
+            await trio.lowlevel.checkpoint()
+            self.check_live()
+        self._sum_until(whole)
+        sums = struct.pack(f"<{len(self._sums)}Q", *self._sums)
+        if self._piece_count == 1:
+            return sums
+        size = SUM_BYTES * self._piece_count
+        return b"".join(_fold(sums[at : at + size]) for at in range(0, len(sums), size))
 
-    def _sum(self, start: int, length: int) -> bytes:
-        with self.region.view[start : start + length] as piece:
-            return self.checksum.of(piece, self.region.base + start).to_bytes(SUM_BYTES, "little")
+    @property
+    def _piece_count(self) -> int:
+        """Of each block; one unless it is larger than a piece."""
+        return -(-self.region.block_bytes // PIECE_BYTES)
+
+    def _sum_until(self, end: int) -> None:
+        """Sum the pieces that lie within the first `end` bytes of the slice."""
+        memory, size = self.region.view, self.region.block_bytes
+        of, sums, pieces = self.checksum.of, self._sums, self._piece_count
+        if pieces == 1:
+            for block in self.blocks[self.position + len(sums) : self.position + end // size]:
+                sums.append(of(memory[block * size : (block + 1) * size]))
+            return
+        while len(sums) < pieces * self.pending:
+            ordinal, piece = divmod(len(sums), pieces)
+            start, stop = piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, size)
+            if ordinal * size + stop > end:
+                return
+            at = self.blocks[self.position + ordinal] * size
+            sums.append(of(memory[at + start : at + stop]))
 
     def check_live(self) -> None:
         """Raise what ended it, if it was ended."""
@@ -280,7 +272,8 @@ class Flow:
         """The slice under way is over."""
         self._release()
         self.position += self.pending
-        self.pending = 0
+        self.pending = self._moved = 0
+        self._sums.clear()
 
 
 def _fold(total: bytes) -> bytes:

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 
 import attrs
 import pytest
+import trio
 
 from tests.runtime.endpoints import open_cluster
 from tests.transports.tcp.children import child
+from tests.transports.tcp.ends import PATIENCE_S, RawEnd, options, raw_caller
 from tests.transports.tcp.processes import NAME, OPTIONS
+from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.instances import Instance, encode_instance
+from trinamo.transports.tcp import TcpClient
 
 pytestmark = pytest.mark.slow
 OURS, THEIRS = "10.213.77.1", "10.213.77.2"
@@ -80,3 +84,27 @@ async def test_a_cut_link_ends_the_stream_on_both_sides(cable: Cable, pause_s: f
                 [item async for item in stream]
             assert not caught.value.definite
             assert (await worker.hear(event="ended"))["reason"] == "consumer_dropped"
+
+
+async def test_a_caller_that_is_stopped_does_not_hold_a_writing_worker_for_ever() -> None:
+    """Its kernel acknowledges, but takes nothing more: TCP_USER_TIMEOUT counts that time too."""
+    context = Context("r")
+    client = TcpClient(options(user_timeout_s=0.3))
+    held: list[RawEnd] = []
+    async with raw_caller() as caller:
+
+        async def accept_and_never_read() -> None:
+            held.append(await caller.accept())
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(accept_and_never_read)
+                async with client.call_home(caller.connection(), context) as sender:
+                    sender.open()
+                    with context.scope:
+                        while True:
+                            if not sender.send_nowait(bytes(1 << 16)):
+                                await sender.drain()
+        await held[0].stream.aclose()
+    assert context.reason is Reason.CONSUMER_DROPPED
+    assert client.open_count == 0

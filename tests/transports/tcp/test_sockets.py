@@ -35,6 +35,18 @@ def test_a_text_that_is_no_address_is_a_connect_error(address: str) -> None:
         split_address(address)
 
 
+@pytest.mark.parametrize("host", ["a..b", ".", "x" * 300, "\u2028", "\u0661", "é" * 70])
+async def test_a_host_that_no_name_server_could_know_is_a_connect_error(host: str) -> None:
+    """A peer wrote it, so it must not end more than what it was for."""
+    with pytest.raises(ConnectError):
+        await dial(f"{host}:80", TcpOptions())
+
+
+async def test_listening_on_what_is_no_host_name_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="no host name"):
+        await open_listener(TcpOptions(host="a..b"))
+
+
 async def test_a_connection_has_no_nagle_delay_and_both_halves_of_half_open_detection() -> None:
     options = TcpOptions(
         keepalive_idle_s=7, keepalive_interval_s=3, keepalive_count=2, user_timeout_s=1.5

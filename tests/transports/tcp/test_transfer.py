@@ -145,6 +145,31 @@ async def test_deregistering_ours_ends_the_transfer_and_keeps_the_stream(
         pair.here.append(0)  # Nothing holds the buffer any more.
 
 
+@pytest.mark.parametrize("direction", Direction)
+async def test_a_small_block_takes_one_message_each_way(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block, its sum and the word that it is done go together: a peer is woken up once."""
+    sent: list[int] = []
+    send_all = trio.SocketStream.send_all
+
+    async def counting(stream: trio.SocketStream, data: bytes) -> None:
+        sent.append(len(data))
+        await send_all(stream, data)
+
+    async with open_transfer_plane(OVER_STREAM) as a, open_transfer_plane(OVER_STREAM) as b:
+        memory, peer = bytearray(range(256)) * 16, bytearray(4096)
+        local = await a.register(memory, block_bytes=4096)
+        owned = await b.register(peer, block_bytes=4096)
+        remote = await a.connect(owned.describe())
+        monkeypatch.setattr(trio.SocketStream, "send_all", counting)
+        report = await a.start(direction, local, [0], remote, [0], deadline_s=10).wait()
+    assert report.is_verified
+    assert memory == peer
+    assert len(sent) == 2
+    assert sum(sent) < 4096 + 256
+
+
 # --- damage --------------------------------------------------------------------------------------
 
 
@@ -153,20 +178,24 @@ async def test_deregistering_ours_ends_the_transfer_and_keeps_the_stream(
 async def test_a_source_that_changes_while_it_is_sent_is_found(
     direction: Direction, checksum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sums are taken after the bytes have gone, so what was sent is not what is vouched for."""
+    """A sum is taken after its bytes have gone, so what was sent is not what is vouched for."""
     async with open_pair(TransferOptions(same_host=False, checksum=checksum)) as pair:
         source: TcpRegion = pair.owned if direction is READ else pair.local
         memory = pair.there if direction is READ else pair.here
         from trinamo.transports.tcp.transfer_memory import Flow
 
-        original = Flow.sums
+        original = Flow.advance
+        sent = 0
 
-        async def damaging(flow: Flow) -> bytes:
-            if flow.region is source and flow.position <= 20 < flow.position + flow.pending:
-                memory[20 * SIZE + 77] ^= 4
-            return await original(flow)
+        def damaging(flow: Flow, count: int) -> None:
+            nonlocal sent
+            if flow.region is source:
+                if sent < 21 * SIZE <= sent + count:
+                    memory[20 * SIZE + 77] ^= 4
+                sent += count
+            original(flow, count)
 
-        monkeypatch.setattr(Flow, "sums", damaging)
+        monkeypatch.setattr(Flow, "advance", damaging)
         transfer = pair.start(direction, notify=b"never")
         with pytest.raises(CorruptedError):
             await transfer.wait()
@@ -282,8 +311,8 @@ async def test_random_bytes_end_one_stream_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", frame(Ping(1)), b""])
 async def test_a_stranger_that_does_not_greet_is_hung_up_on(first: bytes) -> None:
     options = TransferOptions(tcp=TcpOptions(handshake_timeout_s=0.05), same_host=False)
-    async with open_pair(options) as pair:
-        host, port = pair.theirs.address.split(":")
+    async with open_transfer_plane(options) as plane:
+        host, port = plane.address.split(":")
         stream = await trio.open_tcp_stream(host, int(port))
         if first:
             await stream.send_all(first)
@@ -375,6 +404,23 @@ async def test_copying_that_is_refused_falls_back_to_the_stream(
         for direction in Direction:
             assert (await pair.start(direction).wait()).path == "stream"
         assert pair.here == pair.there
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(("count", "path"), [(3, "stream"), (4, "same_host")])
+async def test_what_is_too_small_to_be_worth_a_copy_goes_over_the_stream(
+    direction: Direction, count: int, path: str
+) -> None:
+    async with open_pair(TransferOptions(same_host_bytes_min=4 * SIZE)) as pair:
+        if (await pair.start(READ).wait()).path != "same_host":
+            pytest.skip("this machine does not let us copy")
+        pair.here[:] = random.Random(3).randbytes(BLOCKS * SIZE)
+        blocks = range(count)
+        transfer = pair.ours.start(
+            direction, pair.local, blocks, pair.remote, blocks, deadline_s=10
+        )
+        assert (await transfer.wait()).path == path
+        assert pair.here[: count * SIZE] == pair.there[: count * SIZE]
 
 
 async def test_closing_the_plane_ends_its_transfers() -> None:
