@@ -37,6 +37,7 @@ from .config_planes import (
     NixlConfig,
     TcpConfig,
     TlsConfig,
+    TransferConfig,
 )
 from .config_source import (
     RESERVED_VARIABLES,
@@ -67,6 +68,7 @@ __all__ = [
     "ShutdownConfig",
     "TcpConfig",
     "TlsConfig",
+    "TransferConfig",
     "WorkerConfig",
     "config_notices",
     "load_config",
@@ -106,6 +108,10 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     peer_timeout_s: Annotated[
         Seconds, about("A client whose machine does not answer this long is gone.")
     ] = 20.0
+    request_timeout_s: Annotated[
+        Seconds | None,
+        about("An answer not made within this time is ended, as a 504; null: no bound."),
+    ] = None
     drain_timeout_s: Annotated[
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0
@@ -183,6 +189,20 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=32)],
         about("Instances tried for one request before its first item."),
     ] = 3
+    kv_index: Annotated[
+        bool,
+        about(
+            "Workers tell their KV blocks and callers keep an index of them, which"
+            " `/metrics` shows. No policy uses it in this version."
+        ),
+    ] = False
+    silence_grace_s: Annotated[
+        Seconds,
+        about(
+            "A request whose worker left discovery and says nothing this long is given up. Longer"
+            " than a worker takes to register again: half of `lease_ttl_s`."
+        ),
+    ] = 10.0
 
 
 class ShutdownConfig(Section, frozen=True, kw_only=True):
@@ -195,7 +215,7 @@ class ShutdownConfig(Section, frozen=True, kw_only=True):
     stop_timeout_s: Annotated[Seconds, about("After Stop: let requests finish early.")] = 5.0
     kill_timeout_s: Annotated[Seconds, about("After Kill: let their tasks end.")] = 2.0
     transfer_timeout_s: Annotated[
-        Seconds, about("Wait for KV transfers in flight; this version has none.")
+        Seconds, about("Wait for KV transfers in flight, so that no block is lost.")
     ] = 5.0
     revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
     close_timeout_s: Annotated[Seconds, about("Close the planes.")] = 3.0
@@ -267,13 +287,25 @@ def config_notices(config: Config) -> list[str]:
     """What is valid but not what it seems: sentences for the log at the start, and for doctor."""
     found = []
     data = config.data_plane
-    for name, section in (("nixl", data.nixl), ("mooncake", data.mooncake)):
-        if section.enabled:
-            found.append(
-                f"data_plane.{name}.enabled is true, but this version has no such transport;"
-                " tcp is used instead"
-            )
+    if data.nixl.enabled and data.nixl.rdma_interface is None:
+        found.append(
+            "data_plane.nixl.rdma_interface is null: NIXL reaches peers on this host only;"
+            f" others are reached by {data.nixl.fallback}"
+        )
+    if data.mooncake.enabled or (data.nixl.enabled and data.nixl.fallback != "tcp"):
+        found.append(
+            "Mooncake listens on all interfaces without authentication: keep its ports closed to"
+            " others"
+        )
+    if not data.transfer.enabled and (data.nixl.enabled or data.mooncake.enabled):
+        found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
     etcd, nats = config.control_plane.etcd, config.event_plane.nats
+    if config.router.silence_grace_s <= etcd.lease_ttl_s / 2:
+        found.append(
+            f"router.silence_grace_s is {config.router.silence_grace_s:g}, not more than half of"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
+            " after an outage of etcd may lose its streams"
+        )
     if config.control_plane.embedded is False and etcd.nodes != len(etcd.endpoints):
         found.append(
             f"control_plane.etcd.nodes is {etcd.nodes}, but there are {len(etcd.endpoints)} endpoints"

@@ -33,6 +33,7 @@ __all__ = [
     "NixlConfig",
     "TcpConfig",
     "TlsConfig",
+    "TransferConfig",
 ]
 
 
@@ -266,6 +267,13 @@ class NixlConfig(Section, frozen=True, kw_only=True):
         Literal["tcp", "mooncake", "mooncake_tcp"],
         about("What carries KV blocks where NIXL cannot."),
     ] = "tcp"
+    progress_delay_s: Annotated[
+        Annotated[float, Meta(ge=0.001, le=0.02, extra={"unit": "s"})],
+        about("How long NIXL's own thread sleeps unless it is woken."),
+    ] = 0.02
+    notification_poll_s: Annotated[
+        Seconds, about("Longest time until a peer's notification is noticed.")
+    ] = 0.01
 
 
 class MooncakeConfig(Section, frozen=True, kw_only=True):
@@ -274,6 +282,71 @@ class MooncakeConfig(Section, frozen=True, kw_only=True):
     enabled: Annotated[bool, about("Move KV blocks by Mooncake where both ends can.")] = False
     protocol: Annotated[Literal["rdma", "tcp"], about("What Mooncake itself runs over.")] = "tcp"
     device: Annotated[Text | None, about("RDMA device; null: Mooncake chooses.")] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=64)], about("Transfers at once; each blocks a thread.")
+    ] = 4
+    queue_depth: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)],
+        about("Transfers that run or wait for a thread; at least `threads`."),
+    ] = 128
+    transfer_timeout_s: Annotated[
+        Annotated[int, Meta(ge=5, le=86_400, extra={"unit": "s"})],
+        about("How long the engine itself waits for a peer that hangs; it takes no less than 5."),
+    ] = 5
+    notification_poll_s: Annotated[
+        Seconds, about("Longest time until a peer's notification is noticed.")
+    ] = 0.01
+
+    def __post_init__(self) -> None:
+        if self.queue_depth < self.threads:
+            raise ValueError("mooncake: queue_depth is less than threads")
+
+
+class TransferConfig(Section, frozen=True, kw_only=True):
+    """KV transfers of a worker whose engine has KV memory; see `docs/transfer.md`."""
+
+    enabled: Annotated[
+        bool, about("Offer the engine's KV memory to peers, and move blocks from and to theirs.")
+    ] = True
+    host: Annotated[
+        Text | None,
+        about("Address to bind for transfers over TCP; null: that of `data_plane.tcp`."),
+    ] = None
+    port: Annotated[Port, about("Port to bind for them; 0: the system chooses.")] = 0
+    advertise_host: Annotated[
+        Text | None,
+        about("Address told to peers, by Mooncake too; null: that of `data_plane.tcp`."),
+    ] = None
+    slice_bytes: Annotated[
+        FrameBytes, about("Sent over TCP before another transfer of the same peer has its turn.")
+    ] = 1 << 21
+    checksum: Annotated[
+        Literal["auto", "crc32", "none"],
+        about("Over TCP, of every block. `auto`: the best that both ends have."),
+    ] = "auto"
+    same_host: Annotated[
+        bool, about("Copy directly between processes of one host where the kernel allows it.")
+    ] = True
+    same_host_checksum: Annotated[
+        bool, about("Compare checksums of blocks that were copied directly, too.")
+    ] = False
+    timeout_s: Annotated[
+        Seconds, about("For one transfer over all backends, where its caller says nothing.")
+    ] = 30.0
+    attempt_timeout_s: Annotated[
+        Seconds,
+        about("For a backend to confirm another block, while there is one more to fall back to."),
+    ] = 10.0
+    settle_timeout_s: Annotated[
+        Seconds,
+        about("Until a failed attempt must let go of its blocks, so that another may move them."),
+    ] = 5.0
+    quarantine_after_s: Annotated[
+        Seconds,
+        about("Until an ended transfer must let go of its blocks; then they are never used again."),
+    ] = 10.0
+    probe_timeout_s: Annotated[Seconds, about("For one sign of life of a peer's backend.")] = 2.0
+    probe_interval_s: Annotated[Seconds, about("Between two probes of one that failed.")] = 5.0
 
 
 class DataPlaneConfig(Section, frozen=True, kw_only=True):
@@ -286,3 +359,14 @@ class DataPlaneConfig(Section, frozen=True, kw_only=True):
     tcp: TcpConfig = TcpConfig()
     nixl: NixlConfig = NixlConfig()
     mooncake: MooncakeConfig = MooncakeConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    def __post_init__(self) -> None:
+        # One process has one Mooncake engine, by RDMA or by TCP.
+        wanted = "mooncake_tcp" if self.mooncake.protocol == "tcp" else "mooncake"
+        fallback = self.nixl.fallback
+        both = self.nixl.enabled and self.mooncake.enabled
+        if both and fallback not in ("tcp", wanted):
+            raise ValueError(
+                f"nixl.fallback is {fallback}, but mooncake.protocol is {self.mooncake.protocol}"
+            )

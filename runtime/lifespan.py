@@ -7,70 +7,54 @@
     ├─ event plane     subscriptions, publishers
     └─ data plane      request listeners, handlers
 
+A process with KV memory also opens its transfers (`kv/engine_transfers.py`); they end after the
+handlers, whose blocks they move.
+
 Leaving the `async with` normally shuts down in order, every step bounded by `config.shutdown` and
-visible in the log. Cancelling it instead ends everything at once; what the control plane still
-holds then dies with the lease.
+visible in the log (`shutdown.py`). Cancelling it instead ends everything at once; what the control
+plane still holds then dies with the lease.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, ValuesView
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
 
-import attrs
 import msgspec
 import trio
 
 from .client import Client
+from .composition import DataPlane, TransferChain, Transports
 from .config import Config
+from .engines.generation import GenerationEngine
 from .env import Env
-from .errors import TrinamoError, UnavailableError
-from .load import LoadReport, LoadSource, LoadTable
+from .errors import UnavailableError
+from .kv.cache import KvCache
+from .kv.engine_transfers import EngineTransfers, open_engine_transfers
+from .kv.index import KvIndex
+from .load import LoadTable
 from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics, WorkerMetrics
+from .metrics_kv import KvSeries
 from .metrics_planes import show_planes
-from .planes import CallHome, ControlPlane, EventPlane, RequestPlane, RequestServer, ResponsePlane
+from .metrics_queues import show_queues
+from .planes import ControlPlane, EventPlane
 from .protocol.instances import EndpointName, Instance, encode_instance
 from .protocol.routing import Policy
+from .queues import Queues
 from .registration import LeaseState, Registrar
+from .reports import Reports
 from .router import Router
+from .settings import Settings
+from .shutdown import shut_down
+from .transfer_metrics import TransferMetrics
 from .worker import StreamHandler, Worker
 
-__all__ = ["DataPlane", "Runtime", "Transports", "open_runtime"]
+__all__ = ["DataPlane", "Runtime", "TransferChain", "Transports", "open_runtime"]
 
-_log = logging.getLogger("trinamo.runtime")
 _ID_BITS: Final = 64
-
-
-@attrs.frozen(kw_only=True)
-class DataPlane:
-    """What carries requests and responses, both ends of each."""
-
-    request_planes: Mapping[str, RequestPlane]
-    """By transport name, in order of preference."""
-    request_servers: Sequence[RequestServer]
-    """Empty in a process that serves nothing."""
-    response_plane: ResponsePlane
-    call_home: CallHome
-
-
-class Transports(Protocol):
-    """Makes concrete planes out of a configuration; `trinamo.cli` has the real one."""
-
-    def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
-        """The control plane; raises `ConfigError` or `ConnectError` with a sentence."""
-        ...
-
-    def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
-        """The event plane."""
-        ...
-
-    def open_data(
-        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
-    ) -> AbstractAsyncContextManager[DataPlane]:
-        """The data plane; `serving` is the instance id of a process that takes requests."""
-        ...
+_SETTINGS_WAIT_S: Final = 1.0
+"""How long a start waits for the settings before it goes on with their defaults."""
 
 
 class Runtime:
@@ -86,6 +70,7 @@ class Runtime:
         data: DataPlane,
         metrics: Metrics,
         instance_id: str | None,
+        transfers: EngineTransfers | None = None,
     ) -> None:
         self.config = config
         self.env = env
@@ -94,17 +79,26 @@ class Runtime:
         self.metrics = metrics
         self.instance_id = instance_id
         """16 hexadecimal digits, or None in a process that serves nothing."""
+        self.transfers = transfers
+        """None in a process without KV memory, or with `data_plane.transfer.enabled: false`."""
+        self.settings = Settings(control, metrics=metrics)
+        """What may change while the cluster runs; followed from the start to the end."""
+        self.queues = Queues(events, env)
+        """The work queues this process opens: counted, and shown in `/metrics` while open."""
+        show_queues(metrics, self.queues, env.clock)
         self._data = data
         self._clients: dict[str, Client] = {}
         self._instances: dict[str, Instance] = {}
         self._cards: dict[str, None] = {}
-        self._told: dict[str, None] = {}
+        self._reports: Reports | None = None
+        self._kv_series = KvSeries(metrics)
         self._is_shutting_down = False
         self.registrar = Registrar(
             control,
             env,
             ttl_s=config.control_plane.etcd.lease_ttl_s,
             on_change=self._on_lease,
+            metrics=metrics,
         )
         self.worker: Worker | None = None
         if instance_id is not None:
@@ -132,6 +126,11 @@ class Runtime:
 
     # --- calling ---
 
+    @property
+    def clients(self) -> ValuesView[Client]:
+        """The clients of all endpoints that were asked for, in that order."""
+        return self._clients.values()
+
     async def client(self, endpoint: EndpointName) -> Client:
         """The client of an endpoint; returns once its live set is known, be it empty."""
         key = str(endpoint)
@@ -141,15 +140,18 @@ class Runtime:
         loads: LoadTable | None = None
         if Policy(self.config.router.policy) is Policy.LEAST_LOADED:
             loads = LoadTable(self.events, endpoint)
+        kv_index = KvIndex(self.events, endpoint) if self.config.router.kv_index else None
         router = Router(
             self.control,
             endpoint,
             self.env,
             policy=Policy(self.config.router.policy),
             inhibit_s=self.config.router.inhibit_s,
+            silence_grace_s=self.config.router.silence_grace_s,
             metrics=self.metrics,
             request_planes=self._data.request_planes,
             loads=loads,
+            kv_index=kv_index,
         )
         client = self._clients[key] = Client(
             router,
@@ -160,6 +162,9 @@ class Runtime:
         )
         if loads is not None:
             await self.event_nursery.start(loads.run)
+        if kv_index is not None:
+            self._kv_series.show_index(kv_index)
+            await self.event_nursery.start(kv_index.run)
         await self.control_nursery.start(router.run)
         return client
 
@@ -172,17 +177,26 @@ class Runtime:
         *,
         request_type: Any = Any,
         metadata: Mapping[str, str] | None = None,
+        engine: GenerationEngine | None = None,
     ) -> Instance:
-        """Serve a streaming endpoint and register it; returns once it can be found."""
+        """Serve a streaming endpoint and register it; returns once it can be found.
+
+        `engine` is what the handler asks: its load and its KV blocks are told to routers that are
+        configured to want them (`reports.py`), and `/metrics` shows them.
+        """
         worker = self._serving_worker()
         worker.add_stream(endpoint, handler, request_type=request_type)
-        return await self.register(endpoint, metadata=metadata)
+        return await self.register(endpoint, metadata=metadata, engine=engine)
 
     async def register(
-        self, endpoint: EndpointName, *, metadata: Mapping[str, str] | None = None
+        self,
+        endpoint: EndpointName,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        engine: GenerationEngine | None = None,
     ) -> Instance:
         """Make an endpoint that `worker` already serves findable; `metadata` is for people."""
-        self._serving_worker()
+        worker = self._serving_worker()
         assert self.instance_id is not None
         instance = Instance(
             endpoint=str(endpoint),
@@ -192,26 +206,17 @@ class Runtime:
         )
         self._instances[instance.key] = instance
         await self.registrar.register(instance.key, _renderer(instance))
-        await self._tell_load(endpoint)
+        if self._reports is None:
+            self._reports = Reports(
+                self.config.router,
+                self.env,
+                self.events,
+                self.event_nursery,
+                worker,
+                self._kv_series,
+            )
+        await self._reports.begin(endpoint, engine)
         return instance
-
-    async def _tell_load(self, endpoint: EndpointName) -> None:
-        """Publish how busy we are, for routers that choose by it: they have the same policy."""
-        worker = self._serving_worker()
-        if (
-            Policy(self.config.router.policy) is not Policy.LEAST_LOADED
-            or str(endpoint) in self._told
-        ):
-            return
-        self._told[str(endpoint)] = None
-        source = LoadSource(
-            self.events,
-            endpoint,
-            instance_id=worker.instance_id,
-            incarnation=1,  # The instance id is new in every process.
-            read=lambda: LoadReport(worker.active_count),
-        )
-        await self.event_nursery.start(source.run)
 
     async def publish(self, key: str, value: bytes) -> None:
         """Put a key, such as a model card, that lives as long as this process serves."""
@@ -227,46 +232,20 @@ class Runtime:
     # --- the end, in order ---
 
     async def shutdown(self) -> None:
-        """Leave discovery, refuse, drain, stop, kill, revoke: each step with its deadline."""
+        """Leave discovery, refuse, drain, stop, kill, drain transfers, revoke, each in its time."""
         if self._is_shutting_down:
             return
         self._is_shutting_down = True
-        limits, worker = self.config.shutdown, self.worker
-        if worker is None:
-            return
-        await self._step("leave discovery", limits.leave_timeout_s, self._leave)
-        worker.refuse_new()
-        self.env.note("drain.begin", active=worker.active_count)
-        _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
-        if not await self._step("drain", limits.drain_timeout_s, worker.wait_idle):
-            worker.stop_all()
-            if not await self._step("stop", limits.stop_timeout_s, worker.wait_idle):
-                worker.kill_all()
-                await self._step("kill", limits.kill_timeout_s, worker.wait_idle)
-        self.env.note("drain.end", active=worker.active_count)
-        await self._step("revoke the lease", limits.revoke_timeout_s, self.registrar.revoke)
+        if self.worker is not None:
+            await shut_down(self, self.worker)
 
-    async def _leave(self) -> None:
+    async def leave_discovery(self) -> None:
         """Models go at once; instances stay visible as draining until their work is done."""
         for card in self._cards:
             await self.registrar.withdraw(card)
         for instance in self._instances.values():
             draining = msgspec.structs.replace(instance, draining=True)
             await self.registrar.register(instance.key, _renderer(draining))
-
-    async def _step(self, name: str, timeout_s: float, step: Callable[[], Awaitable[None]]) -> bool:
-        started_at = trio.current_time()
-        try:
-            with trio.fail_after(timeout_s):
-                await step()
-        except trio.TooSlowError:
-            _log.warning("shutdown: %s did not finish within %g s", name, timeout_s)
-            return False
-        except TrinamoError as error:
-            _log.warning("shutdown: %s failed: %s", name, error)
-            return False
-        _log.info("shutdown: %s took %.3f s", name, trio.current_time() - started_at)
-        return True
 
 
 def _renderer(instance: Instance) -> Callable[[int], bytes]:
@@ -284,12 +263,14 @@ async def open_runtime(
     *,
     serving: bool = False,
     metrics: Metrics | None = None,
+    kv: KvCache | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 
-    With `serving` the process gets an instance id, request listeners and a lease. Raises
-    `ConfigError` or `ConnectError`, with a sentence that says what to do, if a plane cannot be
-    opened; nothing is left behind then.
+    With `serving` the process gets an instance id, request listeners and a lease. The cache `kv`
+    of its engine, which must stay open for longer, is what peers move blocks to and from; they
+    find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
+    what to do, if a plane cannot be opened; nothing is left behind then.
     """
     instance_id = f"{env.rng.getrandbits(_ID_BITS):016x}" if serving else None
     if metrics is None:
@@ -301,6 +282,20 @@ async def open_runtime(
             transports.open_data(config, env, events, serving=instance_id)
         )
         show_planes(metrics, control, events)
+        transfers: EngineTransfers | None = None
+        if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:
+            chain = await planes.enter_async_context(transports.open_transfers(config, env))
+            transfers = await planes.enter_async_context(
+                open_engine_transfers(
+                    chain,
+                    kv,
+                    config,
+                    env,
+                    control,
+                    engine_id=instance_id,
+                    metrics=TransferMetrics(metrics.registry),
+                )
+            )
         runtime = Runtime(
             config=config,
             env=env,
@@ -309,17 +304,24 @@ async def open_runtime(
             data=data,
             metrics=metrics,
             instance_id=instance_id,
+            transfers=transfers,
         )
         async with (
             trio.open_nursery() as runtime.control_nursery,
             trio.open_nursery() as runtime.event_nursery,
             trio.open_nursery() as runtime.data_nursery,
         ):
+            runtime.control_nursery.start_soon(runtime.settings.follow)
+            with trio.move_on_after(_SETTINGS_WAIT_S):
+                await runtime.settings.wait_loaded()
             if runtime.worker is not None:
                 await runtime.data_nursery.start(runtime.worker.run)
                 for server in data.request_servers:
                     await runtime.data_nursery.start(server.serve, runtime.worker)
                 await runtime.control_nursery.start(runtime.registrar.run)
+            if transfers is not None:
+                runtime.control_nursery.start_soon(transfers.watch)
+                await transfers.offer(runtime.registrar)
             yield runtime
             await runtime.shutdown()
             for nursery in (runtime.data_nursery, runtime.event_nursery, runtime.control_nursery):

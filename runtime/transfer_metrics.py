@@ -81,11 +81,23 @@ class TransferMetrics:
         self._error_rate = gauge(
             "nixl_error_rate", "Part of recent transfers that failed", "backend"
         )
+        self._open = gauge(
+            "trinamo_transfer_backend_open", "1 if the backend works on this machine", "backend"
+        )
         self._recent: dict[str, _Recent] = {}
+        self.in_flight: dict[str, int] = {}
+        """Transfers under way, by backend."""
+        self.fallback_count = 0
+        self.quarantined_count = 0
+
+    def opened(self, backend: str, *, is_open: bool) -> None:
+        """A backend of the chain was opened, or cannot be used on this machine."""
+        self._open.labels(backend).set(is_open)
 
     def started(self, backend: str) -> None:
         """A transfer is under way on `backend`."""
         self._in_flight.labels(backend).inc()
+        self.in_flight[backend] = self.in_flight.get(backend, 0) + 1
 
     def done(self, report: TransferReport) -> None:
         """One that was started is done."""
@@ -102,6 +114,7 @@ class TransferMetrics:
 
     def _ended(self, backend: str, direction: str, outcome: str) -> None:
         self._in_flight.labels(backend).dec()
+        self.in_flight[backend] -= 1
         self._attempts.labels(backend, direction, outcome).inc()
 
     def _remember(self, backend: str, outcome: tuple[int, float, bool]) -> None:
@@ -113,6 +126,7 @@ class TransferMetrics:
     def fell_back(self, failed: str, to: str) -> None:
         """A transfer goes on over `to`, because `failed` could not."""
         self._fallbacks.labels(failed, to).inc()
+        self.fallback_count += 1
 
     def usable(self, backend: str, peer: str, *, is_usable: bool) -> None:
         """Whether new transfers with `peer` may use `backend`."""
@@ -125,6 +139,7 @@ class TransferMetrics:
     def quarantined(self, count: int) -> None:
         """`count` more blocks are lost until the process ends."""
         self._quarantined.inc(count)
+        self.quarantined_count += count
 
     def value(self, name: str, **labels: str) -> float:
         """The sample with exactly this name and these labels, as of now; 0 if there is none."""

@@ -18,6 +18,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import RequestError
+
 __all__ = ["KvLayout", "KvMemory", "KvShape", "fingerprint"]
 
 
@@ -93,9 +95,31 @@ class KvMemory:
     @property
     def range_bytes(self) -> int:
         """The bytes of one block that lie together in this layout."""
-        shape = self.shape
-        planes = 1 if self.layout is KvLayout.BLOCK_FIRST else 2 * shape.layers
-        return shape.block_bytes // planes
+        return self.shape.block_bytes // self.ranges_per_block
+
+    @property
+    def ranges_per_block(self) -> int:
+        """In how many places of the buffer a block lies: 1, or `2 * layers` if layer-first."""
+        return 1 if self.layout is KvLayout.BLOCK_FIRST else 2 * self.shape.layers
+
+    def range_ids(self, block_ids: Sequence[int], block_count: int | None = None) -> list[int]:
+        """The numbers of the ranges of these blocks, for a plane that calls a range a block.
+
+        Register `buffer` with `block_bytes=range_bytes`: then these are the blocks to move, in an
+        order that pairs the ranges of the first block here with those of the first block there.
+        `block_count` is that of the other side if the blocks are of a peer with this layout.
+        Raises `RequestError` for blocks that are not there.
+        """
+        count = self.block_count if block_count is None else block_count
+        wrong = next((block_id for block_id in block_ids if not 0 <= block_id < count), None)
+        if wrong is not None:
+            # In the middle of the buffer its ranges would be those of another block.
+            raise RequestError(f"block {wrong} is not of this memory of {count} blocks")
+        return [p * count + b for p in range(self.ranges_per_block) for b in block_ids]
+
+    def block_of(self, range_id: int) -> int:
+        """The block that a range of this memory is a part of."""
+        return range_id % self.block_count
 
     def descriptors(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
         """The (offset, length) ranges in bytes of these blocks, neighbours merged.
@@ -106,12 +130,7 @@ class KvMemory:
         for block_id in block_ids:
             assert 0 <= block_id < self.block_count, f"block {block_id} is not of this memory"
         length = self.range_bytes
-        if self.layout is KvLayout.BLOCK_FIRST:
-            offsets = [block_id * length for block_id in block_ids]
-        else:
-            planes = range(2 * self.shape.layers)
-            offsets = [(p * self.block_count + b) * length for p in planes for b in block_ids]
-        return _merge(offsets, length)
+        return _merge([range_id * length for range_id in self.range_ids(block_ids)], length)
 
 
 def _merge(offsets: Sequence[int], length: int) -> list[tuple[int, int]]:

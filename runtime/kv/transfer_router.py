@@ -5,8 +5,8 @@ over the next one from the first block that is not confirmed. Nothing is reporte
 every block is. A backend that failed with a peer is left alone until a probe says that it works
 again. Blocks stay leased until every attempt has settled (`transfers.py`).
 
-What the chain is comes from the configuration: `chain_of`. The backends themselves are made by
-`trinamo.cli`.
+What the chain is comes from the configuration: `transfer_chain.py`. Peers are found and kept by
+`engine_transfers.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import attrs
 import trio
 from typing_extensions import Buffer
 
-from ..config_planes import DataPlaneConfig
 from ..errors import (
     ConnectError,
     DeadlineError,
@@ -34,39 +34,20 @@ from ..errors import (
 )
 from ..planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane, TransferReport
 from ..protocol.transfer import Direction, check_blocks, check_compatible
+from ..protocol.transfer_notice import Notice, encode_notice
 from ..protocol.transfer_offer import decode_offer
 from ..transfer_metrics import TransferMetrics
+from .notices import Notices
+from .transfer_chain import RouterOptions, chain_of
 from .transfer_routes import Route, RoutedMemory, RoutedPeer
+from .transfer_statistics import BackendStatistics, TransferStatistics
 from .transfers import BlockLeases
 
 __all__ = ["RouterOptions", "TransferRouter", "chain_of", "open_transfer_router"]
 
 _log = logging.getLogger("trinamo.transfer")
-
-
-def chain_of(config: DataPlaneConfig) -> list[str]:
-    """The names of the backends to try, in order; `tcp` is always the last."""
-    chain: list[str] = []
-    if config.nixl.enabled:
-        chain += ["nixl", config.nixl.fallback]
-    if config.mooncake.enabled:
-        chain.append("mooncake_tcp" if config.mooncake.protocol == "tcp" else "mooncake")
-    chain = [name for name in chain if name != "tcp"]
-    return [*dict.fromkeys(chain), "tcp"]
-
-
-@attrs.frozen(kw_only=True)
-class RouterOptions:
-    """How patient the router is."""
-
-    attempt_s: float = 10.0
-    """For one backend, while there is another one to fall back to."""
-    drain_s: float = 5.0
-    """How long a failed attempt may take to settle before its blocks may be moved again."""
-    probe_s: float = 2.0
-    """For one probe."""
-    probe_interval_s: float = 5.0
-    """Between two probes of a backend that failed."""
+_LOOKS: Final = 8
+"""How often a transfer is looked at before it counts as hanging."""
 
 
 @attrs.define
@@ -96,10 +77,18 @@ class TransferRouter:
         options: RouterOptions,
     ) -> None:
         self.chain = list(chain)
+        self.incarnation = self.chain[0].incarnation if self.chain else ""
+        """This router in this process, to its peers: that of its first backend."""
+        self.notices = Notices(self.chain, nursery)
         self._leases = leases
         self._metrics = metrics
         self._nursery = nursery
         self._options = options
+        self._peers: dict[RoutedPeer, None] = {}
+        self._refused: dict[str, str] = {}
+        self._moves = 0
+        for plane in self.chain:
+            metrics.opened(plane.backend, is_open=True)
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -124,6 +113,7 @@ class TransferRouter:
                 )
             except TrinamoError as error:
                 refused = error
+                self._refused[plane.backend] = f"does not take the memory: {error.message}"
                 _log.warning("%s does not take the memory: %s", plane.backend, error)
         if not regions:
             raise refused or TransferError("there is no transfer backend")
@@ -141,21 +131,28 @@ class TransferRouter:
     async def connect(self, offer: bytes) -> RoutedPeer:
         """Take what a peer's `RoutedMemory.describe` says and probe every backend we share.
 
-        Raises `RemoteProtocolError` for garbage and `ConnectError` if no backend reaches the peer
-        (`StaleMemoryError` if it is not there any more).
+        The peer is kept, and backends that failed are probed again, until `forget`; if this fails
+        or is cancelled, nothing of it is kept. Raises `RemoteProtocolError` for garbage and
+        `ConnectError` if no backend reaches the peer (`StaleMemoryError` if it is not there any
+        more).
         """
         descriptions = decode_offer(offer)
         shared = [plane for plane in self.chain if plane.backend in descriptions]
         peer = RoutedPeer([Route(plane, descriptions[plane.backend]) for plane in shared])
-        async with trio.open_nursery() as nursery:
-            for route in peer.routes:
-                nursery.start_soon(self._try_out, route)
-        if not any(route.is_usable for route in peer.routes):
-            errors = [route.error for route in peer.routes if route.error is not None]
-            if any(isinstance(error, StaleMemoryError) for error in errors):
-                raise StaleMemoryError("the peer is not there any more")
-            reasons = "; ".join(error.message for error in errors) or "no backend in common"
-            raise ConnectError(f"no backend reaches the peer: {reasons}")
+        self._peers[peer] = None
+        error: TrinamoError | None = None
+        is_kept = False
+        try:
+            async with trio.open_nursery() as nursery:
+                for route in peer.routes:
+                    nursery.start_soon(self._try_out, route)
+            is_kept = any(route.is_usable for route in peer.routes)
+            error = None if is_kept else _unreachable(peer)
+        finally:
+            if not is_kept:
+                self._drop(peer)
+        if error is not None:
+            raise error
         return peer
 
     async def _try_out(self, route: Route) -> bool:
@@ -171,13 +168,17 @@ class TransferRouter:
         if route.is_usable != was_usable:
             state = "works" if route.is_usable else f"does not work: {route.error}"
             _log.info("transfers by %s with %s: it %s", route.backend, route.incarnation, state)
-        self._metrics.usable(route.backend, route.incarnation, is_usable=route.is_usable)
-        if not route.is_usable and not route.is_stale:
-            self._watch(route)
+        self._tell(route)
         return route.is_usable
 
-    def _watch(self, route: Route) -> None:
-        if not route.is_watched:
+    def _tell(self, route: Route) -> None:
+        """Whether it is usable may have changed; probe it again and again if it is not."""
+        if route.is_forgotten:
+            # While we waited. Its series have ended and must not come back.
+            route.is_usable = False
+            return
+        self._metrics.usable(route.backend, route.incarnation, is_usable=route.is_usable)
+        if not (route.is_usable or route.is_stale or route.is_watched):
             route.is_watched = True
             self._nursery.start_soon(self._probe_again, route)
 
@@ -192,10 +193,18 @@ class TransferRouter:
 
     async def forget(self, peer: RoutedPeer) -> None:
         """Discovery says that the peer is gone: its transfers fail, its connections close."""
+        self._drop(peer)
+        for route in peer.routes:
+            await route.plane.forget(route.incarnation)
+
+    def _drop(self, peer: RoutedPeer) -> None:
+        """Its routes are not used or probed any more; a probe that is running ends by itself."""
+        self._peers.pop(peer, None)
         for route in peer.routes:
             route.is_forgotten = True
-            await route.plane.forget(route.incarnation)
-            self._metrics.peer_gone(route.backend, route.incarnation)
+            route.fail(ConnectError(f"peer {route.incarnation} was forgotten"))
+            if not any(route.is_same_way(o) for other in self._peers for o in other.routes):
+                self._metrics.peer_gone(route.backend, route.incarnation)
 
     # --- moving ----------------------------------------------------------------------------------
 
@@ -214,11 +223,12 @@ class TransferRouter:
         """Move the blocks; one report for each backend that moved a part of them.
 
         Our blocks are leased until nothing touches them any more, also if this is cancelled: then
-        the transfer is aborted and drained behind the caller's back. `notify` reaches the peer at
-        least once, and never before all blocks have arrived. Raises what the last backend raised;
+        the transfer is aborted and drained behind the caller's back. `notify`, at most
+        `NOTICE_BYTES_MAX`, reaches the peer's `receive` once, and never before all blocks have
+        arrived. Raises what the last backend raised;
         `StaleMemoryError` and `RequestError` are the same on every backend and end it at once.
         """
-        job = _Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket)
+        job = _Job(direction, tuple(blocks), tuple(peer_blocks), self._notice(notify), ticket)
         check_compatible(memory.description, peer.description)
         check_blocks(job.here, memory.description.block_count, whose="local")
         reports: list[TransferReport] = []
@@ -237,9 +247,9 @@ class TransferRouter:
                     *(failed, route.backend, job.done, len(job.here), error),
                 )
             has_other = any(other.is_usable for other in routes[number + 1 :])
-            attempt_s = min(left_s, self._options.attempt_s) if has_other else left_s
+            attempt_s = self._options.attempt_s if has_other else left_s
             try:
-                reports.append(await self._attempt(route, memory, job, attempt_s))
+                reports.append(await self._attempt(route, memory, job, left_s, attempt_s))
                 return reports
             except (RequestError, StaleMemoryError, KilledError):
                 raise
@@ -248,15 +258,51 @@ class TransferRouter:
                     raise
                 error, failed = found, route.backend
                 route.fail(found)
-                self._metrics.usable(route.backend, route.incarnation, is_usable=False)
-                self._watch(route)
+                self._tell(route)
         raise error or ConnectError("no backend reaches the peer")
 
+    def _notice(self, message: bytes | None) -> bytes | None:
+        """The same for every attempt of a move, so that the peer hears a repeat as such."""
+        if message is None:
+            return None
+        self._moves += 1
+        return encode_notice(Notice(self.incarnation, self._moves, message))
+
+    async def receive(self) -> Notice:
+        """The next `notify` of a peer's move, by whichever backend; cancelled, it loses none.
+
+        Each is heard once, also if its move fell back after the last block. Two backends may bring
+        those of one peer in another order.
+        """
+        return await self.notices.receive()
+
+    def statistics(self) -> TransferStatistics:
+        """The chain and its peers now."""
+        return TransferStatistics(
+            chain=[self._backend_statistics(plane.backend) for plane in self.chain],
+            peers=len(self._peers),
+            fallbacks=self._metrics.fallback_count,
+            leased=0 if self._leases is None else self._leases.in_flight_count,
+            quarantined_blocks=self._metrics.quarantined_count,
+        )
+
+    def _backend_statistics(self, backend: str) -> BackendStatistics:
+        routes = [r for peer in self._peers for r in peer.routes if r.backend == backend]
+        errors = [r.error.message for r in routes if r.error is not None and not r.is_usable]
+        return BackendStatistics(
+            backend=backend,
+            peers=len(routes),
+            usable_peers=sum(route.is_usable for route in routes),
+            in_flight=self._metrics.in_flight.get(backend, 0),
+            problem=self._refused.get(backend, errors[0] if errors else ""),
+        )
+
     async def _attempt(
-        self, route: Route, memory: RoutedMemory, job: _Job, attempt_s: float
+        self, route: Route, memory: RoutedMemory, job: _Job, left_s: float, attempt_s: float
     ) -> TransferReport:
         """Move what is left over one backend; counts what is confirmed if it fails."""
-        with trio.move_on_after(attempt_s) as scope:
+        ends_at = trio.current_time() + left_s
+        with trio.move_on_after(min(left_s, attempt_s)) as scope:
             remote = await route.connected()
         if scope.cancelled_caught:
             raise DeadlineError(f"{route.backend} did not connect within {attempt_s:g} s")
@@ -267,7 +313,7 @@ class TransferRouter:
             here,
             remote,
             job.there[job.done :],
-            deadline_s=max(0.001, scope.deadline - trio.current_time()),
+            deadline_s=max(0.001, ends_at - trio.current_time()),
             notify=job.notify,
             ticket=job.ticket,
         )
@@ -276,7 +322,7 @@ class TransferRouter:
             self._leases.follow(transfer, here)
         outcome = "cancelled"
         try:
-            report = await transfer.wait()
+            report = await _progressing(transfer, backend, attempt_s)
             outcome = ""
         except TrinamoError as error:
             outcome = error.code
@@ -301,6 +347,28 @@ class TransferRouter:
                 f"a failed transfer by {route.backend} has not settled within "
                 f"{self._options.drain_s:g} s, so its blocks cannot be moved again"
             )
+
+
+async def _progressing(transfer: Transfer, backend: str, stall_s: float) -> TransferReport:
+    """The report, or `DeadlineError` if no block was newly confirmed for about `stall_s` seconds.
+
+    What still moves must not be given up for its size: a fallback is for backends that hang.
+    """
+    confirmed, since = transfer.confirmed_count, trio.current_time()
+    while trio.current_time() - since < stall_s:
+        with trio.move_on_after(stall_s / _LOOKS):
+            return await transfer.wait()
+        if transfer.confirmed_count > confirmed:
+            confirmed, since = transfer.confirmed_count, trio.current_time()
+    raise DeadlineError(f"{backend} confirmed no block for {stall_s:g} s")
+
+
+def _unreachable(peer: RoutedPeer) -> TrinamoError:
+    errors = [route.error for route in peer.routes if route.error is not None]
+    if any(isinstance(error, StaleMemoryError) for error in errors):
+        return StaleMemoryError("the peer is not there any more")
+    reasons = "; ".join(error.message for error in errors)
+    return ConnectError(f"no backend reaches the peer: {reasons}")
 
 
 @asynccontextmanager

@@ -71,6 +71,10 @@ class Route:
         """Whether what was described is not there any more, so that probing is useless."""
         return isinstance(self.error, StaleMemoryError)
 
+    def is_same_way(self, other: Route) -> bool:
+        """Whether both lead to the same plane of a peer; a peer may have several regions."""
+        return (self.backend, self.incarnation) == (other.backend, other.incarnation)
+
     def fail(self, error: TrinamoError) -> None:
         """It does not work."""
         self.is_usable = False

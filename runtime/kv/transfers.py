@@ -34,8 +34,10 @@ class BlockLeases:
         drain_s: float,
         on_quarantine: Callable[[int], None],
         dice: random.Random,
+        block_of: Callable[[int], int],
     ) -> None:
         self._pool = pool
+        self._block_of = block_of
         self._nursery = nursery
         self._drain_s = drain_s
         self._on_quarantine = on_quarantine
@@ -51,10 +53,10 @@ class BlockLeases:
     def follow(self, transfer: Transfer, blocks: Sequence[int]) -> None:
         """Lease our `blocks` of a transfer that we started until it is settled. Never waits.
 
-        They are quarantined if it is not settled `drain_s` seconds after it is over.
+        The blocks are as the plane numbers them. They are quarantined if it is not settled
+        `drain_s` seconds after it is over.
         """
-        self._enter(blocks)
-        self._nursery.start_soon(self._follow, transfer, tuple(blocks))
+        self._nursery.start_soon(self._follow, transfer, self._enter(blocks))
 
     async def _follow(self, transfer: Transfer, blocks: tuple[int, ...]) -> None:
         try:
@@ -66,11 +68,20 @@ class BlockLeases:
             self._leave(blocks, is_settled=transfer.is_settled)
 
     def grant(self, region: MemoryRegion, blocks: Sequence[int]) -> Grant:
-        """Let one peer move our `blocks`, leased until the grant ends. Never waits."""
-        self._enter(blocks)
+        """Let one peer move our `blocks`, leased until the grant ends. Never waits.
+
+        Raises what the region raises, such as when it has as many tickets as it can; nothing is
+        leased or granted then.
+        """
+        leased = self._enter(blocks)
         ticket = self._dice.getrandbits(62) + 1
-        region.grant(ticket, blocks)
-        return Grant(self, region, tuple(blocks), ticket)
+        try:
+            region.grant(ticket, blocks)
+        except TrinamoError:
+            region.revoke(ticket)
+            self._leave(leased, is_settled=True)
+            raise
+        return Grant(self, region, leased, ticket)
 
     def end_grant(self, grant: Grant, *, is_settled: bool) -> None:
         """Give its blocks back, or see to it that they are quarantined unless it settles."""
@@ -86,9 +97,11 @@ class BlockLeases:
         finally:
             self._leave(grant.blocks, is_settled=grant.is_settled)
 
-    def _enter(self, blocks: Sequence[int]) -> None:
-        self._pool.lease(blocks)
+    def _enter(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        leased = tuple(dict.fromkeys(map(self._block_of, blocks)))
+        self._pool.lease(leased)
         self._count += 1
+        return leased
 
     def _leave(self, blocks: tuple[int, ...], *, is_settled: bool) -> None:
         if is_settled:
@@ -122,6 +135,7 @@ class Grant:
         self, leases: BlockLeases, region: MemoryRegion, blocks: tuple[int, ...], ticket: int
     ) -> None:
         self.blocks = blocks
+        """As the pool numbers them."""
         self.ticket = ticket
         """What the peer's transfers must carry."""
         self._leases, self._region = leases, region
@@ -170,16 +184,23 @@ async def open_block_leases(
     drain_s: float = 10.0,
     on_quarantine: Callable[[int], None] = lambda _: None,
     dice: random.Random,
+    block_of: Callable[[int], int] = lambda block: block,
 ) -> AsyncIterator[BlockLeases]:
     """Follow the transfers of `pool` until the block is left.
 
     Whatever is not settled by then is quarantined; `drain` first to give it time. `dice` makes the
-    tickets: `env.rng`.
+    tickets: `env.rng`. `block_of` says which block of the pool a plane's block is a part of, where
+    a layout keeps the parts of a block apart (`KvMemory.block_of`).
     """
     async with trio.open_nursery() as nursery:
         try:
             yield BlockLeases(
-                pool, nursery, drain_s=drain_s, on_quarantine=on_quarantine, dice=dice
+                pool,
+                nursery,
+                drain_s=drain_s,
+                on_quarantine=on_quarantine,
+                dice=dice,
+                block_of=block_of,
             )
         finally:
             nursery.cancel_scope.cancel()

@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import RemoteProtocolError
 from .transfer import DESCRIPTION_BYTES_MAX, decode_description
+from .undecodable import UNDECODABLE
 
 __all__ = ["BACKENDS_MAX", "decode_offer", "encode_offer"]
 
@@ -33,7 +34,7 @@ def decode_offer(data: bytes) -> dict[str, bytes]:
         raise RemoteProtocolError(f"an offer of {len(data)} bytes")
     try:
         descriptions: list[bytes] = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"not an offer of memory: {error}") from error
     offered: dict[str, bytes] = {}
     shapes: dict[tuple[int, int, str], None] = {}

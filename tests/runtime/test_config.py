@@ -349,6 +349,7 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
     overrides = {
         "data_plane.nixl.enabled": True,
         "data_plane.mooncake.enabled": True,
+        "data_plane.transfer.enabled": False,
         "control_plane.embedded": False,
         "control_plane.etcd.nodes": 3,
         "event_plane.embedded": False,
@@ -358,8 +359,9 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
     notices = config_notices(load_config(environ={}, overrides=overrides))
 
     assert [notice.split()[0] for notice in notices] == [
-        "data_plane.nixl.enabled",
-        "data_plane.mooncake.enabled",
+        "data_plane.nixl.rdma_interface",
+        "Mooncake",
+        "data_plane.transfer.enabled",
         "control_plane.etcd.nodes",
         "event_plane.nats.nodes",
     ]
@@ -368,6 +370,31 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
 def test_the_defaults_and_the_small_preset_give_no_notice() -> None:
     assert config_notices(Config()) == []
     assert config_notices(load_config(preset="small", environ={})) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"data_plane.mooncake.threads": 8, "data_plane.mooncake.queue_depth": 4}, "queue_depth"),
+        ({"data_plane.nixl.progress_delay_s": 0}, "progress_delay_s"),
+        ({"data_plane.transfer.checksum": "md5"}, "data_plane.transfer.checksum"),
+        ({"data_plane.transfer.slice_bytes": 0}, "data_plane.transfer.slice_bytes"),
+        ({"data_plane.mooncake.transfer_timeout_s": 1}, "transfer_timeout_s"),
+        (
+            {
+                "data_plane.nixl.enabled": True,
+                "data_plane.nixl.fallback": "mooncake",
+                "data_plane.mooncake.enabled": True,
+            },
+            "nixl.fallback is mooncake, but mooncake.protocol is tcp",
+        ),
+    ],
+)
+def test_a_bad_value_about_transfers_names_its_key(
+    overrides: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(environ={}, overrides=overrides)
 
 
 # --- presets and the reference -----------------------------------------------------------------

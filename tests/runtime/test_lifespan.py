@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 import trio
 
 from tests.runtime.one_process import OneProcess, open_process, task_count, until_tasks
+from trinamo.runtime import lifespan
+from trinamo.runtime.config import Config
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.exact import open_exact_engine
+from trinamo.runtime.env import Env
 from trinamo.runtime.errors import DisconnectedError, EngineError, UnavailableError
+from trinamo.runtime.planes import ControlPlane, WatchEvent
 from trinamo.runtime.protocol.generate import Delta, GenerateRequest
 from trinamo.runtime.protocol.instances import EndpointName, decode_instance
+from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, SETTINGS_PREFIX
+from trinamo.transports.memory.control import MemoryControlPlane
 
 COUNT = EndpointName("test", "backend", "count")
 HANG = EndpointName("test", "backend", "hang")
@@ -218,3 +224,37 @@ async def test_an_endpoint_called_in_a_generator_that_is_dropped_is_killed() -> 
 
     assert first == 0
     assert transports.open_streams == 0
+
+
+class Mute(MemoryControlPlane):
+    """A store that never answers who asks for the settings."""
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        if prefix == SETTINGS_PREFIX:
+            await trio.sleep_forever()
+        async with super().watch(prefix) as events:
+            yield events
+
+
+class MuteStore(OneProcess):
+    @asynccontextmanager
+    async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
+        yield Mute(self.store)
+
+
+async def test_a_start_waits_a_bounded_time_for_settings_that_do_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifespan, "_SETTINGS_WAIT_S", 0.01)
+    transports = MuteStore()
+    async with open_process(transports, serving=True) as server, open_process(transports) as caller:
+        await server.serve(COUNT, count, request_type=int)
+        client = await caller.client(COUNT)
+        await client.router.wait_instances()
+        async with client.stream(2, int) as stream:
+            items = [item async for item in stream]
+        value = server.settings.get(PREFILL_TOKENS_LOCAL_MAX)
+
+    assert items == [0, 1]
+    assert value == PREFILL_TOKENS_LOCAL_MAX.default

@@ -29,10 +29,18 @@ class Choice:
 
 
 def choose_engine(section: WorkerConfig) -> Choice:
-    """Resolve `auto`: llamacpp where its extra and model file are there, else exact."""
-    if section.engine != "auto":
+    """Resolve `auto`: llamacpp where its extra and model file are there, else exact.
+
+    Raises `ConfigError` for llamacpp by name without the extra, or without the model file.
+    """
+    if section.engine not in ("auto", "llamacpp"):
         return Choice(section.engine, "as configured")
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing and section.engine == "llamacpp":
+        raise ConfigError(
+            f"worker.engine is llamacpp, and its extra is not installed ({', '.join(missing)}"
+            " missing); pip install 'trinamo[llamacpp]', or choose --engine exact"
+        )
     if missing:
         return Choice(
             "exact",
@@ -44,7 +52,7 @@ def choose_engine(section: WorkerConfig) -> Choice:
     try:
         path = find_model(section.model_path)
     except ConfigError as error:
-        if section.model_path:
+        if section.model_path or section.engine == "llamacpp":
             raise
         return Choice("exact", f"there is no model file: {error}")
     return Choice("llamacpp", f"its extra is installed and the model is {path}")

@@ -10,26 +10,27 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
-from trinamo.runtime.config import Config, EtcdConfig, NatsConfig, Secret, TcpConfig, TlsConfig
+from trinamo.runtime.config import Config, EtcdConfig, NatsConfig, Secret, TlsConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, TrinamoError
-from trinamo.runtime.lifespan import DataPlane
+from trinamo.runtime.lifespan import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpClient,
-    TcpOptions,
     open_request_plane,
     open_request_server,
     open_stream_server,
 )
 
+from .transfer_planes import open_transfer_chain, tcp_options
+
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
 
-__all__ = ["RealTransports", "tcp_options"]
+__all__ = ["RealTransports"]
 
 
 class RealTransports:
@@ -104,14 +105,11 @@ class RealTransports:
                 call_home=TcpClient(options),
             )
 
-
-def tcp_options(section: TcpConfig, *, port: int | None = None) -> TcpOptions:
-    """The options of every TCP plane from `data_plane.tcp`."""
-    # The keys are the fields, name by name.
-    values: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
-    if port is not None:
-        values["port"] = port
-    return TcpOptions(**values)
+    @asynccontextmanager
+    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
+        """The chain of `data_plane`, without what this machine has no library for."""
+        async with open_transfer_chain(config.data_plane, env) as chain:
+            yield chain
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from trinamo.runtime.config import Config, config_notices
+from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.discovery import watch_models
@@ -20,8 +21,10 @@ from trinamo.runtime.http.server import Server
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.http.streaming import OnDisconnect
+from trinamo.runtime.kv.cache import HoldsKv
 from trinamo.runtime.lifespan import Runtime, open_runtime
 from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
+from trinamo.runtime.overview import Overview, describe_planes, overview
 from trinamo.runtime.protocol.generate import GenerateRequest, ModelCard
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.model_cards import encode_card, model_key
@@ -106,12 +109,19 @@ async def run_worker(
         _single(),
         _until_told() as told,
         open_engine(section, choice.engine) as engine,
-        open_runtime(config, env, RealTransports(), serving=True, metrics=metrics) as runtime,
+        open_runtime(
+            config,
+            env,
+            RealTransports(),
+            serving=True,
+            metrics=metrics,
+            kv=engine.kv if isinstance(engine, HoldsKv) else None,
+        ) as runtime,
         trio.open_nursery() as nursery,
     ):
         status_url = ""
         if section.status_port is not None:
-            status = _status_server(config, runtime)
+            status = _status_server(config, runtime, engine)
             port = await nursery.start(status.serve)
             status_url = f"http://{_bracketed(section.status_host)}:{port}"
         info = engine.info
@@ -125,6 +135,7 @@ async def run_worker(
                 "pid": str(os.getpid()),
                 "status": status_url,
             },
+            engine=engine,
         )
         assert runtime.instance_id is not None
         card = ModelCard(
@@ -146,7 +157,7 @@ def _tell_notices(config: Config) -> None:
         _log.warning("%s", notice)
 
 
-def _status_server(config: Config, runtime: Runtime) -> Server:
+def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -> Server:
     worker = runtime.worker
     assert worker is not None
 
@@ -162,6 +173,9 @@ def _status_server(config: Config, runtime: Runtime) -> Server:
                 "active": worker.active_count,
                 "lease_id": f"{state.lease_id:x}",
                 "incarnation": state.incarnation,
+                **_describe_blocks(engine),
+                **_describe_transfers(runtime),
+                **describe_planes(runtime),
             },
         )
 
@@ -173,6 +187,19 @@ def _status_server(config: Config, runtime: Runtime) -> Server:
         port=config.worker.status_port,
         connections_max=64,
     )
+
+
+def _describe_blocks(engine: GenerationEngine) -> dict[str, Any]:
+    """How full the engine's KV memory is, where it has any."""
+    total = engine.info.block_count
+    used = engine.statistics().blocks_used
+    return {"blocks": {"used": used, "total": total}} if total else {}
+
+
+def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
+    """The chain of backends and what goes on over it, where the engine has KV memory."""
+    transfers = runtime.transfers
+    return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}
 
 
 def _bracketed(host: str) -> str:
@@ -195,7 +222,7 @@ async def run_frontend(
         open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
         trio.open_nursery() as watching,
     ):
-        service = _http_service(config, env, metrics)
+        service = _http_service(config, env, metrics, lambda: overview(runtime))
         await watching.start(watch_models, runtime.control, runtime.client, service.model_manager())
         async with trio.open_nursery() as serving:
             port = await serving.start(service.run)
@@ -205,10 +232,13 @@ async def run_frontend(
         watching.cancel_scope.cancel()
 
 
-def _http_service(config: Config, env: Env, metrics: FrontendMetrics) -> HttpService:
+def _http_service(
+    config: Config, env: Env, metrics: FrontendMetrics, look: Callable[[], Overview]
+) -> HttpService:
     # The keys of `http` are the fields of the service's configuration, name by name.
     settings: dict[str, Any] = {
         name: getattr(config.http, name) for name in config.http.__struct_fields__
     }
     settings["on_disconnect"] = OnDisconnect(config.http.on_disconnect)
-    return HttpService.builder().env(env).metrics(metrics).config(**settings).build()
+    builder = HttpService.builder().env(env).metrics(metrics).look(look)
+    return builder.config(**settings).build()

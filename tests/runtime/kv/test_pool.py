@@ -32,6 +32,22 @@ def test_the_block_given_back_last_is_taken_first() -> None:
     assert pool.take(1) == [taken[1]]
 
 
+def test_whoever_waits_is_told_when_a_transfer_s_end_frees_or_loses_blocks() -> None:
+    pool, told = BlockPool(4), list[tuple[int, int]]()
+    pool.on_change = lambda: told.append((pool.free_count, pool.usable_count))
+    assert pool.take(4) == [0, 1, 2, 3]
+    pool.lease([0, 1, 2])
+    pool.give_back([0, 1])
+    assert pool.count_unleased([0, 2, 3]) == 1
+    assert told == []
+    pool.release([2])
+    assert told == [], "it has an owner still"
+    pool.release([0])
+    pool.quarantine([1])
+    assert told == [(1, 4), (1, 3)]
+    assert pool.count_unleased([1, 2, 3]) == 2
+
+
 def test_giving_a_block_back_twice_is_a_bug() -> None:
     pool = BlockPool(2)
     taken = pool.take(1)

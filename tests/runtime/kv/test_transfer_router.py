@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import attrs
 import pytest
@@ -15,20 +16,18 @@ from trinamo.runtime.config_planes import DataPlaneConfig, MooncakeConfig, NixlC
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
+    DisconnectedError,
     RemoteProtocolError,
     RequestError,
     StaleMemoryError,
     TransferError,
 )
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer_router import (
-    RouterOptions,
-    TransferRouter,
-    chain_of,
-    open_transfer_router,
-)
+from trinamo.runtime.kv.transfer_chain import RouterOptions, chain_of
+from trinamo.runtime.kv.transfer_router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer_routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.kv.transfers import BlockLeases, open_block_leases
+from trinamo.runtime.planes import Transfer, TransferReport
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.runtime.protocol.transfer_offer import decode_offer, encode_offer
 from trinamo.runtime.transfer_metrics import TransferMetrics
@@ -50,11 +49,13 @@ class House:
 
     fast: MemoryTransferPlane
     slow: MemoryTransferPlane
-    theirs: list[MemoryTransferPlane]
+    other: TransferRouter
+    """The peer's."""
     router: TransferRouter
     leases: BlockLeases
     pool: BlockPool
     metrics: TransferMetrics
+    registry: CollectorRegistry
     here: bytearray
     there: bytearray
     local: RoutedMemory
@@ -83,7 +84,8 @@ class House:
 async def house() -> AsyncIterator[House]:
     fabric, pool = TransferFabric(), BlockPool(BLOCKS)
     pool.take(BLOCKS)
-    metrics = TransferMetrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    metrics = TransferMetrics(registry)
     here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
     there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))
     async with (
@@ -95,13 +97,15 @@ async def house() -> AsyncIterator[House]:
         open_transfer_router(
             [fast, slow], metrics=metrics, leases=leases, options=RouterOptions(attempt_s=10)
         ) as router,
-        open_transfer_router([slow_there, fast_there], metrics=metrics) as other,
+        open_transfer_router(
+            [slow_there, fast_there], metrics=TransferMetrics(CollectorRegistry())
+        ) as other,
     ):
         local = await router.register(here, block_bytes=SIZE)
         owned = await other.register(there, block_bytes=SIZE)
         peer = await router.connect(owned.describe())
         yield House(
-            *(fast, slow, [fast_there, slow_there], router, leases, pool, metrics),
+            *(fast, slow, other, router, leases, pool, metrics, registry),
             *(here, there, local, owned, peer),
         )
 
@@ -137,11 +141,112 @@ async def test_a_transfer_falls_back_in_the_middle_and_every_block_arrives(
         == 1
     )
     assert house.peer.usable == ["slow"]
-    for told in house.theirs:
-        with trio.move_on_after(0.1):
-            assert (await told.receive()).message == b"done"
+    notice = await house.other.receive()
+    assert (notice.sender, notice.message) == (house.router.incarnation, b"done")
     await house.leases.drain()
     assert house.pool.used_count == BLOCKS
+
+
+async def test_a_notification_that_is_said_again_is_heard_once(
+    house: House, autojump_clock: Clock
+) -> None:
+    """The last word of the first backend was lost, so the second one says it again."""
+    fast = house.fast
+
+    class Deaf:
+        """All has moved and the peer was told, but we never hear that it is done."""
+
+        def __init__(self, transfer: Transfer) -> None:
+            self.transfer = transfer
+            self.confirmed_count = BLOCKS
+            self.is_settled = True
+
+        async def wait(self) -> TransferReport:
+            await self.transfer.wait()
+            raise DisconnectedError("the last word was lost")
+
+        async def wait_settled(self) -> None:
+            await trio.lowlevel.checkpoint()
+
+        def abort(self) -> None:
+            pass
+
+    def start(*args: Any, **more: Any) -> Transfer:
+        return Deaf(MemoryTransferPlane.start(fast, *args, **more))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast, "start", start)
+        assert await house.move(WRITE, notify=b"first") == ["slow"]
+    assert await house.move(WRITE, notify=b"second") == ["slow"]
+    assert [(await house.other.receive()).message for _ in range(2)] == [b"first", b"second"]
+    with trio.move_on_after(10) as scope:
+        await house.other.receive()
+    assert scope.cancelled_caught
+    assert house.other.notices.repeated_count == 1
+
+
+async def test_what_is_no_router_s_notification_is_counted_and_dropped(
+    house: House, autojump_clock: Clock
+) -> None:
+    plane = house.slow
+    local, remote = house.local.regions["slow"], house.owned.regions["slow"].describe()
+    there = await plane.connect(remote)
+    for garbage in (b"", b"done", b"\xc1", b"\x93\xa0\x01\xc4\x00"):
+        transfer = plane.start(WRITE, local, [0], there, [0], deadline_s=5, notify=garbage)
+        await transfer.wait()
+    await house.move(WRITE, notify=b"real")
+    with trio.fail_after(5):
+        assert (await house.other.receive()).message == b"real"
+    # The backends are listened to side by side; the garbage may be heard after the real one.
+    await trio.testing.wait_all_tasks_blocked()
+    assert house.other.notices.malformed_count == 4
+    with pytest.raises(RequestError, match="at most 4000"):
+        await house.move(WRITE, notify=bytes(4001))
+
+
+async def test_a_peer_that_could_not_be_connected_to_leaves_nothing_behind(
+    house: House, autojump_clock: Clock
+) -> None:
+    """No task that probes it for ever, no series, no peer in the statistics."""
+    await house.router.forget(house.peer)
+    await trio.testing.wait_all_tasks_blocked()
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    house.fast.faults.is_unreachable = house.slow.faults.is_unreachable = True
+    for _ in range(3):
+        with pytest.raises(ConnectError):
+            await house.router.connect(house.owned.describe())
+    await trio.sleep(100)
+    assert trio.lowlevel.current_statistics().tasks_living == tasks
+    assert house.router.statistics().peers == 0
+    for backend, region in house.owned.regions.items():
+        labels = {"backend": backend, "peer": region.description.incarnation}
+        name = "trinamo_transfer_backend_usable"
+        assert house.registry.get_sample_value(name, labels) is None
+
+
+async def test_the_statistics_show_a_switch_and_its_reason(
+    house: House, autojump_clock: Clock
+) -> None:
+    before = house.router.statistics()
+    assert [(b.backend, b.peers, b.usable_peers, b.problem) for b in before.chain] == [
+        ("fast", 1, 1, ""),
+        ("slow", 1, 1, ""),
+    ]
+    house.fast.faults.breaks_after = 5
+    await house.move(READ)
+    after = house.router.statistics()
+    assert (after.peers, after.fallbacks) == (1, 1)
+    fast, slow = after.chain
+    assert (fast.usable_peers, slow.usable_peers) == (0, 1)
+    assert fast.problem
+    assert not slow.problem
+    house.slow.faults.block_s = 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(house.move, READ)
+        await trio.sleep(1.5)
+        assert [b.in_flight for b in house.router.statistics().chain] == [0, 1]
+        assert house.router.statistics().leased == 1
+    assert [b.in_flight for b in house.router.statistics().chain] == [0, 0]
 
 
 async def test_a_backend_that_failed_is_left_alone_until_a_probe_says_it_works(
@@ -205,6 +310,18 @@ async def test_what_every_backend_would_refuse_is_not_tried_again(
     with pytest.raises(RequestError):
         await house.router.move(READ, house.local, [BLOCKS], house.peer, [0], deadline_s=5)
     assert house.peer.usable == ["fast", "slow"]
+
+
+async def test_a_transfer_that_still_moves_is_not_given_up_for_its_length(
+    house: House, autojump_clock: Clock
+) -> None:
+    """Three seconds a block: much longer than `attempt_s`, but never long without a block."""
+    house.fast.faults.block_s = 3
+    assert await house.move(READ, deadline_s=100) == ["fast"]
+    house.fast.faults.stalls_after = 5
+    started = trio.current_time()
+    assert await house.move(READ, deadline_s=100) == ["slow"]
+    assert trio.current_time() - started < 5 * 3 + 10 + 10
 
 
 async def test_a_deadline_holds_over_all_backends(house: House, autojump_clock: Clock) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.errors import KilledError
+from trinamo.runtime.errors import KilledError, TransferError
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfers import BlockLeases, open_block_leases
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer
@@ -189,3 +190,42 @@ async def test_closing_quarantines_what_is_not_settled() -> None:
             transfer = plane.start(Direction.READ, region, [0], remote, [0], deadline_s=99)
             leases.follow(transfer, [0])
         assert (pool.used_count, pool.quarantined_count) == (3, 1)
+
+
+async def test_a_grant_that_the_region_refuses_leaves_no_block_leased(house: House) -> None:
+    """Half of it may have been granted already, as by the first backend of several."""
+
+    class Full:
+        is_fenced = True
+
+        def __init__(self) -> None:
+            self.tickets: set[int] = set()
+
+        def grant(self, ticket: int, blocks: object) -> None:
+            self.tickets.add(ticket)
+            raise TransferError("as many tickets as there can be")
+
+        def revoke(self, ticket: int) -> None:
+            self.tickets.remove(ticket)
+
+    full: Any = Full()
+    blocks = house.take(2)
+    with pytest.raises(TransferError, match="as many tickets"):
+        house.leases.grant(full, blocks)
+    assert not full.tickets
+    assert house.counts() == (6, 2, 0, 0)
+    with trio.fail_after(1):
+        await house.leases.drain()
+
+
+async def test_the_parts_of_a_block_lease_it_once(house: House) -> None:
+    """As a layer-first layout registers them: part 3 of 4 blocks is of block 3, part 4 of block 0."""
+    pool = BlockPool(4)
+    taken = pool.take(4)
+    assert taken is not None
+    async with open_block_leases(pool, dice=random.Random(1), block_of=lambda p: p % 4) as leases:
+        grant = leases.grant(house.region, [3, 7, 0, 4])
+        assert grant.blocks == (3, 0)
+        assert pool.in_flight_count == 2
+        grant.complete()
+        assert pool.in_flight_count == 0

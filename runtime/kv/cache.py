@@ -1,0 +1,40 @@
+"""The KV cache of one engine, as transfers need it: bytes, who owns which block, what they mean.
+
+An engine that has one hands it out (`engines/host.py`); `engine_transfers.py` registers it. The
+engine's scheduler stays the owner of the pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import attrs
+
+from .pool import BlockPool
+
+if TYPE_CHECKING:
+    # numpy comes with it, which a process without KV memory need not load.
+    from .memory import KvMemory
+
+__all__ = ["HoldsKv", "KvCache"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class KvCache:
+    """Alive for as long as its engine is open."""
+
+    memory: KvMemory
+    pool: BlockPool
+    """Its block ids are those of `memory`."""
+    fingerprint: str
+    """Equal to a peer's, or no block can be moved (`kv.memory.fingerprint`)."""
+
+
+@runtime_checkable
+class HoldsKv(Protocol):
+    """An engine that may have KV memory."""
+
+    @property
+    def kv(self) -> KvCache | None:
+        """Its cache; None if no byte of it can leave the engine."""
+        ...
