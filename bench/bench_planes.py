@@ -1,21 +1,24 @@
 """The planes under load: a work queue whose consumers are killed, control operations, events.
 
 Starts its own etcd and NATS on loopback. The queue: jobs over two consumer processes, of which
-one is killed with -9 every second and replaced. Each consumer writes a job's effect, under the
-job's id, before it acks; so an effect may be written again by the next attempt, but must be there
-for every job, and no job may be acked twice.
+one is killed with -9 every second and replaced. Each consumer (`runtime/consumer.py`) writes a
+job's effect, under the job's id and attempt; so an effect may be written again by the next attempt,
+but must be there for every job, once per attempt, and no job may be acked twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import trio
 import trio.lowlevel
@@ -24,14 +27,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.servers import session_etcd, session_nats  # noqa: E402
-from trinamo.runtime.planes import QueueLimits, Settlement  # noqa: E402
+from trinamo.runtime.consumer import (  # noqa: E402
+    Consumer,
+    ConsumerLimits,
+    JobOutcome,
+    open_consumer,
+)
+from trinamo.runtime.env import RealEnv  # noqa: E402
+from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue  # noqa: E402
 from trinamo.transports.etcd import open_etcd  # noqa: E402
 from trinamo.transports.nats import open_nats  # noqa: E402
 
 QUEUE = "bench"
 LIMITS = QueueLimits(visibility_timeout_s=2, attempts_max=100)
 CONSUMERS = 2
-TAKERS = 8
+JOBS_AT_A_TIME = 8
+CONTROL_TURNS = 8
 
 
 def main() -> None:
@@ -48,6 +59,7 @@ def main() -> None:
     with session_nats() as nats:
         trio.run(run_events, nats.url, options.events)
         trio.run(run_queue, nats.url, options.jobs)
+        trio.run(run_taking, nats.url, options.jobs // 4)
     with session_etcd() as etcd:
         trio.run(run_control, etcd.endpoint, options.operations)
 
@@ -59,26 +71,39 @@ def row(what: str, result: str) -> None:
 # --- the queue -------------------------------------------------------------------------------
 
 
+class _Reporting(RealEnv):
+    """Writes down how each job ended, as far as this process was told."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+
+    def note(self, kind: str, /, **fields: Any) -> None:
+        if kind == "queue.outcome":
+            os.write(
+                self._file, f"{fields['outcome']} {fields['job']} {fields['attempt']}\n".encode()
+            )
+
+
 async def consume(url: str, path: Path) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    async def work() -> None:
-        while True:
-            job = await queue.take(wait_s=5)
-            if job is None:
-                continue
-            # One write each, so that a kill leaves whole lines.
-            os.write(file, f"effect {job.id}\n".encode())
-            outcome = await queue.ack(job)
-            os.write(file, f"{outcome} {job.id}\n".encode())
+    async def work(job: LeasedJob, _: bytes) -> None:
+        # One write each, so that a kill leaves whole lines.
+        os.write(file, f"effect {job.id} {job.attempt}\n".encode())
 
     async with (
         open_nats(url) as events,
         events.work_queue(QUEUE) as queue,
-        trio.open_nursery() as nursery,
+        open_consumer(
+            queue,
+            work,
+            decode=bytes,
+            env=_Reporting(file),
+            limits=ConsumerLimits(jobs_max=JOBS_AT_A_TIME),
+        ),
     ):
-        for _ in range(TAKERS):
-            nursery.start_soon(work)
+        await trio.sleep_forever()
 
 
 def start_consumer(url: str, path: Path) -> subprocess.Popen[bytes]:
@@ -117,8 +142,9 @@ async def run_queue(url: str, jobs: int) -> None:
             elapsed = time.perf_counter() - started
             dead = len(await queue.dead_letters(count_max=jobs))
         lines = [tuple(line.split()) for line in path.read_text().splitlines()]
-    effects = Counter(job for kind, job in lines if kind == "effect")
-    acks = Counter(job for kind, job in lines if kind == Settlement.APPLIED)
+    attempts = Counter((job, attempt) for kind, job, attempt in lines if kind == "effect")
+    effects = Counter(job for job, _ in attempts)
+    acks = Counter(job for kind, job, _ in lines if kind == JobOutcome.DONE)
     row(
         f"queue: {jobs:,} jobs, {CONSUMERS} consumers, {kills} killed",
         f"{elapsed:.1f} s; jobs without effect {jobs - len(effects)}; "
@@ -127,34 +153,93 @@ async def run_queue(url: str, jobs: int) -> None:
         f"acks whose answer died with its consumer {jobs - len(acks)}; dead {dead}",
     )
     assert len(effects) == jobs
+    # The fence: no attempt had two effects, and no job two acks.
+    assert max(attempts.values()) == 1
     assert max(acks.values()) == 1
     assert dead == 0
+
+
+async def run_taking(url: str, jobs: int) -> None:
+    """One process, nothing killed: what the consumer costs on top of take and ack."""
+
+    async def loop(queue: WorkQueue) -> None:
+        async def take() -> None:
+            while (job := await queue.take(wait_s=0)) is not None:
+                await queue.ack(job)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(JOBS_AT_A_TIME):
+                nursery.start_soon(take)
+
+    async def consumer(queue: WorkQueue) -> None:
+        async def work(_: LeasedJob, __: bytes) -> None:
+            if consuming.counts.taken == jobs:
+                consuming.drain()
+
+        limits = ConsumerLimits(jobs_max=JOBS_AT_A_TIME)
+        consuming = Consumer(queue, work, decode=bytes, env=RealEnv(), limits=limits)
+        await consuming.run()
+
+    async with open_nats(url) as events:
+        for kind in (loop, consumer):
+            async with events.work_queue(f"taking-{kind.__name__}", limits=LIMITS) as queue:
+                for number in range(jobs):
+                    await queue.put(f"job-{number}", b"x" * 128)
+                started, cpu = time.perf_counter(), time.process_time()
+                await kind(queue)
+                elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+                assert (await queue.statistics()).depth == 0
+            row(
+                f"queue: taken and acked, {JOBS_AT_A_TIME} at a time, by a {kind.__name__}",
+                f"{jobs / elapsed:,.0f}/s; {cpu / jobs * 1e6:.0f} µs CPU each",
+            )
 
 
 # --- control and events ----------------------------------------------------------------------
 
 
 async def run_control(endpoint: str, operations: int) -> None:
+    """Puts and gets in turns; the middle turn counts, for the machine may have other work."""
     tasks = 32
-    async with open_etcd([endpoint]) as control:
-        for kind in ("put", "get"):
-
-            async def work(number: int, kind: str = kind) -> None:
-                for _ in range(operations // tasks):
-                    if kind == "put":
-                        await control.put(f"bench/{number}", b"x" * 128)
-                    else:
-                        await control.get(f"bench/{number}")
-
-            started, cpu = time.perf_counter(), time.process_time()
-            async with trio.open_nursery() as nursery:
-                for number in range(tasks):
-                    nursery.start_soon(work, number)
-            elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    async with open_etcd([endpoint]) as control, control.watch("elsewhere/") as events:
+        # As in every process a watch is open: gRPC's thread lives as long as any call does, and
+        # is made anew otherwise. The put opens the stream.
+        await anext(events)
+        await control.put("elsewhere/a", b"")
+        await anext(events)
+        calls: dict[str, Callable[[int], Awaitable[object]]] = {
+            "put": lambda number: control.put(f"bench/{number}", b"x" * 128),
+            "get": lambda number: control.get(f"bench/{number}"),
+        }
+        turns: dict[str, list[tuple[float, float]]] = {kind: [] for kind in calls}
+        count = operations // tasks // CONTROL_TURNS
+        for _ in range(CONTROL_TURNS):
+            for kind, call in calls.items():
+                turns[kind].append(await _time_calls(call, tasks, count))
+        for kind, found in turns.items():
+            rates, costs = zip(*found, strict=True)
             row(
                 f"control: {kind}, {tasks} tasks",
-                f"{operations / elapsed:,.0f}/s; {cpu / operations * 1e6:.0f} µs CPU each",
+                f"{statistics.median(rates):,.0f}/s; {statistics.median(costs) * 1e6:.0f} µs CPU "
+                f"each ({min(costs) * 1e6:.0f} to {max(costs) * 1e6:.0f})",
             )
+
+
+async def _time_calls(
+    call: Callable[[int], Awaitable[object]], tasks: int, count: int
+) -> tuple[float, float]:
+    """Calls a second, and CPU seconds of this process per call."""
+
+    async def work(number: int) -> None:
+        for _ in range(count):
+            await call(number)
+
+    started, cpu = time.perf_counter(), time.process_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(tasks):
+            nursery.start_soon(work, number)
+    elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return tasks * count / elapsed, cpu / (tasks * count)
 
 
 async def run_events(url: str, count: int) -> None:

@@ -90,7 +90,7 @@ class WorkQueue(Protocol):
         ...
 
     async def statistics(self) -> QueueStatistics:
-        """Depth and age now."""
+        """Depth and age now; `UnavailableError` if the broker has no such queue any more."""
         ...
 
     async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:

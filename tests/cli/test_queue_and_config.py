@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,8 +15,10 @@ import trio
 
 from tests.cli.running import COMMAND, Place
 from tests.servers import SessionEtcd, SessionNats
+from tests.transports.nats.brokers import private_server
 from trinamo.runtime.planes import QueueLimits, Settlement
 from trinamo.transports.nats import open_nats
+from trinamo.transports.servers.binaries import find_nats_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 THRESHOLD = "disaggregation.prefill_tokens_local_max"
@@ -55,23 +59,59 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(
     trio.run(bury, nats_server.url, name, "a", "b", "c")
 
     listed = run(place, "queue", "ls", *where)
-    assert f"{name}: 0 jobs, 0 of them taken, oldest 0.0 s, 3 dead" in listed.stdout
+    assert f"{name}: 0 ready, 0 leased, 3 dead, oldest 0.0 s" in listed.stdout
     shown = run(place, "queue", "show", name, "b", *where)
     assert "b: 1 attempts" in shown.stdout
     assert "always fails" in shown.stdout
     assert "payload of b" in shown.stdout
-    assert run(place, "queue", "requeue", name, "a", *where).returncode == 0
+    once = run(place, "queue", "requeue", name, "a", *where)
+    assert (once.returncode, once.stdout) == (0, f"{name}: 1 dead letter queued again\n")
     again = run(place, "queue", "requeue", name, "a", *where)
     assert (again.returncode, again.stderr) == (1, f"trinamo: {name} has no dead letter a\n")
-    assert run(place, "queue", "purge", name, "--all", *where).returncode == 0
+    forgotten = run(place, "queue", "purge", name, "--all", *where)
+    assert (forgotten.returncode, forgotten.stdout) == (0, f"{name}: 2 dead letters forgotten\n")
     rows = msgspec.json.decode(run(place, "queue", "ls", "--json", *where).stdout)
     (row,) = [row for row in rows if row["queue"] == name]
-    assert (row["depth"], row["dead"]) == (1, 0)
+    assert (row["depth"], row["ready"], row["dead"]) == (1, 1, 0)
 
 
 def test_a_queue_that_is_not_there_is_one_sentence(place: Place, nats_server: SessionNats) -> None:
     done = run(place, "queue", "show", "nobody", "--nats", nats_server.url)
     assert (done.returncode, done.stderr) == (1, "trinamo: there is no queue nobody\n")
+
+
+def test_a_broker_that_keeps_no_queues_says_what_to_start(place: Place) -> None:
+    with private_server(find_nats_server()) as server:
+        done = run(place, "queue", "ls", "--nats", server.url)
+    assert done.returncode == 1
+    assert "JetStream does not answer" in done.stderr
+    assert "nats-server with -js" in done.stderr
+
+
+def test_names_of_queues_and_dead_letters_are_completed(
+    place: Place, nats_server: SessionNats
+) -> None:
+    name, where = f"tab-{os.getpid()}", f"--nats {nats_server.url}"
+    trio.run(bury, nats_server.url, name, "first", "second")
+
+    assert name in complete(place, f"trinamo queue show {where} tab-")
+    assert complete(place, f"trinamo queue purge {where} {name} fi") == ["first"]
+    assert complete(place, "trinamo queue show --nats nats://127.0.0.1:1 ta") == []
+
+
+def complete(place: Place, line: str) -> list[str]:
+    """What a shell that asks for the end of `line` is told."""
+    script = "import sys; sys.argv[0] = 'trinamo'; from trinamo.cli.main import main; main()"
+    asking = {"_TRINAMO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**place.environ, **asking},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return re.findall(r'"([\w-]+)"', done.stdout)
 
 
 def test_a_setting_is_got_set_refused_reset_and_watched(

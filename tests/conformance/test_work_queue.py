@@ -1,4 +1,4 @@
-"""What every work queue promises, in memory and on real JetStream."""
+"""What every work queue promises, in memory, on the simulated broker, and on real JetStream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.conformance.simulated import SimulatedBroker
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -19,6 +20,7 @@ from tests.transports.nats.brokers import (
     private_server,
     wait_away,
 )
+from tests.worlds import in_world
 from trinamo.runtime.errors import (
     DeadlineError,
     OverloadedError,
@@ -38,7 +40,7 @@ from trinamo.transports.servers.binaries import find_nats_server
 
 DEBIAN_SERVER = Path("/usr/sbin/nats-server")
 NATS: Any = pytest.param("nats", marks=pytest.mark.services)
-BROKERS = ["memory", NATS]
+BROKERS = ["memory", "simulated", NATS]
 if DEBIAN_SERVER.exists():
     BROKERS.append(pytest.param("nats-debian", marks=pytest.mark.services))
 LIMITS = QueueLimits(visibility_timeout_s=10, attempts_max=3)
@@ -54,19 +56,29 @@ def debian_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=BROKERS)
-def broker(request: pytest.FixtureRequest) -> Broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if request.param == "memory":
-        return MemoryBrokerUnderTest()
-    if request.param == "nats":
-        return NatsServerUnderTest(request.getfixturevalue("nats_server").url)
-    return NatsServerUnderTest(request.getfixturevalue("debian_url"))
+        yield MemoryBrokerUnderTest()
+    elif request.param == "simulated":
+        simulated = SimulatedBroker()
+        with in_world(simulated.world):
+            yield simulated
+    elif request.param == "nats":
+        yield NatsServerUnderTest(request.getfixturevalue("nats_server").url)
+    else:
+        yield NatsServerUnderTest(request.getfixturevalue("debian_url"))
 
 
-@pytest.fixture(params=["memory", NATS])
+@pytest.fixture(params=["memory", "simulated", NATS])
 def mortal_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """A broker that the test may kill and start again; what it has stored stays."""
     if request.param == "memory":
         yield MemoryBrokerUnderTest()
+        return
+    if request.param == "simulated":
+        simulated = SimulatedBroker()
+        with in_world(simulated.world):
+            yield simulated
         return
     with private_server(find_nats_server(), "-js", "-sd", str(tmp_path)) as server:
         yield NatsServerUnderTest(server.url, server)

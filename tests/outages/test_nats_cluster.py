@@ -1,4 +1,6 @@
-"""Three NATS servers, one of them hurt: what JetStream acknowledged is stored once, in order."""
+"""Three NATS servers, one of them hurt: what JetStream acknowledged is stored once, in order, and
+every job of a work queue is done once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import trio
 
 from tests.conformance.control_backends import until
 from tests.outages.histories import History, StreamClient
+from tests.outages.jobs import open_jobs
 from trinamo.runtime.planes import EventPlane, Subscription
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers import EmbeddedServer, ServerCluster, open_nats_cluster
@@ -53,23 +56,36 @@ async def restart_one_by_one(cluster: ServerCluster, leader: EmbeddedServer) -> 
     "hurt",
     [kill_the_leader, stop_the_leader, kill_a_follower, freeze_the_leader, restart_one_by_one],
 )
-async def test_a_server_hurt_under_writes_costs_no_message(
+async def test_a_server_hurt_under_writes_costs_no_message_and_no_job(
     cluster: ServerCluster, hurt: Hurt
 ) -> None:
+    """The leader is that of a plain stream and of a queue's jobs at the same time."""
     history = History()
-    async with open_nats(cluster.urls, ping_interval_s=0.5, reconnect_wait_s=0.05) as plane:
+    async with open_nats(
+        cluster.urls, ping_interval_s=0.5, reconnect_wait_s=0.05, stream_replicas=3
+    ) as plane:
         stream = StreamClient(plane, "outage")
         await stream.create(replicas=3)
-        async with stream.receiving(), trio.open_nursery() as nursery:
-            nursery.start_soon(stream.write, history)
-            await until(lambda: len(history.acknowledged) > WRITES)
-            name = await stream.leader()
-            await hurt(cluster, next(each for each in cluster.members if each.name == name))
-            before = len(history.acknowledged)
-            await until(lambda: len(history.acknowledged) > before + WRITES, timeout_s=30)
-            nursery.cancel_scope.cancel()
+        async with stream.receiving(), open_jobs(plane, "work") as jobs:
+            leader = await StreamClient(plane, "trinamo-queue-work-jobs").leader()
+            await stream.move_to(leader)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.write, history)
+                nursery.start_soon(jobs.put)
+                await until(lambda: min(len(history.acknowledged), jobs.done.total()) > WRITES)
+                await hurt(cluster, next(each for each in cluster.members if each.name == leader))
+                acknowledged, done = len(history.acknowledged), jobs.done.total()
+                await until(lambda: len(history.acknowledged) > acknowledged + WRITES, timeout_s=30)
+                await until(lambda: jobs.done.total() > done + WRITES, timeout_s=30)
+                nursery.cancel_scope.cancel()
+            with trio.fail_after(30):
+                await jobs.drained()
         stored = [base64.b64decode(each).decode() for each in await stream.stored()]
+        assert await jobs.queue.dead_letters() == []
 
+    assert max(jobs.done.values()) == 1
+    assert {*jobs.put_ids} <= {job for job, count in jobs.done.items() if count} | {*jobs.unsettled}
+    assert {*jobs.put_ids} <= {*jobs.worked}
     assert {*history.acknowledged} <= {*stored}
     assert len(stored) == len({*stored})
     assert stored == sorted(stored, key=int)

@@ -42,7 +42,7 @@ from trinamo.runtime.protocol.work_queue import (
     check_queue_name,
 )
 
-from .queue_api import JetStream, JetStreamError, Requester, parse_time
+from .queue_api import JetStream, JetStreamError, Requester
 from .queue_dead import DeadLetters
 from .queue_fetching import Fetcher, Puller
 from .queue_leases import Leases
@@ -56,7 +56,12 @@ from .queue_records import (
     StreamNames,
     judge,
 )
-from .queue_streams import ADMINISTRATION_TIMEOUT_S, existing_limits, make_streams
+from .queue_streams import (
+    ADMINISTRATION_TIMEOUT_S,
+    existing_limits,
+    make_streams,
+    read_statistics,
+)
 
 __all__ = ["NatsWorkQueue", "QueuePlane", "open_work_queue"]
 
@@ -89,6 +94,11 @@ class _Held:
     revision: int
     until: float
     """When it has expired for certain, on trio's clock."""
+
+    def may_become(self, state: RecordState) -> bool:
+        if self.record.state != "leased":
+            return self.record.state == state  # Settled so already, but not to the end.
+        return trio.current_time() < self.until
 
 
 @asynccontextmanager
@@ -272,7 +282,6 @@ class NatsWorkQueue:
         if held is None:
             return Settlement.STALE
         held.until = now + self._limits.visibility_timeout_s
-        self._held[job.token] = held
         await self._confirm(held.delivery, _IN_PROGRESS, now + timeout_s)
         return Settlement.APPLIED
 
@@ -282,6 +291,7 @@ class NatsWorkQueue:
         if held is None:
             return Settlement.STALE
         await self._confirm(held.delivery, _ACK, deadline)
+        self._held.pop(job.token, None)
         return Settlement.APPLIED
 
     async def nak(
@@ -302,26 +312,30 @@ class NatsWorkQueue:
             return Settlement.STALE
         if is_last:
             await self._bury(held.delivery, held.record, deadline)
-            return Settlement.DEAD
-        word = _NAK + (b' {"delay": %d}' % int(delay_s * _NS) if delay_s else b"")
-        await self._confirm(held.delivery, word, deadline)
-        return Settlement.APPLIED
+        else:
+            word = _NAK + (b' {"delay": %d}' % int(delay_s * _NS) if delay_s else b"")
+            await self._confirm(held.delivery, word, deadline)
+        self._held.pop(job.token, None)
+        return Settlement.DEAD if is_last else Settlement.APPLIED
 
     async def _settle(
         self, job: LeasedJob, state: RecordState, deadline: float, *, reason: str = ""
     ) -> _Held | None:
-        """Write what became of a lease, which then is ours no more; None if it was not."""
+        """Write what became of a lease; None if it is not ours, or no more.
+
+        It stays in `_held` until the caller has done what follows from it, so that a settlement
+        that failed or was cancelled on the way may be repeated, with the same answer.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         held = self._held.get(job.token)
-        if held is None or trio.current_time() >= held.until:
+        if held is None or not held.may_become(state):
             self._held.pop(job.token, None)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return None
         record = msgspec.structs.replace(held.record, state=state, reason=reason[:REASON_CHARS_MAX])
         revision = await self._write(held.delivery, record, held.revision, deadline)
-        # Kept until the answer is in, so that a settlement that failed may be repeated.
-        self._held.pop(job.token, None)
         if revision is None:
+            self._held.pop(job.token, None)
             return None
         held.record, held.revision = record, revision
         return held
@@ -353,17 +367,7 @@ class NatsWorkQueue:
     # --- looking after it ---
 
     async def statistics(self) -> QueueStatistics:
-        deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-        jobs = await self._stream.call(f"STREAM.INFO.{self._names.jobs}", {}, deadline=deadline)
-        consumer = await self._stream.call(
-            f"CONSUMER.INFO.{self._names.jobs}.{self._names.CONSUMER}", {}, deadline=deadline
-        )
-        dead = await self._dead.count(deadline=deadline)
-        state = jobs.body["state"]
-        depth = int(state["messages"])
-        leased = min(depth, int(consumer.body.get("num_ack_pending", 0)))
-        age_s = max(0.0, wall() - parse_time(state["first_ts"])) if depth else 0.0
-        return QueueStatistics(depth, leased, dead, age_s)
+        return await read_statistics(self._stream, self._names, wall, deadline=_administration())
 
     async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
         return await self._dead.list(count_max, deadline=_administration())

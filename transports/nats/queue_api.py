@@ -35,8 +35,9 @@ BACKOFF_S: Final = (0.1, 0.25)
 WRONG_LAST_SEQUENCE: Final = 10071
 NOT_FOUND: Final = frozenset({10014, 10037, 10059})
 """No such consumer, message, stream."""
-# No leader, not the leader, resources or quorum missing, stream offline: all of them pass.
-_PASSING: Final = frozenset({10008, 10009, 10023, 10118, 10124, 10202})
+# Servers that have just met and do not yet count each other as peers; no leader, not the leader,
+# resources or quorum missing, stream offline: all of them pass.
+_PASSING: Final = frozenset({10005, 10008, 10009, 10023, 10118, 10124, 10202})
 
 
 class Requester(Protocol):
@@ -118,7 +119,7 @@ class JetStream:
             await trio.sleep(min(self._rng.uniform(*BACKOFF_S), max(0.0, left_s)))
         if is_repeated:
             raise UnknownOutcomeError(f"JetStream did not answer in time: {why}")
-        raise DeadlineError(f"JetStream cannot be reached: {why}", definite=True)
+        raise DeadlineError(f"JetStream did not take it in time: {why}", definite=True)
 
     async def call(self, operation: str, body: dict[str, Any], *, deadline: float) -> Answer:
         """One operation of the API, such as `STREAM.INFO.orders`."""

@@ -35,11 +35,6 @@ class DeadLetters:
             deadline=deadline,
         )
 
-    async def count(self, *, deadline: float) -> int:
-        """How many are kept."""
-        answer = await self._stream.call(f"STREAM.INFO.{self._names.dead}", {}, deadline=deadline)
-        return int(answer.body["state"]["messages"])
-
     async def list(self, count_max: int, *, deadline: float) -> list[DeadLetter]:
         """The oldest first."""
         found: list[DeadLetter] = []

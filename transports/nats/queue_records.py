@@ -26,6 +26,7 @@ import attrs
 import msgspec
 
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
 from trinamo.runtime.protocol.work_queue import DELAY_S_MAX, EXPIRED, QueueLimits
 
 __all__ = [
@@ -87,7 +88,7 @@ def decode_record(value: bytes) -> Record:
     """Raises `RemoteProtocolError` for what is no record."""
     try:
         return _decoder.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a record of a work queue: {error}") from error
 
 

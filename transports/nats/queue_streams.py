@@ -1,20 +1,26 @@
-"""The streams behind work queues: found, made, changed."""
+"""The streams behind work queues: found, made, changed, counted."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import trio
 
-from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.planes.queue import QueueLimits
+from trinamo.runtime.errors import RemoteProtocolError, UnavailableError
+from trinamo.runtime.planes.queue import QueueLimits, QueueStatistics
 
-from .queue_api import JetStream, JetStreamError, Requester
+from .queue_api import JetStream, JetStreamError, Requester, parse_time
 from .queue_records import StreamNames, consumer_config, queue_limits, stream_configs
 
-__all__ = ["ADMINISTRATION_TIMEOUT_S", "existing_limits", "list_work_queues", "make_streams"]
+__all__ = [
+    "ADMINISTRATION_TIMEOUT_S",
+    "existing_limits",
+    "list_work_queues",
+    "make_streams",
+    "read_statistics",
+]
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
@@ -59,3 +65,30 @@ async def make_streams(
         {"stream_name": names.jobs, "config": consumer_config(limits)},
         deadline=deadline,
     )
+
+
+async def read_statistics(
+    stream: JetStream, names: StreamNames, wall: Callable[[], float], *, deadline: float
+) -> QueueStatistics:
+    """Depth and age, asked of the streams' leaders; `wall` is the time since the epoch in s.
+
+    Raises `UnavailableError` if a stream of the queue is not there, such as on a server that lost
+    its disk.
+    """
+
+    async def info(what: str) -> dict[str, Any]:
+        answer = await stream.find(what, {}, deadline=deadline)
+        if answer is None:
+            raise UnavailableError(f"there is no queue {names.queue}")
+        return answer.body
+
+    jobs = await info(f"STREAM.INFO.{names.jobs}")
+    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}")
+    dead = await info(f"STREAM.INFO.{names.dead}")
+    try:
+        depth = int(jobs["state"]["messages"])
+        age_s = max(0.0, wall() - parse_time(jobs["state"]["first_ts"])) if depth else 0.0
+        leased = min(depth, int(consumer.get("num_ack_pending", 0)))
+        return QueueStatistics(depth, leased, int(dead["state"]["messages"]), age_s)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"not the state of a stream: {error!r}") from error

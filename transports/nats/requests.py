@@ -18,6 +18,7 @@ import trio
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
+    DisconnectedError,
     EventPlaneError,
     OverloadedError,
     RemoteProtocolError,
@@ -42,6 +43,8 @@ from trinamo.runtime.protocol.request import (
     failure,
     raise_for_nack,
 )
+
+from .checks import check_subject
 
 __all__ = ["NatsRequestPlane", "NatsRequestServer"]
 
@@ -217,17 +220,25 @@ class NatsRequestPlane:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
         Raises `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker was
-        away and the request never left, `DeadlineError` if no answer came, `RequestError` if the
-        request is larger than a message may be, `RemoteProtocolError` if the answer is neither.
+        away and the request never left or `address` is no subject, `DisconnectedError` if no answer
+        came, `RequestError` if the request is larger than a message may be, `RemoteProtocolError`
+        if the answer is neither.
         Cancelled while waiting, it has told the worker to forget the request.
         """
-        answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s)
+        try:
+            answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s)
+        except DeadlineError as error:
+            # A worker acknowledges at once or not at all: this one hangs, and another may be asked.
+            raise DisconnectedError(
+                f"{address} did not answer the envelope within {self._ack_timeout_s:g} s"
+            ) from error
         return answer.ack
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         """Deliver a unary request and return its encoded result.
 
-        Raises what the worker raised, the error a NACK stands for, or what `send` raises.
+        Raises what the worker raised, the error a NACK stands for, or what `send` raises, but
+        `DeadlineError` if no answer came within `answer_timeout_s`.
         """
         answer, result = await self._ask(address, envelope, payload, self._answer_timeout_s)
         if answer.error is not None:
@@ -239,6 +250,11 @@ class NatsRequestPlane:
     async def _ask(
         self, address: str, envelope: Envelope, payload: bytes, timeout_s: float
     ) -> tuple[Answer, bytes]:
+        try:
+            check_subject(address)
+        except RequestError as error:
+            # Discovery's word, or the instance's: not the client's fault, and nothing was sent.
+            raise ConnectError(f"no way to {address!r}: {error.message}") from error
         frame = encode_frame(encode_envelope(envelope), payload)
         if len(frame) > self._events.message_bytes_max:
             raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,24 +13,67 @@ import typer
 from .options import ConfigFile, NatsServers, Preset, Settings, Sources, gather
 
 if TYPE_CHECKING:
-    from trinamo.runtime.planes import DeadLetter, EventPlane
+    from trinamo.runtime.planes import DeadLetter, EventPlane, QueueStatistics
 
 __all__ = ["queue_app"]
 
 queue_app = typer.Typer(
     name="queue",
     help="Work queues: depth and age, and jobs whose attempts are used up.",
+    epilog=(
+        "Examples:  trinamo queue ls  ·  trinamo queue show prefill  ·  "
+        "trinamo queue requeue prefill --all"
+    ),
     no_args_is_help=True,
 )
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name, as `ls` shows it.")]
-JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Ids of dead letters.")]
+
+
+def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For tab completion: the queues of the broker meant, if it answers soon."""
+
+    async def look(events: EventPlane) -> list[str]:
+        return await events.work_queue_names()
+
+    return [name for name in _completions(ctx, look) if name.startswith(incomplete)]
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For tab completion: the dead letters of the queue that was named before."""
+
+    async def look(events: EventPlane) -> list[str]:
+        async with events.work_queue(ctx.params["queue"]) as queue:
+            return [letter.id for letter in await queue.dead_letters(count_max=COMPLETIONS_MAX)]
+
+    return [job_id for job_id in _completions(ctx, look) if job_id.startswith(incomplete)]
+
+
+QueueName = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUEUE", help="Its name, as `ls` shows it.", autocompletion=complete_queue
+    ),
+]
+JobIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB…", help="Ids of dead letters.", autocompletion=complete_job),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
 LETTERS_MAX = 1000
 PAYLOAD_SHOWN_BYTES = 4096
+COMPLETIONS_MAX = 50
+COMPLETION_TIMEOUT_S = 1.5
+JETSTREAM_TIMEOUT_S = 3.0
+JETSTREAM_POLL_S = 0.25
+ADVICE = (
+    "Queues are kept by JetStream: start nats-server with -js, as `trinamo up` does. A cluster of them"
+    " needs most of its servers, and a few seconds to choose a new leader; then try again"
+)
 
 
-@queue_app.command("ls")
+@queue_app.command(
+    "ls", epilog="Examples:  trinamo queue ls  ·  trinamo queue ls --json --nats nats://10.0.0.5"
+)
 def list_queues(
     *,
     as_json: AsJson = False,
@@ -38,14 +82,17 @@ def list_queues(
     preset: Preset = None,
     settings: Settings = None,
 ) -> None:
-    """List the queues: jobs waiting and taken, dead letters, age of the oldest job."""
-    import attrs
+    """List the queues: jobs ready and leased, dead letters, age of the oldest job."""
+    from trinamo.runtime.errors import UnavailableError
 
     async def look(events: EventPlane) -> list[dict[str, Any]]:
         rows = []
         for name in await events.work_queue_names():
-            async with events.work_queue(name) as queue:
-                rows.append({"queue": name, **attrs.asdict(await queue.statistics())})
+            try:
+                async with events.work_queue(name) as queue:
+                    rows.append(_queue_row(name, await queue.statistics()))
+            except UnavailableError:
+                continue  # Removed since it was listed.
         return rows
 
     rows = _run(look, nats, config, preset, settings)
@@ -56,15 +103,20 @@ def list_queues(
         sys.stdout.write("no queues\n")
     for row in rows:
         sys.stdout.write(
-            f"{row['queue']}: {row['depth']} jobs, {row['leased']} of them taken, "
-            f"oldest {row['oldest_age_s']:.1f} s, {row['dead']} dead\n"
+            f"{row['queue']}: {row['ready']} ready, {row['leased']} leased, {row['dead']} dead, "
+            f"oldest {row['oldest_age_s']:.1f} s\n"
         )
 
 
-@queue_app.command("show")
+@queue_app.command(
+    "show", epilog="Examples:  trinamo queue show prefill  ·  trinamo queue show prefill JOB --json"
+)
 def show_dead_letters(
     queue: QueueName,
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="One dead letter.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="One dead letter.", autocompletion=complete_job),
+    ] = None,
     *,
     as_json: AsJson = False,
     nats: NatsServers = None,
@@ -74,14 +126,15 @@ def show_dead_letters(
 ) -> None:
     """Show a queue's dead letters, or one of them with its payload; exit 1 if it is not there."""
 
-    async def look(events: EventPlane) -> list[DeadLetter]:
+    async def look(events: EventPlane) -> tuple[list[DeadLetter], int]:
         async with events.work_queue(queue) as opened:
             if job is None:
-                return await opened.dead_letters(count_max=LETTERS_MAX)
+                letters = await opened.dead_letters(count_max=LETTERS_MAX)
+                return letters, (await opened.statistics()).dead
             letter = await opened.dead_letter(job)
-            return [] if letter is None else [letter]
+            return ([], 0) if letter is None else ([letter], 1)
 
-    letters = _run(look, nats, config, preset, settings)
+    letters, count = _run(look, nats, config, preset, settings)
     if as_json:
         _write_json([_letter_row(letter) for letter in letters])
     else:
@@ -95,11 +148,16 @@ def show_dead_letters(
                 sys.stdout.write(f"{shown.decode('utf-8', 'backslashreplace')!r}\n")
         if not letters and job is None:
             sys.stdout.write("no dead letters\n")
+    if len(letters) < count:
+        sys.stderr.write(f"these are the oldest {len(letters)} of {count}\n")
     if job is not None and not letters:
         _fail(f"{queue} has no dead letter {job}")
 
 
-@queue_app.command("requeue")
+@queue_app.command(
+    "requeue",
+    epilog="Examples:  trinamo queue requeue prefill JOB  ·  trinamo queue requeue prefill --all",
+)
 def requeue(
     queue: QueueName,
     jobs: JobIds = None,
@@ -113,15 +171,36 @@ def requeue(
     """Make dead letters jobs again, with all their attempts; exit 1 if one is not there."""
     wanted = _wanted(jobs, all_of_them)
 
-    async def act(events: EventPlane) -> list[str]:
+    async def act(events: EventPlane) -> tuple[int, list[str]]:
+        count = 0
         async with events.work_queue(queue) as opened:
-            ids = wanted or [each.id for each in await opened.dead_letters(count_max=LETTERS_MAX)]
-            return [job_id for job_id in ids if not await opened.requeue(job_id)]
+            # One that dies again meanwhile is not taken twice: only as many as there were.
+            left = len(wanted) or (await opened.statistics()).dead
+            missing = []
+            while left > 0:
+                ids = wanted or [
+                    letter.id
+                    for letter in await opened.dead_letters(count_max=min(left, LETTERS_MAX))
+                ]
+                if not ids:
+                    break
+                for job_id in ids:
+                    if await opened.requeue(job_id):
+                        count += 1
+                    else:
+                        missing.append(job_id)
+                left -= len(ids)
+        return count, missing if wanted else []
 
-    _tell_missing(queue, _run(act, nats, config, preset, settings))
+    count, missing = _run(act, nats, config, preset, settings)
+    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} queued again\n")
+    _tell_missing(queue, missing)
 
 
-@queue_app.command("purge")
+@queue_app.command(
+    "purge",
+    epilog="Examples:  trinamo queue purge prefill JOB  ·  trinamo queue purge prefill --all",
+)
 def purge(
     queue: QueueName,
     jobs: JobIds = None,
@@ -135,13 +214,16 @@ def purge(
     """Forget dead letters for good; exit 1 if one is not there."""
     wanted = _wanted(jobs, all_of_them)
 
-    async def act(events: EventPlane) -> list[str]:
+    async def act(events: EventPlane) -> tuple[int, list[str]]:
         async with events.work_queue(queue) as opened:
             if not wanted:
-                await opened.purge_dead()
-            return [job_id for job_id in wanted if not await opened.purge_dead(job_id)]
+                return await opened.purge_dead(), []
+            missing = [job_id for job_id in wanted if not await opened.purge_dead(job_id)]
+            return len(wanted) - len(missing), missing
 
-    _tell_missing(queue, _run(act, nats, config, preset, settings))
+    count, missing = _run(act, nats, config, preset, settings)
+    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} forgotten\n")
+    _tell_missing(queue, missing)
 
 
 def _wanted(jobs: list[str] | None, all_of_them: bool) -> list[str]:
@@ -158,6 +240,16 @@ def _tell_missing(queue: str, missing: list[str]) -> None:
 def _fail(sentence: str) -> None:
     sys.stderr.write(f"trinamo: {sentence}\n")
     raise typer.Exit(1)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _queue_row(name: str, found: QueueStatistics) -> dict[str, Any]:
+    import attrs
+
+    return {"queue": name, "ready": found.ready, **attrs.asdict(found)}
 
 
 def _letter_row(letter: DeadLetter) -> dict[str, Any]:
@@ -183,8 +275,12 @@ def _run(
     config: Any,
     preset: str | None,
     settings: list[str] | None,
+    *,
+    patience_s: float = math.inf,
 ) -> Any:
     import trio
+
+    from trinamo.runtime.errors import DeadlineError, UnavailableError, UnknownOutcomeError
 
     from .locating import quiet_log
 
@@ -193,10 +289,47 @@ def _run(
     sources = Sources(config, preset, overrides)
 
     async def act() -> Any:
-        async with _events(sources) as events:
-            return await action(events)
+        with trio.move_on_after(patience_s):
+            async with _events(sources) as events:
+                try:
+                    await _wait_jetstream(events)
+                except (DeadlineError, UnavailableError) as error:
+                    raise UnavailableError(f"JetStream does not answer. {ADVICE}") from error
+                try:
+                    return await action(events)
+                except (DeadlineError, UnknownOutcomeError) as error:
+                    raise UnavailableError(f"{error.message}. {ADVICE}") from error
 
     return trio.run(act)
+
+
+async def _wait_jetstream(events: EventPlane) -> None:
+    """Find out early that nobody answers, rather than after the patience of a queue."""
+    import trio
+
+    from trinamo.runtime.errors import DeadlineError, UnavailableError
+
+    give_up_at = trio.current_time() + JETSTREAM_TIMEOUT_S
+    while True:
+        try:
+            await events.request("$JS.API.INFO", b"", timeout_s=JETSTREAM_POLL_S)
+        except (DeadlineError, UnavailableError):
+            if trio.current_time() >= give_up_at:
+                raise
+            await trio.sleep(JETSTREAM_POLL_S)
+        else:
+            return
+
+
+def _completions(
+    ctx: typer.Context, look: Callable[[EventPlane], Awaitable[list[str]]]
+) -> list[str]:
+    """What `look` finds; nothing, rather than an error or a wait, if it cannot."""
+    given = (ctx.params.get(name) for name in ("nats", "config", "preset", "settings"))
+    try:
+        return _run(look, *given, patience_s=COMPLETION_TIMEOUT_S) or []
+    except Exception:  # noqa: BLE001 -- a shell that completes has no place for it
+        return []
 
 
 @asynccontextmanager
