@@ -8,7 +8,7 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -31,6 +31,7 @@ from .errors import (
 from .planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
 from .protocol.instances import Instance
 from .protocol.request import Ack, Envelope, RequestKind, raise_for_nack
+from .protocol.undecodable import UNDECODABLE
 from .router import Flight, Router
 
 __all__ = ["Client", "ResponseStream"]
@@ -68,15 +69,16 @@ class ResponseStream(Generic[T]):
     async def __anext__(self) -> T:
         """The next item.
 
-        Raises `DisconnectedError` if the worker went away (it is inhibited by then),
-        `KilledError` if the context was killed, or what the handler raised.
+        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or left
+        discovery and said nothing for `router.silence_grace_s`; `KilledError` if the context was
+        killed, or what the handler raised.
         """
         try:
             return self._decode(await self._channel.__anext__())
         except DisconnectedError:
             self._router.inhibit(self.instance)
             raise
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise RemoteProtocolError(f"an item does not decode: {error}") from error
 
 
@@ -161,8 +163,7 @@ class Client:
             )
             plane, address = self._route(instance)
             try:
-                with self.router.flight(instance):
-                    result = await plane.call(address, envelope, payload)
+                result = await self._answer(instance, plane.call(address, envelope, payload))
             except _ELSEWHERE as error:
                 failed = error
                 self._blame(instance, error)
@@ -171,10 +172,17 @@ class Client:
             else:
                 return self._decode_result(result, result_type)
 
+    async def _answer(self, instance: Instance, calling: Awaitable[bytes]) -> bytes:
+        """Wait for an answer, but not for that of a worker that has left and is silent."""
+        with self.router.flight(instance) as flight, trio.CancelScope() as waiting:
+            flight.on_silent = waiting.cancel
+            return await calling
+        raise _silent(instance)
+
     def _decode_result(self, result: bytes, result_type: type[T]) -> T:
         try:
             return msgspec.msgpack.decode(result, type=result_type)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise RemoteProtocolError(f"the result does not decode: {error}") from error
 
     # --- one streaming request, attempt by attempt ---
@@ -277,8 +285,14 @@ class _Attempt:
         if not self.channel.is_called:
             await self._wait_called()
         await self.channel.wait_prologue()
-        # From here on the connection itself is the better witness of the worker's life.
+        # From here on the connection itself is the better witness of the worker's life, and a
+        # worker that left discovery is given up only if it has fallen silent too.
         self._flight.on_gone = None
+        self._flight.heard = self._heard
+        self._flight.on_silent = lambda: self.channel.fail(_silent(self.instance))
+
+    def _heard(self) -> int | None:
+        return None if self.channel.is_paused else self.channel.arrival_count
 
     async def _deliver(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
@@ -313,3 +327,7 @@ class _Attempt:
 
     def _vanished(self) -> DisconnectedError:
         return DisconnectedError(f"instance {self.instance.id} vanished from discovery")
+
+
+def _silent(instance: Instance) -> DisconnectedError:
+    return DisconnectedError(f"instance {instance.id} left discovery and has fallen silent")

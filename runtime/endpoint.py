@@ -13,6 +13,7 @@ from .context import Context
 from .errors import EngineError, TrinamoError
 from .protocol.instances import EndpointName
 from .protocol.request import Envelope, RequestKind
+from .protocol.undecodable import UNDECODABLE
 
 __all__ = ["Endpoint", "single_error"]
 
@@ -46,7 +47,7 @@ class Endpoint:
             return f"endpoint {self.name} {expects} an input stream", None
         try:
             return "", self._decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             return f"the payload does not decode: {error}", None
 
     def run_stream(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "BackendMissingError",
     "CompactedError",
     "ConfigError",
     "ConnectError",
@@ -21,9 +22,11 @@ __all__ = [
     "DisconnectedError",
     "EngineError",
     "EventPlaneError",
+    "FencedError",
     "KilledError",
     "LeaseLostError",
     "LocalProtocolError",
+    "MetadataNotFoundError",
     "ModelAlreadyExistsError",
     "ModelNotFoundError",
     "OverloadedError",
@@ -59,6 +62,12 @@ class ConfigError(TrinamoError):
 
     code = "config"
     default_definite = True
+
+
+class BackendMissingError(ConfigError):
+    """This machine cannot use a transfer backend. Use the next one, or install its library."""
+
+    code = "backend_missing"
 
 
 class RequestError(TrinamoError):
@@ -198,6 +207,13 @@ class StaleMemoryError(TransferError):
     default_definite = True
 
 
+class MetadataNotFoundError(TransferError):
+    """No engine of this id has stored metadata, or its worker is gone. Ask discovery who lives."""
+
+    code = "metadata_not_found"
+    default_definite = True
+
+
 class ControlPlaneError(TrinamoError):
     """The control store answered with an error that is none of the others here."""
 
@@ -221,6 +237,16 @@ class LeaseLostError(ControlPlaneError):
     """The store no longer knows the lease, so its keys are gone. Grant anew and put them again."""
 
     code = "lease_lost"
+    default_definite = True
+
+
+class FencedError(ControlPlaneError):
+    """Somebody else holds the key under a living lease. Nothing was written.
+
+    Two processes claim one identity: the one that came second stays out until the other is gone.
+    """
+
+    code = "fenced"
     default_definite = True
 
 

@@ -88,8 +88,20 @@ class Metrics:
             "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
         )
         self._connections = self._gauge("connections", "Open connections", "kind")
+        self._entries_refused = self._counter(
+            "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
+        )
+        self._silent = self._counter(
+            "silent_requests", "Requests given up: their worker left and was silent", "endpoint"
+        )
+        self._fenced = self._counter(
+            "registrations_fenced", "Writes of our keys refused: another process holds them"
+        )
         self._settings_refused = self._counter(
             "settings_refused", "Values in the control plane that were refused", "setting"
+        )
+        self._settings = self._gauge(
+            "setting_value", "The value in force, of settings that are numbers", "setting"
         )
         self.lease_state(LeaseState.NONE)
 
@@ -119,9 +131,25 @@ class Metrics:
         for gauge in (self._live, self._inhibited):
             gauge.remove_by_labels({"endpoint": endpoint})
 
+    def entry_refused(self, kind: str) -> None:
+        """An entry of `kind` (`instance`, `model`) does not decode, or contradicts its key."""
+        self._entries_refused.labels(kind).inc()
+
+    def silent_request(self, endpoint: str) -> None:
+        """A request was given up: its worker left discovery and then said nothing."""
+        self._silent.labels(endpoint).inc()
+
+    def registration_fenced(self) -> None:
+        """A key of ours was found in another process's hands."""
+        self._fenced.inc()
+
     def setting_refused(self, setting: str) -> None:
         """A stored value of `setting` (`unknown` for a key that is none) was refused."""
         self._settings_refused.labels(setting).inc()
+
+    def setting_value(self, setting: str, value: float) -> None:
+        """`value` is in force for `setting` now."""
+        self._settings.labels(setting).set(value)
 
     def connection_opened(self, kind: str) -> None:
         """A connection of `kind` (`http`, `request`, `response`) is open."""

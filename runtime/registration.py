@@ -4,6 +4,10 @@
 when), and if the store has lost it grants another and puts every key again, with a fresh
 incarnation under the same instance id. The process lives on through all of it: losing the lease
 means nobody new finds us for a while, not that the work in hand is wrong.
+
+Every write is fenced: it takes effect only if the key is free or still as our own last write left
+it, so no two living processes own one instance id, and what a process sends under an old lease
+changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import attrs
 import trio
 
 from .env import Env
-from .errors import LeaseLostError, TrinamoError
+from .errors import ControlPlaneError, FencedError, LeaseLostError, TrinamoError
+from .metrics import Metrics
 from .planes import ControlPlane
 from .protocol.lease import LeaseTimer
 
@@ -51,6 +56,7 @@ class Registrar:
         *,
         ttl_s: float = 10.0,
         on_change: Callable[[LeaseState], None] = lambda _: None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._control = control
         self._env = env
@@ -58,6 +64,12 @@ class Registrar:
         self._on_change = on_change
         self._keys: dict[str, Render] = {}
         self._registered: dict[str, int] = {}
+        self._metrics = metrics
+        self._revisions: dict[str, int] = {}
+        """Of our own last write to each key under the present lease."""
+        self._owned: set[str] = set()
+        """Keys that were ours once: somebody else's hold on one is waited out."""
+        self._refused: dict[str, FencedError] = {}
         self._changed = trio.Event()
         self._progress: trio.Event | None = None
         self.state = LeaseState()
@@ -66,21 +78,33 @@ class Registrar:
         """Have `render(incarnation)` under `key`, now and after every lost lease.
 
         A key that is registered already is written again. Returns once the key is there.
-        Cancelled before that, it stays wanted: `withdraw` it.
+        Cancelled before that, it stays wanted: `withdraw` it. Raises `FencedError`, and forgets the
+        key, if another process holds it; a key that was ours before is tried until it is free.
         """
         self._keys[key] = render
         self._registered.pop(key, None)
+        self._refused.pop(key, None)
         self._changed.set()
         while self._registered.get(key) != self.state.incarnation or not self.state.lease_id:
             await self._wait_progress()
+            if key in self._refused:
+                raise self._refused.pop(key)
 
     async def withdraw(self, key: str) -> None:
-        """Delete `key` and keep it deleted; a store that is away is retried until cancelled."""
+        """Delete `key` and keep it deleted; a store that is away is retried until cancelled.
+
+        A key that another process holds is left alone; it is read first and then deleted, so one
+        that changes hands between the two, within a round trip, is deleted all the same.
+        """
         self._keys.pop(key, None)
+        self._owned.discard(key)
         backoff_s = _BACKOFF_MIN_S
         while True:
             try:
-                await self._control.delete(key)
+                held = await self._control.get(key)
+                # What was under an older lease of ours is gone with it.
+                if held is not None and held.lease_id == self.state.lease_id:
+                    await self._control.delete(key)
             except TrinamoError as error:
                 _log.warning("cannot withdraw %s: %s; retrying", key, error)
                 await trio.sleep(self._jitter(backoff_s))
@@ -117,6 +141,7 @@ class Registrar:
                 self.state.lost_count += 1
                 self.state.lease_id = 0
                 self._registered.clear()
+                self._revisions.clear()
                 _log.warning("lease lost: %s; registering again", error)
                 self._env.note("lease.lost", incarnation=self.state.incarnation)
                 self._on_change(self.state)
@@ -190,10 +215,22 @@ class Registrar:
     async def _put_missing(self) -> None:
         self._changed = trio.Event()
         incarnation = self.state.incarnation
+        failed: ControlPlaneError | None = None
         for key, render in list(self._keys.items()):
             if self._registered.get(key) == incarnation:
                 continue
-            await self._control.put(key, render(incarnation), lease_id=self.state.lease_id)
+            try:
+                await self._claim(key, render(incarnation))
+            except FencedError as error:
+                if self._fenced(key, error):
+                    failed = error
+                continue
+            except LeaseLostError:
+                raise
+            except ControlPlaneError as error:
+                # The store refuses this one, as for want of a permission: the others do not wait.
+                failed = error
+                continue
             wanted = self._keys.get(key)
             if wanted is render:
                 self._registered[key] = incarnation
@@ -201,3 +238,45 @@ class Registrar:
                 # Withdrawn while we were putting it: the delete may have come first.
                 await self._control.delete(key)
             self._made_progress()
+        if failed is not None:
+            raise failed
+
+    async def _claim(self, key: str, value: bytes) -> None:
+        """Write `key` under our lease, unless it is somebody else's: then `FencedError`."""
+        lease_id = self.state.lease_id
+        known = self._revisions.pop(key, 0)
+        outcome = await self._control.compare_and_put(
+            key, value, mod_revision=known, lease_id=lease_id
+        )
+        if not outcome.succeeded:
+            held = await self._control.get(key)
+            if held is not None and held.lease_id != lease_id:
+                whose = f"lease {held.lease_id:x}" if held.lease_id else "no lease"
+                raise FencedError(
+                    f"{key} is held by another process, under {whose}; ours is {lease_id:x}"
+                )
+            # Free by now, or a write of ours whose answer was lost.
+            outcome = await self._control.compare_and_put(
+                key,
+                value,
+                mod_revision=0 if held is None else held.mod_revision,
+                lease_id=lease_id,
+            )
+            if not outcome.succeeded:
+                raise ControlPlaneError(f"{key} changes under our hands", definite=True)
+        self._revisions[key] = outcome.revision
+        self._owned.add(key)
+
+    def _fenced(self, key: str, error: FencedError) -> bool:
+        """Count it; whether to try again, because the key was ours before."""
+        if self._metrics is not None:
+            self._metrics.registration_fenced()
+        self._env.note("lease.fenced", key=key)
+        if key in self._owned:
+            return True
+        # Whoever asked for it is told; it was never ours, so there is nothing to come back to.
+        _log.error("cannot register: %s", error)
+        self._refused[key] = error
+        self._keys.pop(key, None)
+        self._made_progress()
+        return False

@@ -2,7 +2,7 @@
 
 The decisions are `protocol/instances.py` and `protocol/routing.py`; this is the pump that feeds
 them, plus the flights: requests under way, by instance, so that an instance which vanishes ends
-the waits for it at once.
+the waits for it at once, and a stream of it once it is silent too (`protocol/silence.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import trio
 
 from .env import Env
 from .errors import TransportError, UnavailableError
+from .kv.index import KvIndex
 from .load import LoadTable
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
-from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet
+from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet, Standing
 from .protocol.routing import Policy, pick
+from .protocol.silence import Vigil
 
 __all__ = ["Flight", "Router"]
 
@@ -38,6 +40,10 @@ class Flight:
     on_gone: Callable[[], None] | None = None
     """Called once, synchronously, if the instance leaves discovery. Set to None to stop caring."""
     is_gone: bool = False
+    heard: Callable[[], int | None] | None = None
+    """How often something has come from the worker; None while its consumer does not read."""
+    on_silent: Callable[[], None] | None = None
+    """Called once, synchronously, if the instance is gone and nothing has come for the grace."""
 
 
 class Router:
@@ -51,19 +57,25 @@ class Router:
         *,
         policy: Policy = Policy.ROUND_ROBIN,
         inhibit_s: float = 5.0,
+        silence_grace_s: float = 10.0,
         metrics: Metrics | None = None,
         request_planes: Mapping[str, RequestPlane] | None = None,
         loads: LoadTable | None = None,
+        kv_index: KvIndex | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.policy = policy
+        self.kv_index = kv_index
+        """Which instance holds which blocks, where `router.kv_index` says so; no policy asks it."""
         self._control = control
         self._env = env
         self._inhibit_s = inhibit_s
+        self._silence_grace_s = silence_grace_s
         self._metrics = metrics
         self._loads = loads
         self._request_planes = request_planes or {}
         self._attending: dict[str, trio.CancelScope] = {}
+        self._vigils: dict[str, trio.CancelScope] = {}
         self._live = LiveSet()
         self._load: dict[str, int] = {}
         self._flights: dict[str, dict[Flight, None]] = {}
@@ -94,32 +106,78 @@ class Router:
 
     def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
         for instance in (*change.left, *change.moved):
-            scope = self._attending.pop(instance.id, None)
-            if scope is not None:
-                scope.cancel()
+            _cancel(self._attending.pop(instance.id, None))
         for instance in (*change.joined, *change.moved):
-            route = self.route(instance)
-            if route is not None:
-                scope = self._attending[instance.id] = trio.CancelScope()
-                nursery.start_soon(self._hold, instance, *route, scope)
+            scope = self._attending[instance.id] = trio.CancelScope()
+            nursery.start_soon(self._witness, instance, scope)
+        for instance in change.joined:
+            _cancel(self._vigils.pop(instance.id, None))
+        for instance in change.left:
+            if instance.id in self._flights:
+                scope = self._vigils[instance.id] = trio.CancelScope()
+                nursery.start_soon(self._keep_vigil, instance, scope)
 
-    async def _hold(
-        self, instance: Instance, plane: RequestPlane, address: str, scope: trio.CancelScope
-    ) -> None:
-        """Watch one instance by its connection: suspected at once when it breaks, probed since.
+    async def _witness(self, instance: Instance, scope: trio.CancelScope) -> None:
+        """Watch one instance by its connections; the lease tells too, but only after its TTL.
 
-        The lease tells too, but only after its time to live.
+        A plane that makes none, such as NATS, cannot tell. So where requests take such a plane,
+        a connection of another plane that the instance speaks is made all the same.
+        """
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for plane, address in self._routes(instance):
+                    nursery.start_soon(self._hold, instance, plane, address)
+
+    async def _hold(self, instance: Instance, plane: RequestPlane, address: str) -> None:
+        """Suspected at once when the connection breaks, probed since.
+
+        One that requests do not take says nothing until it has stood once: between here and the
+        worker that port may simply be closed.
         """
         backoff_s = _PROBE_MIN_S
-        with scope:
-            while True:
-                try:
-                    await plane.hold(address, lambda: self._trust(instance))
-                    backoff_s = _PROBE_MIN_S
-                except TransportError:
-                    backoff_s = min(backoff_s * 2, _PROBE_MAX_S)
+        has_stood = self.route(instance) == (plane, address)
+
+        def stands() -> None:
+            nonlocal has_stood
+            has_stood = True
+            self._trust(instance)
+
+        while True:
+            try:
+                await plane.hold(address, stands)
+                backoff_s = _PROBE_MIN_S
+            except TransportError:
+                backoff_s = min(backoff_s * 2, _PROBE_MAX_S)
+            if has_stood:
                 self._suspect(instance)
-                await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
+            await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
+
+    async def _keep_vigil(self, instance: Instance, scope: trio.CancelScope) -> None:
+        """Give up requests to an instance that was deleted, once they are silent as well."""
+        vigil: Vigil[Flight] = Vigil(self._silence_grace_s)
+        with scope:
+            while flights := self._flights.get(instance.id):
+                heard = {each: each.heard() if each.heard else 0 for each in flights}
+                for flight in vigil.look(heard, trio.current_time()):
+                    self._give_up(flight)
+                await trio.sleep(vigil.wait_s)
+        if self._vigils.get(instance.id) is scope:
+            del self._vigils[instance.id]
+
+    def _give_up(self, flight: Flight) -> None:
+        act, flight.on_silent = flight.on_silent, None
+        if act is None:
+            return
+        _log.warning(
+            "instance %s of %s left and has been silent for %g s: a request to it is given up",
+            flight.instance.id,
+            self.endpoint,
+            self._silence_grace_s,
+        )
+        self._env.note("router.silence", instance=flight.instance.id)
+        if self._metrics is not None:
+            self._metrics.silent_request(str(self.endpoint))
+        act()
 
     def _suspect(self, instance: Instance) -> None:
         if self._live.suspect(instance.id):
@@ -135,11 +193,14 @@ class Router:
 
     def route(self, instance: Instance) -> tuple[RequestPlane, str] | None:
         """The plane and address to reach an instance by; None if no plane here reaches it."""
+        return next(self._routes(instance), None)
+
+    def _routes(self, instance: Instance) -> Iterator[tuple[RequestPlane, str]]:
+        """Every way to an instance, the preferred one first."""
         for transport, plane in self._request_planes.items():
             address = instance.transports.get(transport)
             if address is not None:
-                return plane, address
-        return None
+                yield plane, address
 
     def apply(self, event: WatchEvent) -> InstanceChange:
         """Take one watch event. Synchronous: no one sees a half-applied snapshot."""
@@ -157,22 +218,32 @@ class Router:
     def _announce(self, change: InstanceChange) -> None:
         for why in change.refused:
             _log.warning("discovery entry refused: %s", why)
+            if self._metrics is not None:
+                self._metrics.entry_refused("instance")
         for instance in change.joined:
             _log.info("instance %s joined %s", instance.id, self.endpoint)
             self._env.note("instance.join", instance=instance.id)
         for instance in change.left:
             _log.info("instance %s left %s", instance.id, self.endpoint)
             self._env.note("instance.leave", instance=instance.id)
-            if self._loads is not None:
-                self._loads.forget(instance.id)
             for flight in self._flights.get(instance.id, ()):
                 flight.is_gone = True
                 if flight.on_gone is not None:
                     flight.on_gone()
+        self._follow(change)
         self._observe()
         if change.joined or change.left:
             self._changed.set()
             self._changed = trio.Event()
+
+    def _follow(self, change: InstanceChange) -> None:
+        """Whose reports count, and whose no longer."""
+        for table in (self._loads, self.kv_index):
+            if table is not None:
+                for instance in change.left:
+                    table.leave(instance.id)
+                for instance in change.joined:
+                    table.join(instance.id)
 
     def _observe(self) -> None:
         if self._metrics is not None:
@@ -186,6 +257,12 @@ class Router:
     def instances(self) -> list[Instance]:
         """All live instances, also inhibited and draining ones."""
         return self._live.instances
+
+    def standings(self) -> Iterator[tuple[Instance, Standing, int]]:
+        """Every live instance, how it is seen now, and our requests under way to it."""
+        now = trio.current_time()
+        for instance in self._live.instances:
+            yield instance, self._live.standing(instance, now), self._load.get(instance.id, 0)
 
     @property
     def in_flight(self) -> int:
@@ -255,3 +332,8 @@ class Router:
         while len(self._live) < count:
             await self._changed.wait()
         return self._live.instances
+
+
+def _cancel(scope: trio.CancelScope | None) -> None:
+    if scope is not None:
+        scope.cancel()

@@ -14,10 +14,17 @@ from typing import Final
 from .protocol.machine import Role, Tables
 from .protocol.request_stream import REQUEST_STREAM
 from .protocol.response_stream import RESPONSE_STREAM
+from .protocol.silence import PRESENCE, Presence, Sign
 
 __all__ = ["PAGES", "main", "render"]
 
-PAGES: Final = {"response_stream.md": RESPONSE_STREAM, "request_stream.md": REQUEST_STREAM}
+PresenceTable = Mapping[Presence, Mapping[Sign, Presence]]
+
+PAGES: Final[Mapping[str, Tables | PresenceTable]] = {
+    "response_stream.md": RESPONSE_STREAM,
+    "request_stream.md": REQUEST_STREAM,
+    "presence.md": PRESENCE,
+}
 """File name in `docs/protocols/` to the tables it shows."""
 
 
@@ -28,8 +35,18 @@ the peer took it.
 """
 
 
-def render(tables: Tables) -> str:
+_PRESENCE_PREFACE: Final = """\
+Made from the table in the code by `python -m trinamo.runtime.state_diagrams`; why is in
+[decision 0009](../decisions/0009-silence-of-the-vanished.md). It begins with the first item of a
+stream, or when a unary request is sent. Before that a wait ends as soon as the worker is DELETED.
+The grace is `router.silence_grace_s`.
+"""
+
+
+def render(tables: Tables | PresenceTable) -> str:
     """One page of markdown for one protocol; ends with a newline."""
+    if not isinstance(tables, Tables):
+        return _render_presence(tables)
     parts = [
         f"# The {tables.name}\n",
         _PREFACE,
@@ -41,6 +58,24 @@ def render(tables: Tables) -> str:
     parts.append("## What one end's step does to the other\n")
     parts.append(_couplings(tables))
     return "\n".join(parts)
+
+
+def _render_presence(table: PresenceTable) -> str:
+    lines = ["# The presence of a worker\n", _PRESENCE_PREFACE]
+    lines += ["```mermaid", "stateDiagram-v2", f"    [*] --> {Presence.LISTED.name}"]
+    for state, steps in table.items():
+        lines += [f"    {state.name} --> {into.name}: {sign.name}" for sign, into in steps.items()]
+        if not steps:
+            lines.append(f"    {state.name} --> [*]")
+    lines += ["```", "", "| state | meaning | sign | next state |", "|---|---|---|---|"]
+    for state, steps in table.items():
+        lines += [
+            f"| {state.name} | {state.value} | {sign.name} | {into.name} |"
+            for sign, into in steps.items()
+        ] or [f"| {state.name} | {state.value} | none | |"]
+    lines += ["", "| sign | meaning |", "|---|---|"]
+    lines += [f"| {sign.name} | {sign.value} |" for sign in Sign]
+    return "\n".join([*lines, ""])
 
 
 def _diagram(tables: Tables, role: Role) -> str:

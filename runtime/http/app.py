@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ..errors import RequestError, TrinamoError
 from ..metrics import CONTENT_TYPE, Metrics
+from ..overview import FrontendView, Overview
 from .admission import Admission
 from .chat import CHAT, COMPLETIONS, Inference, InferenceLimits
 from .models import DeploymentState, ModelManager
@@ -31,8 +32,12 @@ def build_app(
     *,
     has_chat: bool = True,
     has_completions: bool = True,
+    look: Callable[[], Overview] | None = None,
 ) -> Starlette:
-    """The frontend's application over `state`."""
+    """The frontend's application over `state`.
+
+    With `look`, which must not wait, `/status` tells what this process knows of its cluster.
+    """
     manager = ModelManager(state)
 
     async def list_models(_: Request) -> Response:
@@ -41,21 +46,35 @@ def build_app(
     async def describe_model(request: Request) -> Response:
         return json_response(manager.describe(request.path_params["model"]))
 
+    def own_status() -> str:
+        return "draining" if admission.is_draining else "ready"
+
     async def health(_: Request) -> Response:
-        is_draining = admission.is_draining
+        # A plane that is away is no reason to take a frontend out: known workers are still asked.
         return json_response(
             {
-                "status": "draining" if is_draining else "ready",
+                "status": own_status(),
                 "models": state.models(),
                 "in_flight": admission.in_flight,
             },
-            503 if is_draining else 200,
+            503 if admission.is_draining else 200,
+        )
+
+    async def status(_: Request) -> Response:
+        return json_response(
+            FrontendView(
+                status=own_status(),
+                in_flight=admission.in_flight,
+                models=state.views(),
+                cluster=None if look is None else look(),
+            )
         )
 
     routes = [
         Route("/v1/models", list_models),
         Route("/v1/models/{model:path}", describe_model),
         Route("/health", health),
+        Route("/status", status),
         Route("/live", live),
         metrics_route(state.metrics),
     ]

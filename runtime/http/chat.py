@@ -49,6 +49,7 @@ class InferenceLimits:
     backlog_bytes_max: int = 1 << 16
     write_timeout_s: float = 30.0
     stop_grace_s: float = 30.0
+    request_timeout_s: float | None = None
     on_disconnect: OnDisconnect = OnDisconnect.KILL
 
 
@@ -112,6 +113,7 @@ class Inference:
                     stop_grace_s=self._limits.stop_grace_s,
                     backlog_bytes_max=self._limits.backlog_bytes_max,
                     write_timeout_s=self._limits.write_timeout_s,
+                    request_timeout_s=self._limits.request_timeout_s,
                 )
                 answer = self._kind.answer(
                     inner_id,

@@ -50,7 +50,7 @@ async def watch_models(
     """Keep `manager` equal to the published cards until cancelled.
 
     Started once the first snapshot is in. A card that does not decode, or contradicts another, is
-    logged and passed over.
+    logged, counted and passed over; what an older value of its key said stays in force.
     """
     table = ModelTable()
     started = False
@@ -79,6 +79,7 @@ async def _apply(
 ) -> None:
     for why in change.refused:
         _log.warning("model card refused: %s", why)
+        manager.metrics().entry_refused("model")
     for card in change.removed:
         if manager.has_model_any(card.name):
             manager.remove_model(card.name)

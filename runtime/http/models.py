@@ -15,6 +15,7 @@ from ..context import Context
 from ..env import Env
 from ..errors import ModelAlreadyExistsError, ModelNotFoundError
 from ..metrics import FrontendMetrics
+from ..overview import MODELS_MAX, ModelView
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.openai_answers import Model, ModelList
 
@@ -100,6 +101,8 @@ class DeploymentState:
         self.completion_engines: ModelEngines[Engine] = ModelEngines()
         self.created: dict[str, int] = {}
         """When each model came, in Unix seconds."""
+        self.cards: dict[str, ModelCard] = {}
+        """What workers published; nothing for models that were added without a card."""
 
     def get_chat_completions_engine(self, model: str | None) -> tuple[str, Engine]:
         """The name and engine for a chat; raises `ModelNotFoundError`."""
@@ -119,6 +122,21 @@ class DeploymentState:
                 if not self.chat_completion_engines.contains(name)
             ),
         ]
+
+    def views(self) -> list[ModelView]:
+        """The oldest `MODELS_MAX` models, each with what its card says of it."""
+        return [self._view(name) for name in self.models()[:MODELS_MAX]]
+
+    def _view(self, name: str) -> ModelView:
+        card = self.cards.get(name)
+        if card is None:
+            return ModelView(name=name)
+        return ModelView(
+            name=name,
+            endpoint=card.endpoint,
+            engine=card.engine,
+            context_tokens_max=card.context_tokens_max,
+        )
 
 
 class ModelManager:
@@ -185,6 +203,7 @@ class ModelManager:
             self.add_chat_completions_model(card.name, engine, created=card.created)
         if card.completions:
             self.add_completions_model(card.name, engine, created=card.created)
+        self._state.cards[card.name] = card
 
     def remove_model(self, model: str) -> None:
         """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`."""
@@ -213,3 +232,4 @@ class ModelManager:
     def _forget_created(self, model: str) -> None:
         if not self.has_model_any(model):
             del self._state.created[model]
+            self._state.cards.pop(model, None)

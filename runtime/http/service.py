@@ -10,6 +10,7 @@ caller calls `stop()`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import attrs
@@ -19,6 +20,7 @@ from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..metrics import FrontendMetrics
+from ..overview import Overview
 from .admission import Admission
 from .app import build_app
 from .chat import InferenceLimits
@@ -52,12 +54,19 @@ class ServiceConfig:
     peer_timeout_s: float = 20.0
     drain_timeout_s: float = 30.0
     stop_grace_s: float = 5.0
+    request_timeout_s: float | None = None
 
 
 class HttpService:
     """The HTTP service of one frontend. It runs once; make it with `builder()`."""
 
-    def __init__(self, config: ServiceConfig, env: Env, metrics: FrontendMetrics) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        env: Env,
+        metrics: FrontendMetrics,
+        look: Callable[[], Overview] | None = None,
+    ) -> None:
         self.config = config
         self.metrics = metrics
         self.admission = Admission(requests_max=config.requests_max)
@@ -73,6 +82,7 @@ class HttpService:
             backlog_bytes_max=config.backlog_bytes_max,
             write_timeout_s=config.write_timeout_s,
             stop_grace_s=config.stop_grace_s,
+            request_timeout_s=config.request_timeout_s,
             on_disconnect=config.on_disconnect,
         )
         self.app = build_app(
@@ -81,6 +91,7 @@ class HttpService:
             limits,
             has_chat=config.enable_chat_endpoints,
             has_completions=config.enable_cmpl_endpoints,
+            look=look,
         )
 
     @staticmethod
@@ -152,6 +163,7 @@ class HttpServiceBuilder:
         self._config = ServiceConfig()
         self._env: Env | None = None
         self._metrics: FrontendMetrics | None = None
+        self._look: Callable[[], Overview] | None = None
 
     def port(self, port: int) -> Self:
         """The port to listen on; 0 takes any free one."""
@@ -179,6 +191,11 @@ class HttpServiceBuilder:
         self._metrics = metrics
         return self
 
+    def look(self, look: Callable[[], Overview]) -> Self:
+        """What `/status` tells of the cluster, asked once a request; it must not wait."""
+        self._look = look
+        return self
+
     def config(self, **changes: Any) -> Self:
         """Set any fields of `ServiceConfig` by name; raises `ConfigError` for one unknown."""
         try:
@@ -196,7 +213,7 @@ class HttpServiceBuilder:
             raise ConfigError(f"port {config.port} is out of range; 0 to 65535")
         for field in attrs.fields(ServiceConfig):
             value = getattr(config, field.name)
-            if field.name.endswith(("_max", "_s")) and value < 0:
+            if field.name.endswith(("_max", "_s")) and value is not None and value < 0:
                 raise ConfigError(f"{field.name} is {value}; it must not be negative")
         env = self._env or RealEnv()
-        return HttpService(config, env, self._metrics or FrontendMetrics(env))
+        return HttpService(config, env, self._metrics or FrontendMetrics(env), self._look)

@@ -45,7 +45,8 @@ class AnswerWriter:
     Neither raises: what goes wrong is told to the client, as far as it is there, and becomes
     `record.outcome`. Cancelled from outside, the engine's generator is closed before they leave.
     `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
-    engine waits, but not longer than `write_timeout_s`: then the client counts as gone.
+    engine waits, but not longer than `write_timeout_s`: then the client counts as gone. An answer
+    that is not made within `request_timeout_s` is killed; None is no bound.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class AnswerWriter:
         stop_grace_s: float = 30.0,
         backlog_bytes_max: int = 1 << 16,
         write_timeout_s: float = 30.0,
+        request_timeout_s: float | None = None,
     ) -> None:
         self._receive, self._send = receive, send
         self._context, self._record = context, record
@@ -67,6 +69,7 @@ class AnswerWriter:
         self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
         self._backlog_bytes_max = backlog_bytes_max
         self._write_timeout_s = write_timeout_s
+        self._request_timeout_s = request_timeout_s
         self._write_scope = trio.CancelScope()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -80,7 +83,7 @@ class AnswerWriter:
     async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
         """Send `events` as they come, then `[DONE]`."""
         async with trio.open_nursery() as watcher:
-            watcher.start_soon(self._watch_client)
+            self._start_watching(watcher)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._produce, events)
                 with self._write_scope:
@@ -91,7 +94,7 @@ class AnswerWriter:
     async def whole(self, make_body: Callable[[], Awaitable[bytes]]) -> None:
         """Send what `make_body` returns as one JSON answer."""
         async with trio.open_nursery() as watcher:
-            watcher.start_soon(self._watch_client)
+            self._start_watching(watcher)
             body = await self._make(make_body)
             if not self._is_disconnected:
                 self._is_finished = True
@@ -150,6 +153,18 @@ class AnswerWriter:
     def _killed(self) -> KilledError:
         reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
+
+    # --- the clock's side --------------------------------------------------------------------
+
+    def _start_watching(self, watcher: trio.Nursery) -> None:
+        watcher.start_soon(self._watch_client)
+        if self._request_timeout_s is not None:
+            watcher.start_soon(self._watch_clock, self._request_timeout_s)
+
+    async def _watch_clock(self, timeout_s: float) -> None:
+        await trio.sleep(timeout_s)
+        if not (self._is_produced or self._is_finished):
+            self._context.kill(Reason.DEADLINE)
 
     # --- the client's side -------------------------------------------------------------------
 

@@ -28,6 +28,16 @@ class ResponseChannel(Protocol):
         """Whether the worker has called home."""
         ...
 
+    @property
+    def arrival_count(self) -> int:
+        """Batches of items that have come: whether it grows says whether the worker speaks."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether reading waits for the consumer, so that nothing can come from the worker."""
+        ...
+
     async def wait_called(self) -> None:
         """Return once the worker has called home, or the stream has ended."""
         ...

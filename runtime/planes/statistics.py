@@ -26,6 +26,8 @@ class ControlStatistics:
     """How often a stream to the store ended unasked, with watches or leases on it."""
     resyncs: int
     """How often a watch had to read everything again because history was gone."""
+    silence_s: float = 0.0
+    """Seconds since the store last answered; a quiet store is asked every few seconds."""
 
 
 @attrs.frozen

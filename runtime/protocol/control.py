@@ -13,6 +13,7 @@ import msgspec
 from ..errors import RemoteProtocolError, TrinamoError, error_from_wire
 from .codec import Frame, encode_frame
 from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
+from .undecodable import UNDECODABLE
 
 __all__ = [
     "Closed",
@@ -170,7 +171,7 @@ def parse_frame(frame: Frame) -> Control | None:
         raise RemoteProtocolError(f"a control frame carries {len(data)} bytes of data")
     try:
         return _from_wire(_decode(header))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"malformed control frame: {error}") from error
 
 

@@ -6,6 +6,7 @@ that does not decode is refused one at a time; the watcher lives on.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -14,6 +15,7 @@ import attrs
 import msgspec
 
 from ..errors import RemoteProtocolError, RequestError
+from .undecodable import UNDECODABLE
 
 __all__ = [
     "INSTANCE_PREFIX",
@@ -21,6 +23,7 @@ __all__ = [
     "Instance",
     "InstanceChange",
     "LiveSet",
+    "Standing",
     "decode_instance",
     "encode_instance",
 ]
@@ -97,7 +100,7 @@ def decode_instance(key: str, value: bytes) -> Instance:
     """The instance registered under `key`; `RemoteProtocolError` if the two do not fit."""
     try:
         instance = _decoder.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"{key}: not an instance: {error}") from error
     if instance.key != key or not _ID.fullmatch(instance.id):
         raise RemoteProtocolError(f"{key}: holds the instance {instance.endpoint}/{instance.id}")
@@ -114,6 +117,17 @@ class InstanceChange:
     """Re-registered under other addresses."""
     refused: tuple[str, ...] = ()
     """Why entries were not taken, one sentence each."""
+
+
+class Standing(enum.StrEnum):
+    """How a live set sees one of its instances."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    INHIBITED = "inhibited"
+    """It failed a request a moment ago, and is passed over while another lives."""
+    SUSPECTED = "connection lost"
+    """Discovery names it, but no connection reaches it."""
 
 
 class LiveSet:
@@ -209,6 +223,15 @@ class LiveSet:
     def inhibited_count(self, now: float) -> int:
         """How many live instances are inhibited."""
         return sum(until > now for until in self._inhibited.values())
+
+    def standing(self, instance: Instance, now: float) -> Standing:
+        """How `instance`, which is in the set, is seen now."""
+        if instance.id in self._suspected:
+            return Standing.SUSPECTED
+        if instance.draining:
+            return Standing.DRAINING
+        is_inhibited = self._inhibited.get(instance.id, now) > now
+        return Standing.INHIBITED if is_inhibited else Standing.LIVE
 
     def candidates(self, now: float) -> list[Instance]:
         """Whom to choose from: the live ones not draining, not inhibited and not suspected.

@@ -13,8 +13,10 @@ from urllib.parse import quote
 import attrs
 import msgspec
 
-from ..errors import RemoteProtocolError
+from ..errors import RemoteProtocolError, RequestError
 from .generate import ModelCard
+from .instances import EndpointName
+from .undecodable import UNDECODABLE
 
 __all__ = ["MODEL_PREFIX", "ModelChange", "ModelTable", "decode_card", "encode_card", "model_key"]
 
@@ -37,10 +39,15 @@ def decode_card(key: str, value: bytes) -> ModelCard:
     """The card published under `key`; `RemoteProtocolError` if the two do not fit."""
     try:
         card = _decoder.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"{key}: not a model card: {error}") from error
     if not key.startswith(model_key(card.name, "")):
         raise RemoteProtocolError(f"{key}: holds the card of {card.name!r}")
+    try:
+        EndpointName.parse(card.endpoint)
+    except RequestError as error:
+        # It must not speak for the model: the good cards would contradict it.
+        raise RemoteProtocolError(f"{key}: {error.message}") from error
     return card
 
 

@@ -20,6 +20,7 @@ from ..errors import (
     UnavailableError,
     error_to_wire,
 )
+from .undecodable import UNDECODABLE
 
 __all__ = [
     "Ack",
@@ -200,7 +201,7 @@ def decode_cancel(header: bytes) -> str | None:
 def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:
     try:
         return decoder.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"malformed {what}: {error}") from error
 
 

@@ -115,13 +115,18 @@ async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
 
 
 async def start(
-    role: str, settings: dict[str, Any], log: Path, *, launcher: Sequence[str] = ()
+    role: str,
+    settings: dict[str, Any],
+    log: Path,
+    *,
+    launcher: Sequence[str] = (),
+    script: Path = ROLE,
 ) -> Member:
-    """Start one process; `launcher` is a command that runs the one it is given."""
+    """Start one process of `script`; `launcher` is a command that runs the one it is given."""
     command = [
         *launcher,
         sys.executable,
-        str(ROLE),
+        str(script),
         role,
         *(f"{k}={v}" for k, v in settings.items()),
     ]
@@ -131,15 +136,21 @@ async def start(
         )
     assert process.stdout is not None
     line = b""
-    with trio.move_on_after(START_TIMEOUT_S):
-        while not line.endswith(b"\n"):
-            piece = await process.stdout.receive_some(4096)
-            if not piece:
-                break
-            line += piece
+    try:
+        with trio.move_on_after(START_TIMEOUT_S):
+            while not line.endswith(b"\n"):
+                piece = await process.stdout.receive_some(4096)
+                if not piece:
+                    break
+                line += piece
+    finally:
+        # Also when another one that starts beside it has failed.
+        if not line.endswith(b"\n"):
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+                await process.stdout.aclose()
     if not line.endswith(b"\n"):
-        process.kill()
-        await process.wait()
         raise AssertionError(f"{role} did not start; its log is {log}")
     return Member(process, json.loads(line), log)
 
@@ -174,12 +185,8 @@ async def open_cluster(
         }
         members: list[Member] = []
         stack.push_async_callback(_end, members)
-        for number in range(workers):
-            member = await start("worker", common, directory / f"worker{number}.log")
-            members.append(member)
-        frontend = await start("frontend", common, directory / "frontend.log")
-        served = members.copy()
-        members.append(frontend)
+        await _start_all(members, common, directory, workers)
+        *served, frontend = members
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
         )
@@ -188,6 +195,25 @@ async def open_cluster(
             await cluster.wait_models()
             await cluster.wait_live(workers)
         yield cluster
+
+
+async def _start_all(
+    members: list[Member], settings: dict[str, Any], directory: Path, workers: int
+) -> None:
+    """Start everything together: the workers, and as the last of `members` the frontend."""
+    names = [*(f"worker{number}" for number in range(workers)), "frontend"]
+    started: dict[str, Member] = {}
+
+    async def start_one(name: str) -> None:
+        role = name.rstrip("0123456789")
+        started[name] = await start(role, settings, directory / f"{name}.log")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(start_one, name)
+    finally:
+        members += [started[name] for name in names if name in started]
 
 
 async def _end(members: list[Member]) -> None:

@@ -77,11 +77,20 @@ async def test_the_official_client_gets_answers_streaming_and_not(tmp_path: Path
     assert completion.choices[0].text
 
 
-async def test_requests_over_nats_are_answered_over_tcp(tmp_path: Path) -> None:
+async def test_requests_over_nats_are_answered_over_tcp_and_a_killed_worker_is_noticed_at_once(
+    tmp_path: Path,
+) -> None:
     async with open_cluster(tmp_path, settings={"data_plane.requests": "nats"}) as cluster:
         answers = [await ask(cluster, f"number {n}") for n in range(10)]
+        cluster.workers[0].kill()
+        # No request is under way, and the lease has not run out: an idle connection told.
+        await cluster.wait_live(1)
+        async with open_etcd(cluster.etcd.endpoint) as control:
+            named = await control.range("instances/")
+        answers += [await ask(cluster, f"number {n}") for n in range(10, 14)]
 
-    assert [a.status_code for a in answers] == [200] * 10
+    assert len(named.entries) == 2
+    assert [a.status_code for a in answers] == [200] * 14
     assert answers[3].json()["choices"][0]["message"]["content"] == "number 3"
 
 

@@ -95,8 +95,16 @@ class Cluster:
         for name in (NAME, UNARY):
             await self.control.delete(f"{name.key_prefix}{instance_id}")
 
-    async def client(self, name: EndpointName = NAME, **settings: Any) -> Client:
-        router = Router(self.control, name, RealEnv(), request_planes=self.planes)
+    async def client(
+        self, name: EndpointName = NAME, *, silence_grace_s: float = 10.0, **settings: Any
+    ) -> Client:
+        router = Router(
+            self.control,
+            name,
+            RealEnv(),
+            request_planes=self.planes,
+            silence_grace_s=silence_grace_s,
+        )
         self.routers.append(router)
         await self.nursery.start(router.run)
         return Client(router, self.home, RealEnv(), **settings)

@@ -10,7 +10,8 @@ import trio
 
 from trinamo.runtime.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.lifespan import DataPlane, Runtime, open_runtime
+from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.lifespan import DataPlane, Runtime, TransferChain, open_runtime
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
@@ -23,6 +24,7 @@ from trinamo.transports.tcp import (
     open_request_plane,
     open_request_server,
     open_stream_server,
+    open_transfer_plane,
 )
 
 
@@ -65,6 +67,11 @@ class OneProcess:
                 call_home=dialer,
             )
 
+    @asynccontextmanager
+    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
+        async with open_transfer_plane(env=env) as tcp:
+            yield TransferChain(planes=[tcp], order=["nixl", "tcp"], missing={"nixl": "not here"})
+
     @property
     def open_streams(self) -> int:
         """Subjects and call-home connections held by anybody; zero at quiescence."""
@@ -80,10 +87,16 @@ def config(**overrides: Any) -> Config:
 
 @asynccontextmanager
 async def open_process(
-    transports: OneProcess, *, serving: bool = False, **overrides: Any
+    transports: OneProcess,
+    *,
+    serving: bool = False,
+    kv: KvCache | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[Runtime]:
     """One runtime on the shared planes."""
-    async with open_runtime(config(**overrides), RealEnv(), transports, serving=serving) as runtime:
+    async with open_runtime(
+        config(**overrides), RealEnv(), transports, serving=serving, kv=kv
+    ) as runtime:
         yield runtime
 
 

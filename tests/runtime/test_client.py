@@ -29,7 +29,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.codec import FrameDecoder
-from trinamo.runtime.protocol.control import Data, Handshake, Opened, Sentinel
+from trinamo.runtime.protocol.control import Data, Handshake, Kill, Opened, Sentinel
 from trinamo.runtime.protocol.request import (
     Ack,
     AckStatus,
@@ -108,6 +108,18 @@ async def test_a_dead_instance_is_tried_once_then_inhibited_and_another_answers(
     client = await cluster.client()
     await client.router.wait_instances(2)
     assert [await who_answers(client) for _ in range(6)] == ["2"] * 6
+
+
+async def test_an_address_that_makes_no_sense_harms_only_who_advertised_it(
+    cluster: Cluster,
+) -> None:
+    """It comes from discovery, where anybody may have written it."""
+    for number, address in enumerate(("a..b:1", "\u2028:1", "", ":0", "x" * 300 + ":1")):
+        await cluster.put(f"{number + 1:x}", {"tcp": address})
+    await cluster.serve("f")
+    client = await cluster.client(attempts_max=9)
+    await client.router.wait_instances(6)
+    assert [await who_answers(client) for _ in range(6)] == ["f"] * 6
 
 
 @pytest.mark.parametrize(
@@ -280,6 +292,43 @@ async def test_after_the_prologue_the_connection_is_the_better_witness(cluster: 
             await trio.testing.wait_all_tasks_blocked(0.01)
             await worker.say(Data(b"\x07"), Sentinel())
             await worker.wait_gone()
+
+
+async def test_a_worker_that_left_and_is_silent_loses_its_stream_and_is_told(
+    cluster: Cluster,
+) -> None:
+    """A stopped process: its kernel keeps the connection, its lease ran out. It hears Kill, FIN."""
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1, silence_grace_s=0.05)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            async with client.stream(1, int) as stream:
+                assert await anext(stream) == 7
+                with pytest.raises(DisconnectedError, match="silent") as caught:
+                    await anext(stream)
+                assert not caught.value.definite
+
+        async with called_home(cluster, plane) as worker:
+            await worker.say(Opened(), Data(b"\x07"))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await cluster.remove("1")
+            assert await worker.hear_all() == [Kill()]
+
+
+async def test_a_unary_request_to_a_worker_that_left_and_is_silent_ends(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, None, instances=1, silence_grace_s=0.02)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(DisconnectedError, match="silent") as caught:
+                await client.call(1, str)
+            assert not caught.value.definite
+
+        await plane.waiting.wait()
+        await cluster.remove("1")
+    assert len(plane.sent) == 1
 
 
 async def test_a_worker_that_accepts_and_never_calls_is_given_up(cluster: Cluster) -> None:

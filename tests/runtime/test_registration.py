@@ -12,6 +12,8 @@ import trio
 import trio.testing
 
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import FencedError
+from trinamo.runtime.metrics import WorkerMetrics
 from trinamo.runtime.registration import LeaseState, Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 
@@ -98,6 +100,73 @@ async def test_a_key_registered_again_while_it_is_being_written_ends_as_the_late
         await trio.sleep(0.5)
         await registered.registrar.register("k", lambda _: b"draining")
     await trio.sleep(5)
+    assert await registered.value() == b"draining"
+
+
+async def test_an_instance_id_that_another_process_holds_is_refused(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Two workers claim one id: the second is told so, counted, and changes nothing."""
+    await registered.registrar.register("k", render)
+    metrics = WorkerMetrics(RealEnv())
+    second = Registrar(registered.others, SeededEnv(), ttl_s=TTL_S, metrics=metrics)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(second.run)
+        with pytest.raises(FencedError, match="held by another process") as caught:
+            await second.register("k", lambda _: b"usurper")
+        assert caught.value.definite
+        await second.register("l", lambda _: b"its own")
+        await second.withdraw("k")
+        await trio.sleep(3 * TTL_S)
+        nursery.cancel_scope.cancel()
+    assert await registered.value() == b"incarnation 1"
+    assert metrics.value("registrations_fenced_total") == 1
+
+
+async def test_a_key_without_a_lease_is_nobody_s_to_take(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.others.put("k", b"an operator's")
+    with pytest.raises(FencedError, match="no lease"):
+        await registered.registrar.register("k", render)
+    assert await registered.value() == b"an operator's"
+
+
+async def test_who_comes_back_to_a_taken_id_waits_until_it_is_free(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It lost its lease in an outage, and somebody else registered under its id meanwhile."""
+    await registered.registrar.register("k", render)
+    with registered.faults.outage():
+        await trio.sleep(3 * TTL_S)
+        lease = await registered.others.grant_lease(1000)
+        await registered.others.put("k", b"usurper", lease_id=lease.id)
+    await trio.sleep(5 * TTL_S)
+    assert await registered.value() == b"usurper"
+    assert registered.registrar.state.lease_id
+    await registered.others.revoke_lease(lease.id)
+    await registered.wait_value(b"incarnation 2")
+
+
+async def test_a_rewrite_changes_nothing_that_became_another_s(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Guarded by what our own last write left: a write on top of a stranger's does not happen."""
+    await registered.registrar.register("k", render)
+    await registered.others.put("k", b"usurper")
+    with trio.move_on_after(5 * TTL_S):
+        await registered.registrar.register("k", lambda _: b"draining")
+    assert await registered.value() == b"usurper"
+    await registered.others.delete("k")
+    await registered.wait_value(b"draining")
+
+
+async def test_a_key_somebody_deleted_is_written_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.others.delete("k")
+    await registered.registrar.register("k", lambda _: b"draining")
     assert await registered.value() == b"draining"
 
 
@@ -215,4 +284,18 @@ async def test_a_process_without_a_store_starts_once_there_is_one(
         await nursery.start(registrar.run)
         assert trio.current_time() >= 7
         assert registrar.state.incarnation == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_the_store_refuses_does_not_keep_the_others_out(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Neither now nor after a lost lease, when all are put again in their old order."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registered.registrar.register, "big", lambda _: bytes(2 << 20))
+        await trio.testing.wait_all_tasks_blocked()
+        await registered.registrar.register("k", render)
+        assert await registered.value("big") is None
+        await registered.others.revoke_lease(registered.registrar.state.lease_id)
+        await registered.wait_value(b"incarnation 2")
         nursery.cancel_scope.cancel()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import RequestError, UnavailableError
+from trinamo.runtime.errors import ConnectError, RequestError, UnavailableError
+from trinamo.runtime.metrics import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.protocol.request import Ack, Envelope
 from trinamo.runtime.protocol.routing import Policy
-from trinamo.runtime.router import Router
+from trinamo.runtime.router import Flight, Router
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 
 NAME = EndpointName("ns", "engine", "generate")
@@ -39,6 +44,51 @@ class SeededEnv(RealEnv):
     def __init__(self) -> None:
         super().__init__()
         self.rng = random.Random(7)
+
+
+class Watched:
+    """A router that runs on a store of its own, on a virtual clock."""
+
+    def __init__(self, faults: ControlFaults | None = None, **settings: Any) -> None:
+        self.store = MemoryControlPlane()
+        self.metrics = FrontendMetrics(RealEnv())
+        self.router = Router(
+            MemoryControlPlane(self.store.store, faults=faults),
+            NAME,
+            SeededEnv(),
+            metrics=self.metrics,
+            silence_grace_s=8.0,
+            **settings,
+        )
+        self.given_up: list[float] = []
+        self.count: int | None = 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Watched]:
+        async with trio.open_nursery() as nursery:
+            await self.put()
+            await nursery.start(self.router.run)
+            yield self
+            nursery.cancel_scope.cancel()
+
+    async def put(self, incarnation: int = 1) -> None:
+        each = instance("1", incarnation=incarnation)
+        await self.store.put(each.key, encode_instance(each))
+
+    async def delete(self) -> None:
+        await self.store.delete(instance("1").key)
+
+    @contextmanager
+    def streaming(self) -> Iterator[Flight]:
+        """A stream of the instance that has begun."""
+        with self.router.flight(instance("1")) as flight:
+            flight.heard = lambda: self.count
+            flight.on_silent = lambda: self.given_up.append(trio.current_time())
+            yield flight
+
+    @property
+    def silent_count(self) -> float:
+        return self.metrics.value("silent_requests_total", endpoint=str(NAME))
 
 
 def router(*ids: str, policy: Policy = Policy.ROUND_ROBIN) -> Router:
@@ -139,6 +189,196 @@ async def test_a_bad_entry_is_logged_and_the_watch_lives_on(
     made.apply(Put(Entry(f"{NAME.key_prefix}2", b"junk", 1, 1)))
     assert choices(made) == "1111"
     assert "discovery entry refused" in caplog.text
+
+
+async def test_entries_that_make_no_sense_are_counted_and_what_is_known_stays() -> None:
+    """Not an instance, nested too deep, under another's key, outside the layout: the watch lives."""
+    async with Watched().running() as watched:
+        strange = encode_instance(instance("7"))
+        for key, value in (
+            (instance("1").key, b"junk"),
+            (f"{NAME.key_prefix}2", b'{"x":' + b"[" * 100_000),
+            (f"{NAME.key_prefix}3", strange),
+            (f"{NAME.key_prefix}7/extra", strange),
+            (NAME.key_prefix, strange),
+        ):
+            await watched.store.put(key, value)
+        sane = instance("8")
+        await watched.store.put(sane.key, encode_instance(sane))
+        known = await watched.router.wait_instances(2)
+        assert [each.id for each in known] == ["1", "8"]
+        assert watched.metrics.value("discovery_entries_refused_total", kind="instance") == 5
+
+
+# --- streams of an instance that was deleted -----------------------------------------------------
+
+
+async def test_a_deleted_and_silent_instance_s_stream_is_given_up_after_the_grace(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Watched().running() as watched:
+        with watched.streaming():
+            await trio.sleep(100)
+            assert watched.given_up == []
+            await watched.delete()
+            await trio.sleep(100)
+            assert watched.given_up == [108.0]
+            assert watched.silent_count == 1
+
+
+async def test_items_begin_the_grace_anew_and_a_slow_consumer_is_nobody_s_silence(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Watched().running() as watched:
+        with watched.streaming():
+            await watched.delete()
+            for watched.count in range(2, 12):
+                await trio.sleep(6)
+            watched.count = None
+            await trio.sleep(60)
+            assert watched.given_up == []
+            watched.count = 12
+            await trio.sleep(60)
+            assert len(watched.given_up) == 1
+
+
+async def test_an_instance_that_registers_again_keeps_its_streams(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It lost its lease in an outage; its silence is a long prefill. A second loss counts anew."""
+    async with Watched().running() as watched:
+        with watched.streaming():
+            for incarnation in (2, 3):
+                await watched.delete()
+                await trio.sleep(7)
+                await watched.put(incarnation)
+                await trio.sleep(50)
+            assert watched.given_up == []
+            await watched.delete()
+            await trio.sleep(20)
+            assert len(watched.given_up) == 1
+
+
+async def test_a_store_that_is_away_gives_nobody_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    faults = ControlFaults()
+    async with Watched(faults).running() as watched:
+        with watched.streaming():
+            with faults.outage():
+                await watched.delete()
+                await trio.sleep(100)
+                assert watched.given_up == []
+            await trio.sleep(20)
+            assert len(watched.given_up) == 1
+
+
+async def test_a_draining_instance_gives_nobody_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Watched().running() as watched:
+        with watched.streaming():
+            each = instance("1", draining=True)
+            await watched.store.put(each.key, encode_instance(each))
+            await trio.sleep(100)
+            assert watched.given_up == []
+
+
+async def test_a_vigil_ends_with_the_last_request_of_its_instance(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Watched().running() as watched:
+        await trio.testing.wait_all_tasks_blocked()
+        before = trio.lowlevel.current_statistics().tasks_living
+        with watched.streaming():
+            await watched.delete()
+            await trio.sleep(1)
+            assert trio.lowlevel.current_statistics().tasks_living >= before
+        await trio.sleep(10)
+        assert trio.lowlevel.current_statistics().tasks_living < before + 1
+        assert watched.given_up == []
+
+
+# --- the connection as a witness -----------------------------------------------------------------
+
+
+class Witness:
+    """A request plane whose connections stand or not, as told; it carries no request."""
+
+    def __init__(self, transport: str, *, can_tell: bool = True, stands: bool = True) -> None:
+        self.transport = transport
+        self._can_tell = can_tell
+        self.stands = stands
+        self._lost = trio.Event()
+
+    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+        await trio.lowlevel.checkpoint()
+        if not self.stands:
+            raise ConnectError(f"{address} refuses")
+        on_connected()
+        if self._can_tell:
+            await self._lost.wait()
+        else:
+            await trio.sleep_forever()
+
+    def break_off(self) -> None:
+        self.stands = False
+        self._lost.set()
+        self._lost = trio.Event()
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        raise AssertionError
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        raise AssertionError
+
+
+@asynccontextmanager
+async def witnessed(*planes: Witness) -> AsyncIterator[Router]:
+    store = MemoryControlPlane()
+    made = Router(store, NAME, SeededEnv(), request_planes={p.transport: p for p in planes})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.run)
+        for each in ("1", "2"):
+            spoken: dict[str, str] = {}
+            if each == "1":
+                spoken = {p.transport: each for p in planes}
+            one = Instance(endpoint=str(NAME), id=each, transports=spoken)
+            await store.put(one.key, encode_instance(one))
+        await made.wait_instances(2)
+        await trio.sleep(1)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_requests_take_nats_a_tcp_connection_tells_of_a_death(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tcp = Witness("tcp")
+    async with witnessed(Witness("nats", can_tell=False), tcp) as made:
+        assert set(choices(made)) == {"1", "2"}
+        tcp.break_off()
+        await trio.sleep(0.01)
+        assert choices(made) == "2222"
+        tcp.stands = True
+        await trio.sleep(10)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_a_second_port_that_never_stood_is_no_witness(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Requests take NATS because the way over TCP is closed: that says nothing of the worker."""
+    async with witnessed(Witness("nats", can_tell=False), Witness("tcp", stands=False)) as made:
+        await trio.sleep(60)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_the_port_that_requests_take_is_a_witness_from_the_start(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with witnessed(Witness("tcp", stands=False)) as made:
+        assert choices(made) == "2222"
 
 
 async def test_it_follows_the_store_through_an_outage() -> None:

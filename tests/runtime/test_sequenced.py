@@ -32,7 +32,7 @@ class Counting:
             MemoryEventPlane(broker),
             "numbers",
             on_event=lambda _, body: self.followed.append(body[0]),
-            on_snapshot=lambda _, body: self.replace(body),
+            on_snapshot=lambda _, bodies: self.replace(bodies),
         )
 
     def new_source(self, incarnation: int) -> EventSource:
@@ -41,11 +41,11 @@ class Counting:
             "numbers",
             publisher="p",
             incarnation=incarnation,
-            snapshot=lambda: bytes(self.published),
+            snapshot=lambda _part, _parts: bytes(self.published),
         )
 
-    def replace(self, body: bytes) -> None:
-        self.followed = list(body)
+    def replace(self, bodies: tuple[bytes, ...]) -> None:
+        self.followed = list(b"".join(bodies))
 
     async def publish(self, number: int) -> None:
         self.published.append(number)
@@ -104,6 +104,43 @@ async def test_a_broker_that_was_away_costs_one_snapshot(
         counting.broker.start()
         await trio.sleep(5)
         assert counting.followed == counting.published
+
+
+async def test_followers_that_ask_together_cost_the_publisher_one_snapshot(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broker, made = MemoryBroker(), 0
+
+    def snapshot(part: int, parts: int) -> bytes:
+        nonlocal made
+        made += 1
+        return b"all"
+
+    def follower() -> EventFollower:
+        return EventFollower(
+            MemoryEventPlane(broker),
+            "numbers",
+            on_event=lambda _, __: None,
+            on_snapshot=lambda _, bodies: taken.append(bodies),
+        )
+
+    taken: list[tuple[bytes, ...]] = []
+    source = EventSource(
+        MemoryEventPlane(broker), "numbers", publisher="p", incarnation=1, snapshot=snapshot
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(source.run)
+        await source.publish(b"1")
+        for _ in range(20):
+            await nursery.start(follower().run)
+        await trio.sleep(2)
+        assert taken == [(b"all",)] * 20
+        assert made == 1
+        await source.publish(b"2")
+        await nursery.start(follower().run)
+        await trio.sleep(2)
+        assert made == 2
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_publisher_that_starts_again_is_followed_from_its_snapshot(
@@ -165,6 +202,7 @@ async def test_the_last_known_load_stays_while_the_broker_is_away(
         read=lambda: LoadReport(active, 5, 10),
     )
     table = LoadTable(MemoryEventPlane(broker), ENDPOINT)
+    table.join("a")
     async with trio.open_nursery() as nursery:
         await nursery.start(table.run)
         assert table.active("a") is None
@@ -178,6 +216,10 @@ async def test_the_last_known_load_stays_while_the_broker_is_away(
         broker.start()
         await trio.sleep(2)
         assert table.active("a") == 9
-        table.forget("a")
+        table.leave("a")
         assert table.active("a") is None
+        # What it says on its way out is not believed, and leaves nothing behind.
+        await trio.sleep(2)
+        assert table.active("a") is None
+        assert table.follower.unknown > 0
         nursery.cancel_scope.cancel()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import RequestError
+from trinamo.runtime.errors import ControlPlaneError, RequestError
 from trinamo.runtime.metrics import Metrics
-from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.planes import ControlPlane, WatchEvent
 from trinamo.runtime.settings import (
     PREFILL_TOKENS_LOCAL_MAX,
     Settings,
@@ -105,3 +106,48 @@ async def test_a_reading_tells_what_is_wrong_with_a_stored_value(control: Contro
     (reading,) = await read_settings(control)
     assert reading.value == DEFAULT
     assert NAME in reading.problem
+
+
+class Refusing(MemoryControlPlane):
+    """A store that lets nobody read, until it is told to."""
+
+    refuses = True
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        if self.refuses:
+            raise ControlPlaneError("etcd: permission denied", definite=True)
+        async with super().watch(prefix) as events:
+            yield events
+
+
+async def test_a_process_lives_without_its_settings_and_follows_once_it_may(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = Refusing(MemoryStore())
+    await write_setting(control, NAME, "5")
+    settings = Settings(control)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(settings.follow)
+        await trio.testing.wait_all_tasks_blocked()
+        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == DEFAULT
+        assert "settings are not followed: etcd: permission denied" in caplog.text
+        control.refuses = False
+        await settings.wait_loaded()
+        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_in_force_is_a_metric() -> None:
+    metrics, control = Metrics(RealEnv()), MemoryControlPlane(MemoryStore())
+    settings = Settings(control, metrics=metrics)
+    shown = [metrics.value("setting_value", setting=NAME)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(settings.run)
+        for act in (write_setting(control, NAME, "8"), reset_setting(control, NAME)):
+            await act
+            await trio.testing.wait_all_tasks_blocked()
+            shown.append(metrics.value("setting_value", setting=NAME))
+        nursery.cancel_scope.cancel()
+
+    assert shown == [DEFAULT, 8, DEFAULT]

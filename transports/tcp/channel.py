@@ -37,12 +37,15 @@ class Channel:
         "_room",
         "_since_checkpoint",
         "_told",
+        "arrival_count",
         "buffered_bytes",
     )
 
     def __init__(self, bytes_max: int) -> None:
         self._items: deque[bytes] = deque()
         self.buffered_bytes = 0
+        self.arrival_count = 0
+        """Batches of items that have come: whether it grows says whether the worker speaks."""
         self._bytes_max = bytes_max
         self._called = False
         self._opened = False
@@ -57,6 +60,11 @@ class Channel:
     def is_ended(self) -> bool:
         """Whether the terminal is known; items before it may still wait to be taken."""
         return self._ended
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether reading waits for the consumer, so that nothing can come from the worker."""
+        return self._room is not None
 
     # --- the reader's side: plain functions, no checkpoint ---
 
@@ -75,6 +83,7 @@ class Channel:
         if self._ended:
             return
         self._items.extend(items)
+        self.arrival_count += 1
         for item in items:
             self.buffered_bytes += len(item)
         self._wake()

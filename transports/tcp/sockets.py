@@ -114,6 +114,8 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
             listener = trio.SocketListener(socket)
     except OSError as error:
         raise ConfigError(_bind_sentence(host, options.port, error)) from error
+    except UnicodeError as error:
+        raise ConfigError(f"cannot listen on {host!r}: that is no host name") from error
     bound_host, bound_port = listener.socket.getsockname()[:2]
     advertised = options.advertise_host or _reachable(bound_host)
     return listener, format_address(advertised, bound_port)
@@ -166,5 +168,8 @@ async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
         ) from None
     except OSError as error:
         raise ConnectError(f"no connection to {address}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        # From the encoder of host names. The address is a peer's word, or one from discovery.
+        raise ConnectError(f"no connection to {address!r}: that is no host name") from error
     tune(stream, options)
     return stream

@@ -1,8 +1,13 @@
-"""Which cluster a command is about: the one configured, else the one `trinamo up` runs here."""
+"""Which cluster a command is about: the one configured, else the one `trinamo up` runs here.
+
+If several run, it is the newest; standard error says so, and how to name each of the others.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +55,9 @@ def locate(sources: Sources) -> Target:
     runs = find_runs()
     if not runs:
         return Target(config, None, is_named=False)
-    run = runs[0]
+    run, *others = runs
+    if others:
+        _tell_which(run, others)
     found = sources
     if sources.file is None and run.config_file and Path(run.config_file).is_file():
         # Its credentials are those of the servers.
@@ -61,6 +68,25 @@ def locate(sources: Sources) -> Target:
         control_plane__etcd__endpoints=run.etcd, event_plane__nats__servers=run.nats
     )
     return Target(found.load(), run, is_named=False)
+
+
+def _tell_which(run: RunFile, others: Sequence[RunFile]) -> None:
+    """On standard error, because standard output may be read by a program."""
+    lines = [
+        f"trinamo: {len(others) + 1} clusters run here; this is the newest, {_about(run)}. Others:",
+        *(f"  {_about(each)}: {_how_to_name(each)}" for each in others),
+    ]
+    sys.stderr.write("\n".join([*lines, ""]))
+
+
+def _how_to_name(run: RunFile) -> str:
+    if not (run.etcd and run.url):
+        return "still starting"
+    return f"--etcd {','.join(run.etcd)}; queue: --nats {','.join(run.nats)}; chat: --url {run.url}"
+
+
+def _about(run: RunFile) -> str:
+    return f"pid {run.pid}, {run.url or run.state}"
 
 
 def frontend_url(target: Target) -> str:

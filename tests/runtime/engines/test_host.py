@@ -352,6 +352,47 @@ async def test_what_was_computed_before_a_failure_still_arrives() -> None:
         await settle(host)
 
 
+async def test_a_request_starts_when_a_transfer_lets_go_of_the_blocks() -> None:
+    """Nothing else happens that could wake the loop."""
+    async with open_host() as host, trio.open_nursery() as nursery:
+        assert host.kv is not None
+        pool = host.kv.pool
+        moving = pool.take(BLOCKS)
+        assert moving is not None
+        pool.lease(moving)
+        pool.give_back(moving)
+        answers: list[list[Delta]] = []
+
+        async def ask() -> None:
+            answers.append(await collect(host, request()))
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.statistics().waiting == 1
+        pool.release(moving)
+        with trio.fail_after(5):
+            while not answers:
+                await trio.lowlevel.checkpoint()
+    assert len(token_ids(answers[0])) == 8
+
+
+async def test_a_request_that_quarantine_left_no_room_for_fails_and_the_next_one_goes_on() -> None:
+    async with open_host() as host:
+        assert host.kv is not None
+        pool = host.kv.pool
+        lost = pool.take(BLOCKS - 4)
+        assert lost is not None
+        pool.lease(lost)
+        pool.quarantine(lost)
+        with pytest.raises(OverloadedError, match="60 of 64 KV blocks are lost") as caught:
+            await collect(host, request("a prompt of forty tokens or a little more"))
+        assert caught.value.definite
+        assert len(token_ids(await collect(host, request("hi", 3)))) == 3
+        with pytest.raises(OverloadedError) as caught:
+            await collect(host, request("hi", 40))
+        assert not caught.value.definite, "it had tokens already"
+
+
 async def test_closing_ends_the_answers_in_flight_and_refuses_new_ones() -> None:
     engine = make_engine()
     async with trio.open_nursery() as nursery:

@@ -17,9 +17,10 @@ from trinamo.runtime.engines.mocker import (
     handoff_s,
     open_mocker_engine,
 )
-from trinamo.runtime.engines.mocker_blocks import BlockCache, BlockEvent, Removed, Stored
+from trinamo.runtime.engines.mocker_blocks import BlockCache
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.protocol.generate import ChatMessage, GenerateRequest
+from trinamo.runtime.protocol.kv_events import KvEvent, Removed, Stored
 
 SMALL = MockerOptions(num_gpu_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
 
@@ -39,6 +40,8 @@ async def test_the_answer_depends_on_prompt_and_position_alone(autojump_clock: M
         async with trio.open_nursery() as nursery:
             for prompt in ("one", "two and more", "three", "four words of it"):
                 nursery.start_soon(generate, prompt)
+                # One after the other, as how they meet depends on who came first.
+                await trio.lowlevel.checkpoint()
         # Eight blocks of four tokens are too few for all of them at once.
         assert host.statistics().preemptions > 0
         assert host.statistics().blocks_used == 0
@@ -86,7 +89,7 @@ def test_the_handover_takes_as_long_as_the_bandwidth_says() -> None:
 
 
 def test_a_shared_prefix_is_cached_stored_once_and_evicted_last_used_first() -> None:
-    events: list[BlockEvent] = []
+    events: list[KvEvent] = []
     cache = BlockCache(4, 2, on_event=events.append)
     assert cache.append(0, 0, [1, 2, 3, 4, 5]) == 5
     assert len(events) == 1
@@ -108,7 +111,7 @@ def test_a_shared_prefix_is_cached_stored_once_and_evicted_last_used_first() -> 
 
 
 def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
-    events: list[BlockEvent] = []
+    events: list[KvEvent] = []
     cache = BlockCache(4, 2, has_prefix_caching=False, on_event=events.append)
     assert cache.append(0, 0, [1, 2]) == 2
     cache.release(0)

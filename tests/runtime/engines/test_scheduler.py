@@ -204,6 +204,37 @@ def test_bounds_that_cannot_work_are_refused(bounds: dict[str, int]) -> None:
         make_scheduler(**bounds)
 
 
+def test_blocks_that_a_transfer_may_touch_make_no_room() -> None:
+    """A paused sequence yields its blocks, but they are not free before the transfer ends."""
+    scheduler = make_scheduler(blocks=4)
+    old, new = make_sequence(8, 16), make_sequence(8, 16)
+    scheduler.submit(old)
+    step(scheduler)
+    old.is_paused = True
+    scheduler.pool.lease(old.block_ids)
+    scheduler.submit(new)
+    assert step(scheduler).work == []
+    assert old.state is SequenceState.RUNNING, "to preempt it would help nobody"
+    scheduler.pool.release(old.block_ids)
+    assert shares(step(scheduler)) == {new: 8}
+
+
+def test_a_sequence_that_quarantine_left_no_room_for_is_hopeless() -> None:
+    scheduler = make_scheduler(blocks=4)
+    short, long = make_sequence(4, 16), make_sequence(11, 16)
+    scheduler.submit(short)
+    scheduler.submit(long)
+    assert scheduler.hopeless() == []
+    lost = scheduler.pool.take(2)
+    assert lost is not None
+    scheduler.pool.lease(lost)
+    scheduler.pool.quarantine(lost)
+    assert scheduler.hopeless() == [long]
+    scheduler.end(long)
+    assert scheduler.hopeless() == []
+    assert shares(step(scheduler)) == {short: 4}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, grow, pause, die and finish in any order, between and during steps."""
 

@@ -114,13 +114,20 @@ async def test_wrong_paths_and_methods_have_openai_s_error_body(
         assert response.headers["allow"]
 
 
-async def test_health_live_and_metrics_answer(serve: Any) -> None:
+async def test_health_status_live_and_metrics_answer(serve: Any) -> None:
     running = await serve()
     async with running.client() as client:
         health = await client.get("/health")
+        status = await client.get("/status")
         live = await client.get("/live")
         metrics = await client.get("/metrics")
     assert health.json() == {"status": "ready", "models": ["local"], "in_flight": 0}
+    assert status.json() == {
+        "status": "ready",
+        "in_flight": 0,
+        "models": [{"name": "local", "endpoint": "a/b/c", "engine": "", "context_tokens_max": 0}],
+        "cluster": None,
+    }
     assert live.json() == {"status": "live"}
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'trinamo_connections{kind="http"} 1.0' in metrics.text

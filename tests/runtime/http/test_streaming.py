@@ -161,3 +161,46 @@ def test_a_client_that_waits_for_a_whole_answer_kills_it_by_leaving(*, leave_at:
             Reason.CLIENT_DISCONNECT,
             Reason.CLIENT_DISCONNECT,
         )
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
+    autojump_clock: trio.testing.MockClock, *, is_streamed: bool
+) -> None:
+    """The last bound there is when a worker hangs and discovery cannot say that it is gone."""
+    client, context, metrics = AsgiClient(0, None), Context("1"), FrontendMetrics(RealEnv())
+
+    async def hang() -> AsyncGenerator[bytes, None]:
+        yield b"data: 0\n\n"
+        await trio.sleep_forever()
+
+    with metrics.request("m", "chat") as record:
+        writer = AnswerWriter(
+            client.receive, client.send, context, record, headers=[], request_timeout_s=60
+        )
+        if is_streamed:
+            await writer.stream(hang())
+        else:
+            await writer.whole(trio.sleep_forever)
+    assert trio.current_time() == 60
+    assert (record.outcome, context.kill_reason) == (Reason.DEADLINE, Reason.DEADLINE)
+    assert client.messages[0]["status"] == (200 if is_streamed else 504)
+    assert b'"code":"deadline"' in client.body
+    assert not client.body.endswith(DONE)
+
+
+async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    client, context, metrics = AsgiClient(6, None), Context("1"), FrontendMetrics(RealEnv())
+
+    async def quick() -> AsyncGenerator[bytes, None]:
+        yield b"data: 0\n\n"
+
+    with metrics.request("m", "chat") as record:
+        writer = AnswerWriter(
+            client.receive, client.send, context, record, headers=[], request_timeout_s=5
+        )
+        await writer.stream(quick())
+    assert (record.outcome, context.reason) == (SUCCESS, None)
+    assert client.body.endswith(DONE)

@@ -7,6 +7,7 @@ from trinamo.runtime.protocol.instances import (
     EndpointName,
     Instance,
     LiveSet,
+    Standing,
     decode_instance,
     encode_instance,
 )
@@ -105,6 +106,25 @@ def test_an_inhibited_instance_is_no_candidate_until_its_time_is_over() -> None:
     assert live.inhibited_count(9) == 1
     assert live.candidates(10) == [A, B]
     assert live.inhibited_count(10) == 0
+
+
+def test_a_standing_tells_why_an_instance_is_passed_over() -> None:
+    leaving = instance(4, draining=True)
+    live = live_set(A, B, C, leaving)
+    live.inhibit(A.id, until=10)
+    live.inhibit(B.id, until=10)
+    live.suspect(B.id)
+
+    seen = {each.id: live.standing(each, 9) for each in live.instances}
+    later = live.standing(A, 10)
+
+    assert seen == {
+        A.id: Standing.INHIBITED,
+        B.id: Standing.SUSPECTED,
+        C.id: Standing.LIVE,
+        leaving.id: Standing.DRAINING,
+    }
+    assert later is Standing.LIVE
 
 
 def test_inhibition_never_leaves_nobody() -> None:
