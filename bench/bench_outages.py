@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import trio
+from outage_metrics import sample_outage
 
 # The histories are those of the tests, so that both mean the same by "lost".
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -133,6 +134,7 @@ async def measure_cancels() -> None:
                     pass
 
         calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "nothing: the machine's own lateness": trio.sleep_forever,
             "get": lambda: plane.get("k"),
             "put": lambda: plane.put("k", b""),
             "grant_lease": lambda: plane.grant_lease(5),
@@ -277,13 +279,16 @@ async def measure_nats(outage_s: float) -> None:
             "dropped and counted",
             "received",
             "gone with the connection",
+            "waited, and sent before the reader was back",
             "twice",
             "in order",
         ),
         *("back after s", "CPU s in the outage"),
     )
     got: list[int] = []
-    refused = number = 0
+    refused: set[int] = set()
+    waited: set[int] = set()
+    number = 0
     async with (
         open_nats_server() as server,
         open_nats(server.url, outgoing_messages_max=4096) as plane,
@@ -299,14 +304,16 @@ async def measure_nats(outage_s: float) -> None:
         nursery.start_soon(receive)
 
         async def publish(seconds: float) -> None:
-            nonlocal refused, number
+            nonlocal number
             until = trio.current_time() + seconds
             while trio.current_time() < until:
                 for _ in range(10):
+                    if not plane.is_connected:
+                        waited.add(number)
                     try:
                         await plane.publish("n", b"%d" % number)
                     except OverloadedError:
-                        refused += 1
+                        refused.add(number)
                     number += 1
                 await trio.sleep(0.01)
 
@@ -323,12 +330,28 @@ async def measure_nats(outage_s: float) -> None:
         back_s = trio.current_time() - started
         await publish(1)
         await trio.sleep(0.5)
-        assert plane.dropped == refused
+        assert plane.dropped == len(refused)
         nursery.cancel_scope.cancel()
     ordered = "yes" if got == sorted(got) else "NO"
     twice = len(got) - len({*got})
-    gone = number - refused - len({*got})
-    row(number, waiting, refused, len(got), gone, twice, ordered, f"{back_s:.2f}", f"{used:.3f}")
+    missed = {*range(number)} - refused - {*got}
+    early = len(missed & waited)
+    row(
+        *(number, waiting, len(refused), len(got), len(missed) - early, early, twice, ordered),
+        *(f"{back_s:.2f}", f"{used:.3f}"),
+    )
+
+
+# --- what is seen of it ----------------------------------------------------------------------
+
+
+async def measure_metrics(outage_s: float) -> None:
+    header(
+        f"`/metrics` over {outage_s:g} s without etcd and NATS",
+        *("series", "before", "in the outage", "after"),
+    )
+    for cells in await sample_outage(outage_s):
+        row(*cells)
 
 
 async def measure(only: set[str], outage_s: float) -> None:
@@ -341,11 +364,13 @@ async def measure(only: set[str], outage_s: float) -> None:
         await measure_leaders()
     if "nats" in only:
         await measure_nats(outage_s)
+    if "metrics" in only:
+        await measure_metrics(outage_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print the outage table.")
-    parser.add_argument("--only", default="etcd,cancel,leader,nats")
+    parser.add_argument("--only", default="etcd,cancel,leader,nats,metrics")
     parser.add_argument("--outage-s", type=float, default=5.0)
     options = parser.parse_args()
     trio.run(measure, set(options.only.split(",")), options.outage_s)

@@ -9,9 +9,10 @@ Reading order, which is also the way of one request:
 5. `engines/`         what an engine is; echo, exact, mocker, llamacpp; the step loop they share
 
 Beside them: `context.py` (one request's cancellation), `registration.py` (being found),
-`lifespan.py` (the nurseries that own it all), `planes/` (what a transport must offer),
-`protocol/` (bytes, events, tables, sans-IO), `kv/` (block memory), `env.py` (the seam the
-simulator replaces), `config.py`, `errors.py`, `metrics.py`, `log.py`.
+`queues.py` and `consumer.py` (work queues), `lifespan.py` (the nurseries that own it all),
+`composition.py` (what they are made of), `shutdown.py` (how they end), `planes/` (what a transport
+must offer), `protocol/` (bytes, events, tables, sans-IO), `kv/` (block memory, and how it moves),
+`env.py` (the seam the simulator replaces), `config.py`, `errors.py`, `metrics.py`, `log.py`.
 
 The names below are the public ones. They are imported when first used, so that a program which
 wants only the errors does not pay for the rest.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client import Client, ResponseStream
     from .config import Config, load_config
+    from .consumer import Consumer, open_consumer
     from .context import Context, Reason, State
     from .env import Env, RealEnv
     from .errors import TrinamoError
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Config",
+    "Consumer",
     "Context",
     "DataPlane",
     "EndpointName",
@@ -51,12 +54,14 @@ __all__ = [
     "TrinamoError",
     "Worker",
     "load_config",
+    "open_consumer",
     "open_runtime",
 ]
 
 _HOMES: Final = {
     "Client": "client",
     "Config": "config",
+    "Consumer": "consumer",
     "Context": "context",
     "DataPlane": "lifespan",
     "EndpointName": "protocol.instances",
@@ -72,6 +77,7 @@ _HOMES: Final = {
     "TrinamoError": "errors",
     "Worker": "worker",
     "load_config": "config",
+    "open_consumer": "consumer",
     "open_runtime": "lifespan",
 }
 

@@ -1,26 +1,26 @@
 """What workers say about their load, and what a router knows of it.
 
 `LoadSource` publishes a worker's load every second, numbered like all events (`sequenced.py`);
-`LoadTable` keeps the last one of every instance. While the broker is away the last known load
+`LoadTable` keeps the last one of every instance that discovery knows. While the broker is away the last known load
 stays; an instance that was never heard of has none, and the router counts its own requests.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import trio
 
+from .errors import RemoteProtocolError
 from .planes import EventPlane
 from .protocol.instances import EndpointName
-from .sequenced import EventFollower, EventSource
+from .protocol.undecodable import UNDECODABLE
+from .sequenced import EventFollower, EventSource, topic_of
 
 __all__ = ["LOAD_INTERVAL_S", "LoadReport", "LoadSource", "LoadTable"]
 
-_log = logging.getLogger("trinamo.load")
 LOAD_INTERVAL_S: Final = 1.0
 
 
@@ -30,18 +30,13 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     active: int
     """Requests being served."""
     blocks_used: int = 0
-    """KV blocks in use; 0 where the engine has none."""
+    """KV blocks that running sequences hold; 0 where the engine keeps none."""
     blocks_total: int = 0
+    """KV blocks that the engine has."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(LoadReport)
-
-
-def _topic(endpoint: EndpointName) -> str:
-    # A name may contain dots, which separate tokens in a subject.
-    parts = (endpoint.namespace, endpoint.component, endpoint.endpoint)
-    return "trinamo.load." + ".".join(part.replace(".", "%2E") for part in parts)
 
 
 class LoadSource:
@@ -61,10 +56,10 @@ class LoadSource:
         self._interval_s = interval_s
         self._source = EventSource(
             events,
-            _topic(endpoint),
+            topic_of("load", endpoint),
             publisher=instance_id,
             incarnation=incarnation,
-            snapshot=lambda: _encode(read()),
+            snapshot=lambda _part, _parts: _encode(read()),
             # The reports come often enough to show that one was lost.
             beat_s=60.0,
         )
@@ -83,9 +78,14 @@ class LoadTable:
     """The last known load of every instance of one endpoint."""
 
     def __init__(self, events: EventPlane, endpoint: EndpointName) -> None:
+        self._joined: dict[str, None] = {}
         self._reports: dict[str, LoadReport] = {}
         self._follower = EventFollower(
-            events, _topic(endpoint), on_event=self._take, on_snapshot=self._take
+            events,
+            topic_of("load", endpoint),
+            on_event=self._take,
+            on_snapshot=self._take_snapshot,
+            follows=self._joined.__contains__,
         )
 
     @property
@@ -102,8 +102,13 @@ class LoadTable:
         report = self._reports.get(instance_id)
         return None if report is None else report.active
 
-    def forget(self, instance_id: str) -> None:
-        """The instance has left."""
+    def join(self, instance_id: str) -> None:
+        """The instance is in the live set: believe its reports from now on."""
+        self._joined[instance_id] = None
+
+    def leave(self, instance_id: str) -> None:
+        """The instance has left the live set: forget it, and what it still may say."""
+        self._joined.pop(instance_id, None)
         self._reports.pop(instance_id, None)
         self._follower.forget(instance_id)
 
@@ -111,10 +116,15 @@ class LoadTable:
         """Listen until cancelled."""
         await self._follower.run(task_status=task_status)
 
+    def _take_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
+        for body in bodies:
+            self._take(instance_id, body)
+
     def _take(self, instance_id: str, body: bytes) -> None:
-        if not body:
-            return
         try:
-            self._reports[instance_id] = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _log.warning("instance %s: not a load report: %s", instance_id, error)
+            report = _decoder.decode(body)
+        except UNDECODABLE as error:
+            raise RemoteProtocolError(f"not a load report: {error}") from error
+        if min(report.active, report.blocks_used, report.blocks_total) < 0:
+            raise RemoteProtocolError(f"a load below nothing: {report}")
+        self._reports[instance_id] = report

@@ -46,6 +46,9 @@ def _control_series(counts: ControlStatistics) -> Iterator[Metric]:
         "1 if the store's last sign was an answer, else 0",
         float(counts.is_connected),
     )
+    yield GaugeMetricFamily(
+        f"{_CONTROL}_silence_seconds", "Since the store's last answer", counts.silence_s
+    )
     yield GaugeMetricFamily(f"{_CONTROL}_watches", "Watches open", counts.watches)
     yield CounterMetricFamily(
         f"{_CONTROL}_stream_losses", "Streams that ended unasked", counts.stream_losses

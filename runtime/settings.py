@@ -1,8 +1,8 @@
 """Settings that may change while the cluster runs: typed keys under `config/` in the control plane.
 
-Every process that cares runs one `Settings`, which follows the prefix. A value that does not
-decode, or is out of bounds, is refused with a log line and counted, and the one before it stays in
-force; a key that is deleted falls back to its default. While the store is away the last known
+Every process runs one `Settings` (`Runtime.settings`), which follows the prefix. A value that does
+not decode, or is out of bounds, is refused with a log line and counted, and the one before it stays
+in force; a key that is deleted falls back to its default. While the store is away the last known
 values hold. What never changes in a running process is in `config.py`. The commands
 `trinamo config get|set|watch` are in `src/trinamo/cli/settings.py`.
 """
@@ -18,9 +18,10 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from .errors import RequestError
+from .errors import RequestError, TrinamoError
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from .protocol.undecodable import UNDECODABLE
 
 __all__ = [
     "PREFILL_TOKENS_LOCAL_MAX",
@@ -39,6 +40,7 @@ _log = logging.getLogger("trinamo.settings")
 
 SETTINGS_PREFIX: Final = "config/"
 VALUE_BYTES_MAX: Final = 4096
+RETRY_S: Final = 30.0
 T = TypeVar("T")
 
 
@@ -63,7 +65,7 @@ class Setting(Generic[T]):
             raise RequestError(f"{self.name}: {len(value)} bytes; {VALUE_BYTES_MAX} fit")
         try:
             found: T = msgspec.json.decode(value, type=self.type)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise RequestError(f"{self.name}: {error}", param=self.name) from error
         return found
 
@@ -107,8 +109,11 @@ class Settings:
         self._by_key = {setting.key: setting for setting in settings.values()}
         self._values: dict[str, Any] = {}
         self._changed = trio.Event()
+        self._loaded = trio.Event()
         self._refused_count = 0
         self._metrics = metrics
+        for setting in settings.values():
+            self._show(setting)
 
     @property
     def refused_count(self) -> int:
@@ -128,7 +133,11 @@ class Settings:
         return value
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the control plane until cancelled. Started once the first values are in."""
+        """Follow the control plane until cancelled. Started once the first values are in.
+
+        An outage only makes it wait. Raises what is beyond repair, such as a store that does not
+        let this user read the prefix.
+        """
         started = False
         async with self._control.watch(SETTINGS_PREFIX) as events:
             async for event in events:
@@ -136,6 +145,22 @@ class Settings:
                 if not started:
                     started = True
                     task_status.started()
+
+    async def follow(self) -> None:
+        """`run` for a process that lives without: what is beyond repair is logged, tried again.
+
+        Meanwhile the last known values hold, or the defaults.
+        """
+        while True:
+            try:
+                await self.run()
+            except TrinamoError as error:
+                _log.error("settings are not followed: %s; again in %g s", error.message, RETRY_S)
+            await trio.sleep(RETRY_S)
+
+    async def wait_loaded(self) -> None:
+        """Return once what is stored has been read; safe to cancel, for a store may be away."""
+        await self._loaded.wait()
 
     def apply(self, event: WatchEvent) -> None:
         """Take one watch event; synchronous."""
@@ -146,6 +171,7 @@ class Settings:
                 self._put(entry)
             case Delete(key, _):
                 self._delete(key)
+        self._loaded.set()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -171,11 +197,18 @@ class Settings:
         if value != self.get(setting):
             _log.info("setting %s is %r now", setting.name, value)
         self._values[entry.key] = value
+        self._show(setting)
 
     def _delete(self, key: str) -> None:
         if self._values.pop(key, None) is not None:
             setting = self._by_key[key]
             _log.info("setting %s is back at its default %r", setting.name, setting.default)
+            self._show(setting)
+
+    def _show(self, setting: Setting[Any]) -> None:
+        value = self.get(setting)
+        if self._metrics is not None and isinstance(value, (int, float)):
+            self._metrics.setting_value(setting.name, value)
 
     def _refuse(self, name: str, why: str) -> None:
         _log.warning("setting refused: %s", why)

@@ -7,15 +7,18 @@ says what a step engine is, `host.py` runs one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import attrs
 
 from ..context import Context
 from ..protocol.generate import Delta, GenerateRequest
+from ..protocol.kv_events import KvEvent
 
-__all__ = ["EngineInfo", "EngineStatistics", "GenerationEngine"]
+__all__ = ["BlockListener", "EngineInfo", "EngineStatistics", "GenerationEngine", "TellsBlocks"]
+
+BlockListener = Callable[[Sequence[KvEvent]], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -80,4 +83,17 @@ class GenerationEngine(Protocol):
 
     def statistics(self) -> EngineStatistics:
         """The engine's gauges and counters now."""
+        ...
+
+
+@runtime_checkable
+class TellsBlocks(Protocol):
+    """A generation engine that can say which full KV blocks it keeps for later requests."""
+
+    def listen_blocks(self, listener: BlockListener) -> bool:
+        """Call `listener` with every change from now on; False if this engine keeps no blocks.
+
+        First it is told what is held already, as somebody who knows of no block. It is called
+        between two steps, must not wait, and there is one: the last that was given.
+        """
         ...

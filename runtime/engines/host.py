@@ -15,14 +15,15 @@ import trio
 
 from ..context import Context
 from ..env import Env, RealEnv
-from ..errors import EngineError, TrinamoError, UnavailableError
+from ..errors import EngineError, OverloadedError, TrinamoError, UnavailableError
+from ..kv.cache import KvCache
 from ..kv.pool import BlockPool, block_count_for
 from ..protocol.generate import Delta, FinishReason, GenerateRequest
-from .generation import EngineInfo, EngineStatistics
+from .generation import BlockListener, EngineInfo, EngineStatistics
 from .mailbox import Mailbox
 from .scheduler import Scheduler, Work
 from .sequence import TokenSequence
-from .step import Hop, Sampling, StepEngine, StepItem
+from .step import CachesBlocks, Hop, KeepsKv, Sampling, StepEngine, StepItem
 from .text import TextStream
 from .validation import check_prompt_fits, check_request
 
@@ -77,6 +78,9 @@ class EngineHost:
         mailbox_deltas_max: int,
     ) -> None:
         self._engine = engine
+        self._cache = engine if isinstance(engine, CachesBlocks) else None
+        self._listener: BlockListener | None = None
+        self._is_listener_new = False
         self._env = env
         self._hop = hop
         self._scheduler = scheduler
@@ -85,6 +89,7 @@ class EngineHost:
         """Of all sequences that have not ended."""
         self._news = trio.Event()
         """Set when a plan may turn out differently than the last one."""
+        scheduler.pool.on_change = self._wake
         self._is_closing = False
         self._breakdown: str | None = None
         self._steps = 0
@@ -113,6 +118,23 @@ class EngineHost:
             preemptions=scheduler.preemptions,
             cancellations=self._cancellations,
             failures=self._failures,
+        )
+
+    def listen_blocks(self, listener: BlockListener) -> bool:
+        """Have the engine's full blocks told; see `TellsBlocks`."""
+        self._listener, self._is_listener_new = listener, True
+        self._news.set()
+        return self._cache is not None
+
+    @property
+    def kv(self) -> KvCache | None:
+        """The engine's blocks, for transfers; None if their bytes cannot leave it."""
+        if not isinstance(self._engine, KeepsKv):
+            return None
+        return KvCache(
+            memory=self._engine.memory,
+            pool=self._scheduler.pool,
+            fingerprint=self.info.kv_fingerprint,
         )
 
     async def generate(
@@ -185,11 +207,15 @@ class EngineHost:
         while True:
             self._news = trio.Event()
             self._end_stopped()
+            self._end_hopeless()
             plan = self._scheduler.plan()
             for slot in plan.released_slots:
                 self._engine.release(slot)
+            self._tell_blocks()
             if not plan.work:
-                await self._news.wait()
+                # The plan itself may have found that the last one running has outgrown the pool.
+                if not self._scheduler.hopeless():
+                    await self._news.wait()
                 continue
             items = [_step_item(work) for work in plan.work]
             try:
@@ -201,12 +227,40 @@ class EngineHost:
             for work, token_id in zip(plan.work, token_ids, strict=True):
                 self._deliver(work, token_id)
 
+    def _tell_blocks(self) -> None:
+        """Between two steps: what the last one, and the releases after it, did to full blocks."""
+        if self._cache is None:
+            return
+        events = self._cache.take_block_events()
+        if self._listener is None:
+            return
+        if self._is_listener_new:
+            self._is_listener_new = False
+            events = self._cache.held_blocks()
+        if events:
+            self._listener(events)
+
     def _end_stopped(self) -> None:
         for answer in tuple(self._answers.values()):
             if answer.context.is_stopped:
                 self._cancellations += 1
                 answer.send(answer.text.finish(), FinishReason.CANCELLED)
                 self._end(answer)
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    def _end_hopeless(self) -> None:
+        pool = self._scheduler.pool
+        for sequence in self._scheduler.hopeless():
+            failure = OverloadedError(
+                f"{pool.quarantined_count} of {pool.block_count} KV blocks are lost to transfers"
+                " that could not be stopped; what is left does not hold this sequence",
+                bound="kv_blocks",
+                value=pool.usable_count,
+                definite=len(sequence.token_ids) == sequence.prompt_tokens,
+            )
+            self._fail(sequence, failure, None)
 
     def _deliver(self, work: Work, token_id: int | None) -> None:
         sequence = work.sequence
@@ -246,7 +300,9 @@ class EngineHost:
             for sequence in tuple(self._answers):
                 self._fail(sequence, EngineError(self._breakdown), fatal)
 
-    def _fail(self, sequence: TokenSequence, failure: TrinamoError, cause: Exception) -> None:
+    def _fail(
+        self, sequence: TokenSequence, failure: TrinamoError, cause: Exception | None
+    ) -> None:
         answer = self._answers.get(sequence)
         if answer is not None:
             failure.__cause__ = cause

@@ -22,9 +22,10 @@ import trio
 from ..env import Env
 from ..errors import RequestError
 from ..protocol.generate import ChatMessage, GenerateRequest
+from ..protocol.kv_events import KvEvent
 from .generation import EngineInfo
 from .host import EngineHost, open_engine_host
-from .mocker_blocks import BlockCache, BlockEvent
+from .mocker_blocks import BlockCache
 from .step import Hop, StepItem, scramble
 from .validation import check_prompt_fits
 
@@ -128,7 +129,6 @@ class MockerEngine:
         model: str = "mocker",
         seed: int = 0,
         context_tokens_max: int = 32_768,
-        on_event: Callable[[BlockEvent], None] = lambda _: None,
     ) -> None:
         self.options = options = options or MockerOptions()
         self.info = EngineInfo(
@@ -138,11 +138,12 @@ class MockerEngine:
             block_tokens=options.block_size,
             block_count=options.num_gpu_blocks,
         )
+        self._block_events: list[KvEvent] = []
         self.blocks = BlockCache(
             options.num_gpu_blocks,
             options.block_size,
             has_prefix_caching=options.enable_prefix_caching,
-            on_event=on_event,
+            on_event=self._block_events.append,
         )
         self.step_s = 0.0
         self._seed = seed
@@ -196,6 +197,16 @@ class MockerEngine:
         """Forget all sequences."""
         self.blocks.clear()
         self._digests.clear()
+
+    def take_block_events(self) -> list[KvEvent]:
+        """What the block cache did since the last call."""
+        taken = self._block_events.copy()
+        self._block_events.clear()
+        return taken
+
+    def held_blocks(self) -> list[KvEvent]:
+        """The block cache as it is, full blocks that nobody uses included."""
+        return self.blocks.held()
 
     def interrupt(self) -> None:
         """Nothing to do: the sleep of a step is cancelled with the step loop."""
@@ -258,17 +269,11 @@ async def open_mocker_engine(
     env: Env | None = None,
     waiting_max: int = 1024,
     mailbox_deltas_max: int = 256,
-    on_event: Callable[[BlockEvent], None] = lambda _: None,
 ) -> AsyncIterator[EngineHost]:
-    """The mocker behind the step loop, after `startup_time_s`; see `open_engine_host`.
-
-    `on_event` is told every block stored and removed, in order, between two steps.
-    """
+    """The mocker behind the step loop, after `startup_time_s`; see `open_engine_host`."""
     options = options or MockerOptions()
     await trio.sleep(options.startup_time_s)
-    engine = MockerEngine(
-        options, model=model, seed=seed, context_tokens_max=context_tokens_max, on_event=on_event
-    )
+    engine = MockerEngine(options, model=model, seed=seed, context_tokens_max=context_tokens_max)
     budget = options.max_num_batched_tokens
     async with open_engine_host(
         engine,

@@ -12,40 +12,14 @@ sharing only makes the cache smaller than what the scheduler has handed out.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import attrs
 
-__all__ = ["BlockCache", "Removed", "SlotBlocks", "Stored", "block_hash"]
+from ..protocol.kv_events import KvEvent, Removed, Stored, block_hash
 
-HASH_BYTES = 8
-
-
-@attrs.frozen
-class Stored:
-    """Full blocks that are new, in order, all following the block `parent_hash`."""
-
-    parent_hash: bytes
-    """Empty for the first block of a sequence."""
-    block_hashes: tuple[bytes, ...]
-
-
-@attrs.frozen
-class Removed:
-    """Full blocks that were evicted."""
-
-    block_hashes: tuple[bytes, ...]
-
-
-BlockEvent = Stored | Removed
-
-
-def block_hash(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block: of its tokens and, through its parent, of all before them."""
-    text = parent_hash + b"".join(token_id.to_bytes(4, "big") for token_id in token_ids)
-    return hashlib.blake2b(text, digest_size=HASH_BYTES).digest()
+__all__ = ["BlockCache", "SlotBlocks"]
 
 
 @attrs.define
@@ -71,7 +45,7 @@ class BlockCache:
         block_tokens: int,
         *,
         has_prefix_caching: bool = True,
-        on_event: Callable[[BlockEvent], None] = lambda _: None,
+        on_event: Callable[[KvEvent], None] = lambda _: None,
     ) -> None:
         self.block_count, self.block_tokens = block_count, block_tokens
         self.hits = self.evictions = 0
@@ -82,6 +56,8 @@ class BlockCache:
         """Full blocks in use, with the number of sequences that use them."""
         self._inactive: OrderedDict[bytes, None] = OrderedDict()
         """Full blocks nobody uses, the one unused longest first."""
+        self._parents: dict[bytes, bytes] = {}
+        """Of every full block, active or not."""
 
     @property
     def active_count(self) -> int:
@@ -92,6 +68,10 @@ class BlockCache:
     def inactive_count(self) -> int:
         """Full blocks that the next shortage may evict."""
         return len(self._inactive)
+
+    def held(self) -> list[KvEvent]:
+        """All full blocks, as the events that would tell them to somebody who knows of none."""
+        return [Stored(parent, (digest,)) for digest, parent in self._parents.items()]
 
     @property
     def active_tokens(self) -> int:
@@ -118,7 +98,7 @@ class BlockCache:
                 continue
             full, blocks.partial = blocks.partial, []
             digest = block_hash(blocks.last_hash, full)
-            is_hit = self._use(digest)
+            is_hit = self._use(digest, blocks.last_hash)
             if is_hit:
                 self._tell_stored(parent, new)
                 new, parent = [], digest
@@ -145,6 +125,7 @@ class BlockCache:
             if self._has_prefix_caching:
                 self._inactive[digest] = None
             else:
+                del self._parents[digest]
                 self._on_event(Removed((digest,)))
 
     def clear(self) -> None:
@@ -152,8 +133,8 @@ class BlockCache:
         for slot in list(self._slots):
             self.release(slot)
 
-    def _use(self, digest: bytes) -> bool:
-        """Refer to a full block; whether it was there."""
+    def _use(self, digest: bytes, parent: bytes) -> bool:
+        """Refer to a full block behind `parent`; whether it was there."""
         if digest in self._active and self._has_prefix_caching:
             self._active[digest] += 1
             self.hits += 1
@@ -164,6 +145,7 @@ class BlockCache:
             self.hits += 1
             return True
         self._active[digest] = self._active.get(digest, 0) + 1
+        self._parents[digest] = parent
         return False
 
     def _tell_stored(self, parent: bytes, new: list[bytes]) -> None:
@@ -174,6 +156,7 @@ class BlockCache:
         evicted = []
         while self._inactive and self.active_count + len(self._inactive) > self.block_count:
             digest, _ = self._inactive.popitem(last=False)
+            del self._parents[digest]
             evicted.append(digest)
         if evicted:
             self.evictions += len(evicted)

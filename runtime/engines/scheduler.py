@@ -102,6 +102,18 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
+    def hopeless(self) -> list[TokenSequence]:
+        """Those waiting that could not run even alone, because too many blocks are quarantined."""
+        usable = self.pool.usable_count
+        if usable == self.pool.block_count:
+            return []
+        return [
+            sequence
+            for sequence in self.waiting
+            if not sequence.is_dead
+            and block_count_for(len(sequence.token_ids) + 1, self._block_tokens) > usable
+        ]
+
     def end(self, sequence: TokenSequence) -> None:
         """Mark a sequence dead; the next `plan()` frees what it holds. Idempotent."""
         if not sequence.is_dead:
@@ -192,7 +204,9 @@ class Scheduler:
         # One token more than known, or it would be the first victim of its own first token.
         blocks = self._missing_blocks(sequence, len(sequence.token_ids) + 1)
         paused = [other for other in self.running if other.is_paused]
-        within_reach = self.pool.free_count + sum(len(other.block_ids) for other in paused)
+        # Blocks that a transfer may touch are not free before it has ended.
+        given_back = sum(self.pool.count_unleased(other.block_ids) for other in paused)
+        within_reach = self.pool.free_count + given_back
         if within_reach < blocks or len(self.running) - len(paused) >= self._running_max:
             return False
         while self.pool.free_count < blocks or not self._free_slots:

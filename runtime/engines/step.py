@@ -7,14 +7,19 @@ requests in flight nor tasks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
 from ..protocol.generate import GenerateRequest
+from ..protocol.kv_events import KvEvent
 from .generation import EngineInfo
 
-__all__ = ["Hop", "Sampling", "StepEngine", "StepItem", "scramble"]
+if TYPE_CHECKING:
+    # numpy comes with it, which most engines' processes do not need.
+    from ..kv.memory import KvMemory
+
+__all__ = ["CachesBlocks", "Hop", "KeepsKv", "Sampling", "StepEngine", "StepItem", "scramble"]
 
 _MASK = (1 << 64) - 1
 
@@ -114,6 +119,32 @@ class StepEngine(Protocol):
 
     def close(self) -> None:
         """Free everything. Called once."""
+        ...
+
+
+@runtime_checkable
+class CachesBlocks(Protocol):
+    """A step engine that keeps full blocks for later requests. Called between steps."""
+
+    def take_block_events(self) -> list[KvEvent]:
+        """What became of its full blocks since the last call, in order.
+
+        At most what one step and the releases after it can do: `host.py` calls it after each.
+        """
+        ...
+
+    def held_blocks(self) -> list[KvEvent]:
+        """All full blocks it holds, as events to somebody who knows of none."""
+        ...
+
+
+@runtime_checkable
+class KeepsKv(Protocol):
+    """A step engine whose KV blocks are bytes that transfers may move."""
+
+    @property
+    def memory(self) -> KvMemory:
+        """The blocks that `StepItem.block_ids` names."""
         ...
 
 

@@ -2,11 +2,20 @@
 
 `pool` counts blocks and needs no numpy; `memory` is the paged buffer that engines write and
 transfers read; `transfers` keeps blocks that move from being reused too early; `transfer_router`
-chooses the backend that moves them. None of them decides who gets a block: that is
-`engines/scheduler.py`.
+chooses the backend that moves them; `engine_transfers` offers an engine's memory to others and
+finds theirs, by what `metadata` keeps in the control plane. None of them decides who gets a block:
+that is `engines/scheduler.py`.
 """
 
+from .metadata import NixlMetadata, NixlMetadataStore
 from .transfer_router import TransferRouter, open_transfer_router
 from .transfers import BlockLeases, open_block_leases
 
-__all__ = ["BlockLeases", "TransferRouter", "open_block_leases", "open_transfer_router"]
+__all__ = [
+    "BlockLeases",
+    "NixlMetadata",
+    "NixlMetadataStore",
+    "TransferRouter",
+    "open_block_leases",
+    "open_transfer_router",
+]

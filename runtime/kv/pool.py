@@ -11,7 +11,7 @@ back becomes free only when the last lease ends; one whose transfer cannot be st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 __all__ = ["BlockPool", "block_count_for"]
 
@@ -37,6 +37,8 @@ class BlockPool:
         self._is_used = bytearray(block_count)
         self._leases: dict[int, int] = {}
         self._quarantined: dict[int, None] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the end of a transfer has freed blocks or lost them, for whoever waits."""
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.used_count} of {self.block_count} blocks used>"
@@ -65,6 +67,15 @@ class BlockPool:
     def quarantined_count(self) -> int:
         """Blocks that nobody may ever take again: a transfer into them could not be stopped."""
         return len(self._quarantined)
+
+    @property
+    def usable_count(self) -> int:
+        """Blocks that can be had when nobody else has any."""
+        return self.block_count - self.quarantined_count
+
+    def count_unleased(self, block_ids: Iterable[int]) -> int:
+        """How many of these would be free at once if their owner gave them back."""
+        return sum(b not in self._leases and b not in self._quarantined for b in block_ids)
 
     def take(self, count: int) -> list[int] | None:
         """The ids of `count` free blocks, now owned by the caller; None if fewer are free.
@@ -99,6 +110,7 @@ class BlockPool:
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One transfer will not touch these blocks any more; once for every `lease`."""
+        before = len(self._free)
         for block_id in block_ids:
             if block_id in self._quarantined:
                 continue
@@ -108,6 +120,8 @@ class BlockPool:
                 del self._leases[block_id]
                 if not self._is_used[block_id]:
                     self._free.append(block_id)
+        if len(self._free) > before:
+            self.on_change()
 
     def quarantine(self, block_ids: Iterable[int]) -> int:
         """Never give these leased blocks to anybody again; how many were not there before."""
@@ -118,7 +132,10 @@ class BlockPool:
             )
             self._leases.pop(block_id, None)
             self._quarantined[block_id] = None
-        return len(self._quarantined) - before
+        added = len(self._quarantined) - before
+        if added:
+            self.on_change()
+        return added
 
     def _check_used(self, block_id: int, what: str) -> None:
         assert 0 <= block_id < len(self._is_used), f"block {block_id} is not of this pool"

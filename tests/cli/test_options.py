@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
@@ -50,6 +53,28 @@ def test_children_get_the_same_configuration(tmp_path: Path) -> None:
     assert in_child == sources.load()
     assert in_child.http.port == 8080
     assert in_child.http.requests_max == 7
+
+
+def test_an_engine_that_cannot_run_is_refused_before_a_child_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources = Sources(overrides={"worker.engine": "llamacpp"})
+    monkeypatch.setitem(sys.modules, "cyllama", None)
+    with pytest.raises(ConfigError, match=r"cyllama missing.*pip install 'trinamo\[llamacpp\]'"):
+        plan_cluster(sources, workers=1)
+
+    for module in ("cyllama", "jinja2"):
+        monkeypatch.setitem(sys.modules, module, _installed(module))
+    gone = sources.with_overrides(worker__model_path=str(tmp_path / "gone.gguf"))
+    with pytest.raises(ConfigError, match=r"gone\.gguf"):
+        plan_cluster(gone, workers=1)
+
+
+def _installed(name: str) -> ModuleType:
+    """A module of which only its being there matters."""
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    return module
 
 
 def test_the_children_of_a_plan_use_its_servers_and_engine() -> None:

@@ -166,6 +166,13 @@ class StreamClient:
                 return name
             await trio.sleep(RETRY_PAUSE_S)
 
+    async def move_to(self, server: str) -> None:
+        """Make that server the stream's leader."""
+        body = {"placement": {"preferred": server}}
+        while await self.leader() != server:
+            await self.ask(f"STREAM.LEADER.STEPDOWN.{self.name}", body)
+            await trio.sleep(RETRY_PAUSE_S)
+
     async def stored(self) -> list[str]:
         """Every message of the stream, in its order."""
         info = await self.ask(f"STREAM.INFO.{self.name}")

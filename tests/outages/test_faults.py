@@ -6,7 +6,9 @@ off, that forgot everything, a worker that hangs, and a frontend that dies or ha
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,14 @@ import httpx
 import pytest
 import trio
 
+from tests.cli.running import COMMAND
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
+from trinamo.cli.failures import EXIT_DEGRADED
+from trinamo.cli.locating import Target
+from trinamo.cli.survey import Survey, survey_cluster
+from trinamo.runtime.config import load_config
+from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
+from trinamo.transports.etcd import open_etcd
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,6 +56,68 @@ async def wait_metric(cluster: Cluster, name: str, value: float, **labels: str) 
     await until(is_reached, f"{name} is {value:g} everywhere")
 
 
+async def wait_plane(cluster: Cluster, plane: str, *, connected: bool) -> None:
+    """As `wait_metric` for `…_connected`, but `/metrics` may be a second old and this is not."""
+
+    async def is_reached() -> bool:
+        answer = await cluster.client.get(f"{cluster.url}/status")
+        found = [answer.json()["cluster"][plane]["is_connected"]]
+        for worker in cluster.workers:
+            health = await cluster.client.get(f"{worker.facts['status_url']}/health")
+            found.append(health.json()[f"{plane}_connected"])
+        return found == [connected] * len(found)
+
+    await until(is_reached, f"{plane} is {'' if connected else 'not '}connected everywhere")
+
+
+def addresses(cluster: Cluster) -> dict[str, str]:
+    """Where the commands find the servers: over the same links as the processes."""
+    return {"etcd": cluster.links["etcd"].address, "nats": cluster.links["nats"].address}
+
+
+async def look(cluster: Cluster) -> Survey:
+    """What `trinamo status` finds."""
+    where = addresses(cluster)
+    overrides = {
+        "control_plane.etcd.endpoints": where["etcd"],
+        "event_plane.nats.servers": f"nats://{where['nats']}",
+    }
+    target = Target(load_config(environ={}, overrides=overrides), None, is_named=True)
+    return await survey_cluster(target, url=cluster.url)
+
+
+async def status(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """`trinamo status` itself."""
+    where = addresses(cluster)
+    command = [*COMMAND, "status", "--etcd", where["etcd"], "--nats", f"nats://{where['nats']}"]
+    return await trio.run_process(
+        [*command, "--url", cluster.url, *options],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+
+
+async def is_whole(cluster: Cluster) -> bool:
+    return not (await look(cluster)).away
+
+
+def seen(survey: Survey) -> tuple[set[str], list[tuple[str, int]]]:
+    """The instances and models in a survey."""
+    return {each.id for each in survey.instances}, [(m.name, m.instances) for m in survey.models]
+
+
+async def set_while_running(cluster: Cluster) -> None:
+    """A value reaches every process; nonsense is refused by every one, and the value kept."""
+    setting = PREFILL_TOKENS_LOCAL_MAX
+    async with open_etcd(cluster.etcd.address) as control:
+        await write_setting(control, setting.name, "64")
+        await wait_metric(cluster, "setting_value", 64, setting=setting.name)
+        await control.put(setting.key, b'"lots"')
+        await wait_metric(cluster, "settings_refused_total", 1, setting=setting.name)
+    await wait_metric(cluster, "setting_value", 64, setting=setting.name)
+
+
 async def incarnation(worker: Member) -> int:
     async with httpx.AsyncClient(trust_env=False) as client:
         answer = await client.get(f"{worker.facts['status_url']}/health")
@@ -68,20 +139,24 @@ async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) 
     settings = {"control_plane.etcd.silence_s": 1, "control_plane.etcd.request_timeout_s": 2}
     async with open_cluster(tmp_path, settings=settings, linked=True) as cluster:
         pids = [member.pid for member in [cluster.frontend, *cluster.workers]]
+        ids = {worker.facts["instance_id"] for worker in cluster.workers}
         answers = [await ask(cluster)]
         await wait_metric(cluster, "control_plane_connected", 1)
+        whole = await look(cluster)
+        await set_while_running(cluster)
 
         cluster.etcd.freeze()
-        await wait_metric(cluster, "control_plane_connected", 0)
+        await wait_plane(cluster, "control", connected=False)
         answers += [await ask(cluster) for _ in range(3)]
         cluster.etcd.thaw()
-        await wait_metric(cluster, "control_plane_connected", 1)
+        await wait_plane(cluster, "control", connected=True)
 
         await cluster.links["etcd"].cut()
         await wait_metric(cluster, "control_plane_connected", 0)
+        told = await status(cluster, "--json")
         answers += [await ask(cluster) for _ in range(3)]
         await cluster.links["etcd"].mend()
-        await wait_metric(cluster, "control_plane_connected", 1)
+        await wait_plane(cluster, "control", connected=True)
         before = [await incarnation(worker) for worker in cluster.workers]
 
         await cluster.etcd.kill()
@@ -97,12 +172,28 @@ async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) 
         await cluster.wait_live(2)
         await cluster.wait_models()
         answers += [await ask(cluster) for _ in range(3)]
-        resyncs = await cluster.metric(cluster.url, "control_plane_resyncs_total")
+
+        async def resynced() -> bool:
+            return await cluster.metric(cluster.url, "control_plane_resyncs_total") >= 1
+
+        await until(resynced, "the frontend has read everything again")
+        await wait_metric(cluster, "control_plane_connected", 1)
+        await until(lambda: is_whole(cluster), "the status has nothing to complain about")
+        healed = await look(cluster)
         still = [m.pid for m in [cluster.frontend, *cluster.workers] if m.is_running]
 
     assert answers == [OK] * 10
-    assert resyncs >= 1
     assert still == pids
+    assert seen(whole) == seen(healed) == (ids, [("echo", 2)])
+    assert whole.away == []
+    assert told.returncode == EXIT_DEGRADED, told.stderr
+    last = json.loads(told.stdout)
+    assert last["is_last_known"]
+    assert "does not answer; this is what the frontend last knew" in last["away"][0]
+    assert not last["frontend"]["control"]["is_connected"]
+    assert {each["id"] for each in last["instances"]} == ids
+    assert {each["seen"] for each in last["instances"]} == {"live"}
+    assert [(each["name"], each["instances"]) for each in last["models"]] == [("echo", 2)]
 
 
 async def test_nats_frozen_cut_off_and_restarted_stops_no_request(tmp_path: Path) -> None:
@@ -112,25 +203,37 @@ async def test_nats_frozen_cut_off_and_restarted_stops_no_request(tmp_path: Path
         await wait_metric(cluster, "event_plane_connected", 1)
 
         cluster.nats.freeze()
-        await wait_metric(cluster, "event_plane_connected", 0)
+        await wait_plane(cluster, "events", connected=False)
         answers += [await ask(cluster) for _ in range(3)]
         cluster.nats.thaw()
-        await wait_metric(cluster, "event_plane_connected", 1)
+        await wait_plane(cluster, "events", connected=True)
 
+        whole = await look(cluster)
         await cluster.links["nats"].cut()
         await wait_metric(cluster, "event_plane_connected", 0)
+        told = await status(cluster)
         answers += [await ask(cluster) for _ in range(3)]
         await cluster.links["nats"].mend()
-        await wait_metric(cluster, "event_plane_connected", 1)
+        await wait_plane(cluster, "events", connected=True)
 
         await cluster.nats.restart()
+
+        async def all_again() -> bool:
+            name = "event_plane_connections_total"
+            return min([await cluster.metric(url, name) for url in urls(cluster)]) >= 3
+
+        await until(all_again, "every process has made a connection after each break")
         await wait_metric(cluster, "event_plane_connected", 1)
         answers += [await ask(cluster) for _ in range(3)]
-        made = [await cluster.metric(url, "event_plane_connections_total") for url in urls(cluster)]
         dropped = await cluster.metric(cluster.url, "event_plane_dropped_messages_total")
+        await until(lambda: is_whole(cluster), "the status has nothing to complain about")
 
     assert answers == [OK] * 10
-    assert min(made) >= 3
+    assert whole.away == []
+    assert told.returncode == EXIT_DEGRADED, told.stderr
+    assert b"does not answer the frontend" in told.stdout
+    assert b"not connected to NATS" in told.stdout
+    assert b"2 of 2 instances have no connection to NATS" in told.stdout
     assert dropped == 0
 
 
@@ -191,20 +294,6 @@ async def long_stream(cluster: Cluster) -> AsyncIterator[Any]:
         yield lines
 
 
-async def test_a_frozen_frontend_costs_its_streams_time_and_nothing_else(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
-        async with long_stream(cluster) as lines:
-            cluster.frontend.freeze()
-            await trio.sleep(1)
-            cluster.frontend.thaw()
-            rest = [line async for line in lines if line]
-        answer = await ask(cluster)
-
-    assert rest[-1] == "data: [DONE]"
-    assert len(rest) > 400
-    assert answer == OK
-
-
 async def kill_under_a_stream(cluster: Cluster) -> None:
     async with long_stream(cluster) as lines:
         status_url = cluster.workers[0].facts["status_url"]
@@ -214,8 +303,17 @@ async def kill_under_a_stream(cluster: Cluster) -> None:
             pass
 
 
-async def test_a_killed_frontend_frees_everything_on_its_workers(tmp_path: Path) -> None:
+async def test_a_frozen_frontend_costs_time_only_and_a_killed_one_frees_everything(
+    tmp_path: Path,
+) -> None:
     async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
+        async with long_stream(cluster) as lines:
+            cluster.frontend.freeze()
+            await trio.sleep(1)
+            cluster.frontend.thaw()
+            rest = [line async for line in lines if line]
+        answer = await ask(cluster)
+
         status_url = cluster.workers[0].facts["status_url"]
         with pytest.raises(httpx.HTTPError):
             await kill_under_a_stream(cluster)
@@ -231,5 +329,8 @@ async def test_a_killed_frontend_frees_everything_on_its_workers(tmp_path: Path)
         cancelled = await cluster.metric(status_url, "worker_cancellations_total")
         granted = await cluster.metric(status_url, "lease_state", state="granted")
 
+    assert rest[-1] == "data: [DONE]"
+    assert len(rest) > 400
+    assert answer == OK
     assert cancelled == 1
     assert granted == 1

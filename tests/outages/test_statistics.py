@@ -74,6 +74,8 @@ async def test_every_count_of_an_outage_is_in_the_metrics(
         assert metrics.value("event_plane_waiting_messages") == 4
         assert metrics.value("event_plane_dropped_messages_total", direction="out") == 2
         assert metrics.value("control_plane_stream_losses_total") >= 1
+        silence_s = metrics.value("control_plane_silence_seconds")
+        assert metrics.value("control_plane_silence_seconds") > silence_s > 0
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(etcd.start)

@@ -1,55 +1,81 @@
-"""One unary gRPC call awaited from trio, without a thread of its own.
+"""Unary gRPC calls awaited from trio, without a thread of their own.
 
-gRPC's blocking API hands out a future and calls back from a thread of its own when it is done;
-the callback wakes the trio task. A cancelled task cancels the call, at once and without waiting.
+gRPC's blocking API hands out a future and calls back from a thread of its own when it is done. The
+callback wakes the trio task, or rather: it notes the task and wakes trio once for all that are done
+by then, because a wake-up is a system call. A cancelled task cancels its call, at once and without
+waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import trio
 
-__all__ = ["call_unary"]
+__all__ = ["Bridge"]
 
 
-async def call_unary(
-    method: Any, request: Any, *, timeout_s: float, metadata: tuple[tuple[str, str], ...]
-) -> Any:
-    """Call `method` and return its reply; raises `grpc.RpcError`.
+class Bridge:
+    """The way back from gRPC's threads into this trio run, for all calls of one client."""
 
-    `timeout_s` is gRPC's own deadline, so the server gives up with us. When cancelled, the call
-    may still have taken effect.
-    """
-    task = trio.lowlevel.current_task()
-    token = trio.lowlevel.current_trio_token()
-    await trio.lowlevel.checkpoint_if_cancelled()
-    future = method.future(request, timeout=timeout_s, metadata=metadata)
-    is_waiting = True
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        # At most one entry a call in flight, so its bound is that of the callers' tasks.
+        self._wakes: deque[Callable[[], None]] = deque()
+        self._is_told = False
 
-    def wake() -> None:
-        nonlocal is_waiting
-        # The callback may have been queued before the task was cancelled.
-        if is_waiting:
+    async def call_unary(
+        self, method: Any, request: Any, *, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+    ) -> Any:
+        """Call `method` and return its reply; raises `grpc.RpcError`.
+
+        `timeout_s` is gRPC's own deadline, so the server gives up with us. When cancelled, the
+        call may still have taken effect.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        task = trio.lowlevel.current_task()
+        future = method.future(request, timeout=timeout_s, metadata=metadata)
+        is_waiting = True
+
+        def wake() -> None:
+            nonlocal is_waiting
+            # The callback may have been queued before the task was cancelled.
+            if is_waiting:
+                is_waiting = False
+                trio.lowlevel.reschedule(task)
+
+        def on_done(_: Any) -> None:
+            self._wake_soon(wake)
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            nonlocal is_waiting
             is_waiting = False
-            trio.lowlevel.reschedule(task)
+            future.cancel()
+            return trio.lowlevel.Abort.SUCCEEDED
 
-    def on_done(_: Any) -> None:
-        with contextlib.suppress(trio.RunFinishedError):
-            token.run_sync_soon(wake)
+        future.add_done_callback(on_done)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            return future.result()
+        except grpc.FutureCancelledError:
+            # Somebody closed the channel under the call. The future is itself the gRPC error.
+            raise future from None
 
-    def abort(_: Any) -> trio.lowlevel.Abort:
-        nonlocal is_waiting
-        is_waiting = False
-        future.cancel()
-        return trio.lowlevel.Abort.SUCCEEDED
+    def _wake_soon(self, wake: Callable[[], None]) -> None:
+        """Have trio call `wake`; from any thread."""
+        # First the entry, then the look: `_wake_all` does the two in the opposite order, so an
+        # entry that finds trio told is always seen by it. No lock is needed.
+        self._wakes.append(wake)
+        if not self._is_told:
+            self._is_told = True
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._wake_all)
 
-    future.add_done_callback(on_done)
-    try:
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        return future.result()
-    except grpc.FutureCancelledError:
-        # Somebody closed the channel under the call. The future is itself the gRPC error.
-        raise future from None
+    def _wake_all(self) -> None:
+        self._is_told = False
+        while self._wakes:
+            self._wakes.popleft()()

@@ -25,7 +25,7 @@ from trinamo.runtime.errors import (
 )
 
 from . import wire_pb2 as wire
-from .bridge import call_unary
+from .bridge import Bridge
 from .failures import Verdict, final_error, judge, words
 
 __all__ = ["Answer", "Client", "Credentials"]
@@ -90,6 +90,7 @@ class Client:
         self.per_try_timeout_s = per_try_timeout_s
         self.credentials = credentials
         self._channel = channel
+        self._bridge = Bridge()
         self._methods = {
             name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
@@ -113,11 +114,13 @@ class Client:
         self._is_closed = False
         self.is_connected = False
         self.stream_losses = 0
+        self._heard_at = trio.current_time()
         self._was_connected = False
         self._quiet_until = 0.0
 
     def heard(self) -> None:
         """The store has answered, on a call or on a stream."""
+        self._heard_at = trio.current_time()
         if not self.is_connected:
             self.is_connected = True
             self._tell("etcd at %s answers", self.where)
@@ -127,6 +130,11 @@ class Client:
         if self.is_connected:
             self.is_connected = False
             self._tell("etcd at %s does not answer: %s", self.where, why)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the store last answered, or since the start if it never did."""
+        return trio.current_time() - self._heard_at
 
     def lost_stream(self, why: str) -> None:
         """A stream with something on it ended unasked."""
@@ -257,7 +265,7 @@ class Client:
     ) -> Any:
         if self._is_closed:
             raise ConnectError(f"the control plane to etcd at {self.where} is closed")
-        return await call_unary(
+        return await self._bridge.call_unary(
             self._methods[name], request, timeout_s=timeout_s, metadata=metadata
         )
 

@@ -169,6 +169,7 @@ class EtcdControlPlane:
             watches=len(self._watches.table),
             stream_losses=self._client.stream_losses,
             resyncs=self._watches.table.resyncs,
+            silence_s=self._client.silence_s,
         )
 
     async def compact(self) -> None:

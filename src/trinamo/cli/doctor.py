@@ -15,8 +15,7 @@ from .options import (
     Preset,
     PrintConfig,
     Settings,
-    Sources,
-    gather,
+    cluster_sources,
     print_config,
 )
 
@@ -25,7 +24,7 @@ __all__ = ["doctor"]
 
 def doctor(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of findings.")] = False,
     etcd: EtcdEndpoints = None,
     nats: NatsServers = None,
     config: ConfigFile = None,
@@ -33,18 +32,20 @@ def doctor(
     settings: Settings = None,
     show_config: PrintConfig = False,
 ) -> None:
-    """Check installation, servers, model and limits; exit 1 if something needed is missing."""
-    overrides = gather(
-        settings, control_plane__etcd__endpoints=etcd, event_plane__nats__servers=nats
-    )
-    sources = Sources(config, preset, overrides)
+    """Check installation, servers, model, limits, and what moves KV blocks.
+
+    Exit codes: 0 nothing that the configuration needs is missing, 1 something is, 2 the
+    configuration is wrong.
+    """
+    sources = cluster_sources(config, preset, settings, etcd, nats)
     if show_config:
         print_config(sources.load())
         return
 
     import trio
 
-    from .examination import Verdict, examine
+    from .examination import examine
+    from .finding import Verdict
     from .locating import locate, quiet_log
 
     quiet_log()
@@ -71,5 +72,6 @@ def doctor(
 
 
 doctor.__dict__["epilog"] = (
-    "Examples:  trinamo doctor  ·  trinamo doctor --json  ·  trinamo doctor --config cluster.yaml"
+    "Examples:  trinamo doctor  ·  trinamo doctor --json  ·  trinamo doctor --config cluster.yaml  ·  "
+    "trinamo doctor --set data_plane.nixl.enabled=true"
 )

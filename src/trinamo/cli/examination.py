@@ -5,7 +5,6 @@ Addresses are shown, passwords and tokens never: no finding reads one.
 
 from __future__ import annotations
 
-import enum
 import platform
 import re
 import resource
@@ -15,7 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
-import attrs
 import trio
 
 from trinamo.runtime.config import Config
@@ -23,38 +21,19 @@ from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.planes import ControlPlane, EventPlane
 
 from .engine import choose_engine
-from .examination_transfer import transfer_facts
+from .examination_transfer import transfer_findings
+from .finding import Finding, Verdict
 from .locating import Target, somebody_listens
 from .plan import check_port
 from .planes import open_control_plane, open_event_plane
 
-__all__ = ["Finding", "Verdict", "examine"]
+__all__ = ["examine"]
 
 OPEN_FILES_MIN: Final = 4096
 """A frontend at its default bounds holds 2048 clients and a stream for each."""
 ASK_TIMEOUT_S: Final = 8.0
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
-
-
-class Verdict(enum.StrEnum):
-    """How good a finding is."""
-
-    GOOD = "good"
-    NOTE = "note"
-    WARNING = "warning"
-    MISSING = "missing"
-    """Needed, and not there: `doctor` exits 1."""
-
-
-@attrs.frozen
-class Finding:
-    """One thing looked at; `remedy` is the command that mends it."""
-
-    what: str
-    verdict: Verdict
-    text: str
-    remedy: str = ""
 
 
 async def examine(target: Target) -> list[Finding]:
@@ -66,7 +45,7 @@ async def examine(target: Target) -> list[Finding]:
         nursery.start_soon(_nats, target, servers)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
     found += [_http_port(target), *_limits()]
-    found += await trio.to_thread.run_sync(_transfers, target.config)
+    found += await trio.to_thread.run_sync(lambda: list(transfer_findings(target.config)))
     return found
 
 
@@ -237,25 +216,10 @@ def _limits() -> Iterator[Finding]:
         yield Finding("open files", Verdict.WARNING, text, f"ulimit -n {_raised(hard)}")
     else:
         yield Finding("open files", Verdict.GOOD, text)
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    text = f"{_limit(soft, 'bytes')}, at most {_limit(hard, 'bytes')}"
-    if soft == resource.RLIM_INFINITY:
-        yield Finding("locked memory", Verdict.GOOD, text)
-    else:
-        yield Finding(
-            "locked memory", Verdict.NOTE, f"{text}; RDMA needs it unlimited", "ulimit -l unlimited"
-        )
 
 
-def _transfers(config: Config) -> list[Finding]:
-    return [
-        Finding(what, Verdict(verdict), text, remedy)
-        for what, verdict, text, remedy in transfer_facts(config)
-    ]
-
-
-def _limit(value: int, unit: str = "") -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value} {unit}".strip()
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
 def _raised(hard: int) -> int:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .examination import Finding, Verdict
+from .finding import Finding, Verdict
 
 __all__ = ["findings_table"]
 

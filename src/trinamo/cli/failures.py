@@ -14,6 +14,7 @@ from typing import Final
 
 __all__ = [
     "EXIT_CONFIG",
+    "EXIT_DEGRADED",
     "EXIT_FAILED",
     "EXIT_HURRIED",
     "EXIT_OK",
@@ -26,6 +27,8 @@ __all__ = [
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
+EXIT_DEGRADED: Final = 3
+"""`trinamo status`: a cluster runs, and something of it does not answer."""
 EXIT_HURRIED: Final = 130
 """What shells expect of a process that Ctrl-C ended."""
 

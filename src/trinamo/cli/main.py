@@ -1,7 +1,8 @@
 """The command tree, and what the process exits with.
 
 Exit codes: 0 it went well, 1 it could not be started or done, 2 the usage or configuration is
-wrong, 130 a second Ctrl-C cut the orderly end short; `trinamo sim` has more. Each command is a
+wrong, 3 `trinamo status` misses a part of the cluster, 130 a second Ctrl-C cut the orderly end
+short; `trinamo sim` has more. Each command is a
 module of its own.
 """
 

@@ -29,6 +29,7 @@ __all__ = [
     "PrintConfig",
     "Settings",
     "Sources",
+    "cluster_sources",
     "config_text",
     "gather",
 ]
@@ -142,6 +143,20 @@ class Sources:
         if self.preset is not None:
             found["TRINAMO_PRESET"] = self.preset
         return found
+
+
+def cluster_sources(
+    file: Path | None,
+    preset: str | None,
+    settings: Sequence[str] | None,
+    etcd: str | None,
+    nats: str | None,
+) -> Sources:
+    """What a command that looks for a cluster was told: `doctor`, `status`."""
+    overrides = gather(
+        settings, control_plane__etcd__endpoints=etcd, event_plane__nats__servers=nats
+    )
+    return Sources(file, preset, overrides)
 
 
 def config_text(config: Config) -> str:

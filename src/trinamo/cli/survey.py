@@ -1,13 +1,27 @@
-"""One look at a cluster: what discovery says, and what the processes say of themselves."""
+"""One look at a cluster: what discovery says, and what the processes say of themselves.
+
+While etcd is away, discovery is what the frontend last knew of it (`/status`, described in
+`trinamo/runtime/overview.py`); a plane that is away is one sentence in `Survey.away`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import attrs
+import msgspec
 import trio
 
-from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.errors import (
+    ConfigError,
+    ConnectError,
+    DeadlineError,
+    RemoteProtocolError,
+    TrinamoError,
+    UnavailableError,
+)
+from trinamo.runtime.overview import FrontendView
 from trinamo.runtime.planes import ControlPlane, Entry
 from trinamo.runtime.protocol.instances import INSTANCE_PREFIX, Instance, decode_instance
 from trinamo.runtime.protocol.model_cards import MODEL_PREFIX, decode_card
@@ -15,15 +29,18 @@ from trinamo.runtime.protocol.model_cards import MODEL_PREFIX, decode_card
 from .http_client import fetch_json
 from .locating import NOTHING_RUNS, Target, somebody_listens
 from .planes import open_control_plane
+from .run_file import ProcessEntry
 
 __all__ = ["InstanceLook", "ModelLook", "Survey", "survey_cluster"]
 
 ASK_TIMEOUT_S: Final = 1.5
+ETCD_TIMEOUT_S: Final = 3.0
+"""Longer than the choice of a new leader takes."""
 
 
 @attrs.define
 class InstanceLook:
-    """One registered instance; `health` is what its status port says, or why it says nothing."""
+    """One instance; `health` is what its status port says, `problem` why it says nothing."""
 
     endpoint: str
     id: str
@@ -34,6 +51,10 @@ class InstanceLook:
     metadata: dict[str, str]
     health: dict[str, Any] | None = None
     problem: str = ""
+    seen: str = ""
+    """How the frontend sees it, if it is asked instead of etcd."""
+    in_flight: int | None = None
+    """The frontend's requests under way to it, if it is asked."""
 
 
 @attrs.define
@@ -49,44 +70,86 @@ class ModelLook:
 
 @attrs.define
 class Survey:
-    """The cluster as it is now."""
+    """The cluster as it is now, or as its frontend last knew it."""
 
     etcd: str
+    """What etcd says of itself; empty if it does not answer."""
     cluster: dict[str, Any] | None
     """What `trinamo up` wrote about it; None for a cluster started otherwise."""
     frontend: dict[str, Any] | None
-    """The frontend's own answer; None if there is none that we know of."""
+    """The frontend's own words; None if there is none that we know of."""
+    away: list[str] = attrs.field(factory=list)
+    """What does not answer, one sentence each; empty if the cluster is whole."""
+    is_last_known: bool = False
+    """Whether instances and models are what the frontend last knew of them."""
     instances: list[InstanceLook] = attrs.field(factory=list)
     models: list[ModelLook] = attrs.field(factory=list)
     refused: list[str] = attrs.field(factory=list)
     """Entries that could not be read, one sentence each."""
 
 
-async def survey_cluster(target: Target) -> Survey:
-    """Look; raises `UnavailableError` or `ConnectError` with a sentence if nothing is there."""
-    section = target.config.control_plane.etcd
+async def survey_cluster(target: Target, *, url: str = "") -> Survey:
+    """Look; `url` is a frontend that `trinamo up` here did not start.
+
+    Raises `UnavailableError` or `ConnectError` with a sentence if neither etcd nor a frontend is
+    there to be asked.
+    """
+    section, run = target.config.control_plane.etcd, target.run
     if (
-        target.run is None
-        and not target.is_named
+        run is None
+        and not (target.is_named or url)
         and not await somebody_listens(section.endpoints[0])
     ):
         raise UnavailableError(NOTHING_RUNS)
-    async with open_control_plane(section, list(section.endpoints)) as control:
-        survey = await _discovered(control, target)
+    survey = Survey(etcd="", cluster=None, frontend=None)
+    if run is not None:
+        survey.cluster = {"pid": run.pid, "state": run.state, "url": run.url, "engine": run.engine}
+        survey.cluster["nats"] = list(run.nats)
+        url = url or run.url
+    view = await _ask_frontend(survey, url) if url else None
+    await _ask_etcd(survey, target, view)
     async with trio.open_nursery() as nursery:
         for instance in survey.instances:
             nursery.start_soon(_ask_instance, instance)
-        nursery.start_soon(_ask_frontend, survey)
+        for process in run.processes if run is not None and survey.is_last_known else ():
+            nursery.start_soon(_ask_process, survey, process)
+    if view is not None:
+        _tell_planes(survey, view, target)
+    _tell_workers(survey)
     return survey
 
 
-async def _discovered(control: ControlPlane, target: Target) -> Survey:
-    run = target.run
-    cluster = None
-    if run is not None:
-        cluster = {"pid": run.pid, "state": run.state, "url": run.url, "engine": run.engine}
-        cluster["nats"] = list(run.nats)
-    survey = Survey(etcd=await control.check_health(), cluster=cluster, frontend=None)
+async def _ask_etcd(survey: Survey, target: Target, view: FrontendView | None) -> None:
+    """Discovery from etcd; if it is away, from what a frontend said."""
+    section = target.config.control_plane.etcd
+    brief = msgspec.structs.replace(
+        section, connect_timeout_s=min(section.connect_timeout_s, ETCD_TIMEOUT_S)
+    )
+    try:
+        if view is not None and not await _does_listen(section.endpoints):
+            # Trying again for a while is of no use if somebody else can be asked.
+            raise ConnectError("every endpoint refuses connections")
+        async with open_control_plane(brief, list(section.endpoints)) as control:
+            await _discover(control, survey)
+    except ConfigError:
+        raise
+    except TrinamoError as error:
+        if view is not None:
+            _take_last_known(survey, view, _why_away(error, section.endpoints))
+        else:
+            more = survey.away or ["a frontend named with --url tells what it last knew"]
+            raise UnavailableError("; ".join([error.message, *more])) from error
+
+
+async def _does_listen(endpoints: tuple[str, ...]) -> bool:
+    for endpoint in endpoints:
+        if await somebody_listens(endpoint):
+            return True
+    return False
+
+
+async def _discover(control: ControlPlane, survey: Survey) -> None:
+    survey.etcd = await control.check_health()
     for entry in (await control.range(INSTANCE_PREFIX)).entries:
         try:
             instance = decode_instance(entry.key, entry.value)
@@ -108,7 +171,6 @@ async def _discovered(control: ControlPlane, target: Target) -> Survey:
                 card.name, card.endpoint, card.engine, card.context_tokens_max
             )
     survey.models = list(models.values())
-    return survey
 
 
 def _look(instance: Instance, entry: Entry) -> InstanceLook:
@@ -133,14 +195,100 @@ async def _ask_instance(instance: InstanceLook) -> None:
         instance.problem = error.message
 
 
-async def _ask_frontend(survey: Survey) -> None:
-    url = survey.cluster["url"] if survey.cluster is not None else ""
-    if not url:
+async def _ask_process(survey: Survey, process: ProcessEntry) -> None:
+    """A worker's own words where discovery cannot say which of its ports to ask."""
+    if not process.name.startswith("worker") or not process.url:
         return
     try:
-        survey.frontend = {"url": url, **await _ask(f"{url}/health")}
-    except TrinamoError as error:
+        health = await _ask(f"{process.url}/health")
+    except TrinamoError:
+        return
+    for instance in survey.instances:
+        if instance.id == health.get("instance_id"):
+            instance.health = health
+            instance.lease_id = str(health.get("lease_id", ""))
+            instance.metadata["pid"] = str(process.pid)
+
+
+async def _ask_frontend(survey: Survey, url: str) -> FrontendView | None:
+    try:
+        view = msgspec.convert(await _ask(f"{url}/status"), FrontendView)
+    except (TrinamoError, msgspec.ValidationError) as error:
+        if not isinstance(error, TrinamoError):
+            error = RemoteProtocolError(f"{url} is no frontend of this version: {error}")
         survey.frontend = {"url": url, "status": "away", "problem": error.message}
+        survey.away.append(f"the frontend does not answer: {error.message}")
+        return None
+    survey.frontend = {"url": url, "status": view.status, "in_flight": view.in_flight}
+    if view.cluster is not None:
+        survey.frontend["control"] = msgspec.to_builtins(view.cluster.control)
+        survey.frontend["events"] = msgspec.to_builtins(view.cluster.events)
+    return view
+
+
+def _why_away(error: TrinamoError, endpoints: tuple[str, ...]) -> str:
+    if isinstance(error, (ConnectError, DeadlineError)):
+        return f"etcd at {','.join(endpoints)} does not answer"
+    return error.message
+
+
+def _take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
+    control = view.cluster.control if view.cluster is not None else None
+    if control is not None and control.is_connected:
+        survey.away.append(f"{why} from here; this is what the frontend knows")
+    else:
+        since = "" if control is None else f", {control.silence_s:.0f} s ago"
+        survey.away.append(f"{why}; this is what the frontend last knew{since}")
+    survey.is_last_known = True
+    survey.etcd = ""
+    seen = view.cluster.instances if view.cluster is not None else []
+    survey.instances = [
+        InstanceLook(
+            endpoint=each.endpoint,
+            id=each.id,
+            lease_id="",
+            incarnation=each.incarnation,
+            is_draining=False,
+            transports={},
+            metadata={"model": each.model, "engine": each.engine},
+            seen=each.state,
+            in_flight=each.in_flight,
+        )
+        for each in seen
+    ]
+    counts = Counter(each.model for each in seen)
+    survey.models = [
+        ModelLook(each.name, each.endpoint, each.engine, each.context_tokens_max, counts[each.name])
+        for each in view.models
+    ]
+    if view.cluster is not None and view.cluster.instances_left_out:
+        survey.away.append(f"{view.cluster.instances_left_out} more instances are not listed")
+
+
+def _tell_planes(survey: Survey, view: FrontendView, target: Target) -> None:
+    """What the frontend's own connections add to what we have found out."""
+    if view.cluster is None:
+        return
+    control, events = view.cluster.control, view.cluster.events
+    if control is not None and not control.is_connected and not survey.is_last_known:
+        survey.away.append("the frontend has no answer from etcd; it goes by what it last knew")
+    if events is not None and not events.is_connected:
+        where = ",".join(target.config.event_plane.nats.servers)
+        survey.away.append(
+            f"NATS at {where} does not answer the frontend: {events.waiting_messages} messages "
+            f"wait in it, {events.dropped_outgoing} were dropped"
+        )
+
+
+def _tell_workers(survey: Survey) -> None:
+    """Whose status ports say that they miss a plane; with etcd away that is told already."""
+    healths = [each.health for each in survey.instances if each.health is not None]
+    for key, server in (("control_connected", "etcd"), ("events_connected", "NATS")):
+        count = sum(health.get(key) is False for health in healths)
+        if count and not (survey.is_last_known and server == "etcd"):
+            survey.away.append(
+                f"{count} of {len(healths)} instances have no connection to {server}"
+            )
 
 
 async def _ask(url: str) -> dict[str, Any]:

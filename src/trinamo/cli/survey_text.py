@@ -24,13 +24,18 @@ def survey_json(survey: Survey) -> str:
 
 def survey_tables(survey: Survey) -> Iterator[RenderableType]:
     """The parts to print, in order."""
-    yield Text(f"control plane: {survey.etcd}")
+    if survey.etcd:
+        yield Text(f"control plane: {survey.etcd}")
+    for what in survey.away:
+        yield Text(what, style="bold yellow")
     if survey.cluster is not None:
         cluster = survey.cluster
         yield Text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
     if survey.frontend is not None:
         yield _frontend(survey.frontend)
     yield _instances(survey.instances)
+    if any(_transfers_of(each) for each in survey.instances):
+        yield _transfers(survey.instances)
     if survey.instances:
         yield _models(survey)
     for why in survey.refused:
@@ -41,8 +46,9 @@ def _frontend(frontend: dict[str, Any]) -> Text:
     text = f"frontend: {frontend['url']}, {frontend.get('status', 'unknown')}"
     if "in_flight" in frontend:
         text += f", {frontend['in_flight']} requests in flight"
-    if "problem" in frontend:
-        text += f" ({frontend['problem']})"
+    events = frontend.get("events")
+    if events is not None:
+        text += f", {'' if events['is_connected'] else 'not '}connected to NATS"
     return Text(text)
 
 
@@ -52,7 +58,7 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, title="Instances", title_justify="left", pad_edge=False)
     for name in ("instance", "endpoint", "model", "engine", "state", "lease"):
         table.add_column(name, overflow="fold")
-    for name in ("incarnation", "active", "pid"):
+    for name in ("incarnation", "active", "KV blocks", "pid"):
         table.add_column(name, justify="right")
     table.add_column("address", overflow="fold")
     for each in instances:
@@ -63,21 +69,68 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
             each.metadata.get("model", ""),
             each.metadata.get("engine", ""),
             _state(each),
-            each.lease_id,
+            each.lease_id or "-",
             str(each.incarnation),
-            str(health.get("active", "-")),
+            str(health.get("active", "-" if each.in_flight is None else each.in_flight)),
+            _blocks(health),
             each.metadata.get("pid", "-"),
             ", ".join(f"{name} {address}" for name, address in each.transports.items()),
         )
     return table
 
 
+def _blocks(health: dict[str, Any]) -> str:
+    """Blocks in use of all that the engine has; a stranger may have said it."""
+    blocks = health.get("blocks")
+    if not isinstance(blocks, dict):
+        return "-"
+    return f"{blocks.get('used', '?')}/{blocks.get('total', '?')}"
+
+
 def _state(instance: InstanceLook) -> str:
+    if instance.seen:
+        return instance.seen
     if instance.is_draining:
         return "draining"
     if instance.problem:
         return "does not answer"
     return str((instance.health or {}).get("status", "registered"))
+
+
+def _transfers_of(instance: InstanceLook) -> dict[str, Any]:
+    """What a worker says of its KV transfers; a stranger may have said it."""
+    found = (instance.health or {}).get("transfers")
+    return found if isinstance(found, dict) else {}
+
+
+def _transfers(instances: list[InstanceLook]) -> RenderableType:
+    """One line for each backend of each chain, in the order in which they are tried."""
+    table = Table(box=box.SIMPLE_HEAD, title="KV transfers", title_justify="left", pad_edge=False)
+    for name in ("instance", "backend", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("peers", "in flight", "fallbacks", "quarantined"):
+        table.add_column(name, justify="right")
+    for instance in instances:
+        found = _transfers_of(instance)
+        chain = found.get("chain")
+        chain = chain if isinstance(chain, list) else []
+        for number, backend in enumerate(each for each in chain if isinstance(each, dict)):
+            counts = ("fallbacks", "quarantined_blocks")
+            table.add_row(
+                "" if number else instance.id,
+                str(backend.get("backend", "")),
+                Text(_backend_state(backend)),
+                f"{backend.get('usable_peers', 0)} of {backend.get('peers', 0)}",
+                str(backend.get("in_flight", 0)),
+                *("" if number else str(found.get(count, 0)) for count in counts),
+            )
+    return table
+
+
+def _backend_state(backend: dict[str, Any]) -> str:
+    state = "open" if backend.get("is_open", True) else "not open"
+    problem = backend.get("problem")
+    return f"{state}: {problem}" if problem else state
 
 
 def _models(survey: Survey) -> RenderableType:

@@ -1,7 +1,8 @@
 """`trinamo bench transfer`: what each transfer backend does here, between two processes.
 
 A table and a plot of the same run, so that the backends can be compared whatever else the machine
-does. The processes are in `transfer_roles.py`; bytes are compared in every row.
+does. The processes are in `transfer_roles.py`, the table and the plot in `transfer_text.py`; bytes
+are compared in every row.
 """
 
 from __future__ import annotations
@@ -9,52 +10,42 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any, Final
 
-import attrs
 import typer
 from rich.console import Console
-from rich.table import Table
 
-__all__ = ["Peer", "Row", "bench_app", "measure", "transfer"]
+from .failures import EXIT_FAILED
+from .transfer_text import Row, rows_json, rows_svg, show
+
+__all__ = ["Peer", "Row", "bench_app", "measure", "show", "transfer"]
 
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
 )
 BENCH_BACKENDS: Final = ("tcp", "tcp same host", "nixl tcp", "nixl cma", "mooncake tcp")
 """What can be measured; `transfer_roles.py` opens them."""
+DIRECTIONS: Final = ("read", "write")
 _SMALL_ROUNDS: Final = 300
-_BAR: Final = 40
-
-
-@attrs.frozen
-class Row:
-    """One backend and direction. Without figures, `problem` says why."""
-
-    backend: str
-    direction: str
-    gb_per_s: float = 0.0
-    best_gb_per_s: float = 0.0
-    mover_s_per_gb: float = 0.0
-    owner_s_per_gb: float = 0.0
-    lag_p99_ms: float = 0.0
-    block_us: float = 0.0
-    """The median of one transfer of one 4 KB block."""
-    is_good: bool = False
-    problem: str = ""
+_BYTES_MAX: Final = 4 << 30
+"""Of one transfer; each process holds twice as much."""
 
 
 class Peer:
     """One child process that answers commands, a line each."""
 
     def __init__(self, *args: str) -> None:
+        # Libraries may say more there than a pipe holds, and nobody reads it before the end.
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- see `close`
         self._process = subprocess.Popen(  # noqa: S603 -- our own module
             [sys.executable, "-m", "trinamo.cli.transfer_roles", *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
         self.ready: dict[str, Any] = {}
@@ -67,30 +58,36 @@ class Peer:
     def ask(self, do: str, **fields: object) -> dict[str, Any]:
         """Its answer to one command; `RuntimeError` with its last words if it ended."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
-        self._process.stdin.flush()
+        # One that has ended has left its last words to be read.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+            self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        assert self._process.stderr is not None
         line = self._process.stdout.readline()
         if not line:
-            words = [each for each in self._process.stderr.read().splitlines() if each.strip()]
-            raise RuntimeError(words[-1] if words else "it ended without a word")
+            status = self._process.wait(10)
+            self._errors.seek(0)
+            words = [each for each in self._errors.read(1 << 20).splitlines() if each.strip()]
+            last = words[-1].removeprefix("trinamo: ") if words else ""
+            raise RuntimeError(last or f"its process ended with status {status}")
         found: dict[str, Any] = json.loads(line)
         return found
 
     def close(self) -> None:
         """End it."""
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):
+                    stream.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
 
 @contextmanager
@@ -114,39 +111,47 @@ def measure(
     rounds: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Both directions of every backend; a backend that cannot be opened gets one row that says so."""
+    """Both directions of every backend; a backend that cannot be opened gets one row that says so.
+
+    `note` is told what begins: each backend, then each direction of it. Blocks; `Ctrl-C` ends the
+    processes.
+    """
     rows: list[Row] = []
     for backend in backends:
         note(backend)
         try:
             with _pair(backend, count, block_bytes) as peers, _pair(backend, 16, 4096) as small:
-                rows += [
-                    _row(backend, direction, peers, small, rounds)
-                    for direction in ("read", "write")
-                ]
+                for direction in DIRECTIONS:
+                    note(f"{backend} {direction}")
+                    rows.append(_row(backend, direction, peers, small, rounds))
         except RuntimeError as error:
             rows.append(Row(backend, "", problem=str(error)))
     return rows
+
+
+def _run(peers: tuple[Peer, Peer], direction: str, blocks: int, **more: object) -> dict[str, Any]:
+    """What the mover found; `good` covers the memory of both processes."""
+    owner, mover = peers
+    found = mover.ask("run", direction=direction, blocks=blocks, **{"lag": False} | more)
+    if direction == "write":
+        found["good"] = owner.ask("check", blocks=blocks)["good"]
+    return found
 
 
 def _row(
     backend: str, direction: str, peers: tuple[Peer, Peer], small: tuple[Peer, Peer], rounds: int
 ) -> Row:
     owner, mover = peers
-    description = mover.ready
-    count, block_bytes = description["count"], description["block_bytes"]
-    ask: dict[str, Any] = {"direction": direction, "blocks": count}
-    mover.ask("run", **ask, rounds=1, lag=False)
+    count, block_bytes = mover.ready["count"], mover.ready["block_bytes"]
+    _run(peers, direction, count, rounds=1)
     before = owner.ask("cpu")["cpu_s"]
-    found = mover.ask("run", **ask, rounds=rounds, lag=False)
+    found = mover.ask("run", direction=direction, blocks=count, rounds=rounds, lag=False)
     owner_s = owner.ask("cpu")["cpu_s"] - before
-    good = found["good"]
     if direction == "write":
-        good = owner.ask("check", blocks=count)["good"]
-    lag = mover.ask("run", **ask, rounds=rounds, lag=True)["lag_p99_ms"]
-    one: dict[str, Any] = {"direction": direction, "blocks": 1, "lag": False}
-    small[1].ask("run", **one, rounds=20)
-    block = small[1].ask("run", **one, rounds=_SMALL_ROUNDS)
+        found["good"] = owner.ask("check", blocks=count)["good"]
+    late = _run(peers, direction, count, rounds=rounds, lag=True)
+    _run(small, direction, 1, rounds=20)
+    block = _run(small, direction, 1, rounds=_SMALL_ROUNDS)
     gigabytes = count * block_bytes / 1e9
     return Row(
         backend,
@@ -155,45 +160,40 @@ def _row(
         best_gb_per_s=gigabytes / found["best_s"],
         mover_s_per_gb=found["cpu_s"] / (rounds * gigabytes),
         owner_s_per_gb=owner_s / (rounds * gigabytes),
-        lag_p99_ms=lag,
+        lag_p99_ms=late["lag_p99_ms"],
         block_us=block["median_s"] * 1e6,
-        is_good=good,
+        is_good=all(each["good"] for each in (found, late, block)),
     )
 
 
-def show(rows: list[Row], console: Console, title: str) -> None:
-    """The table, and a bar for each row."""
-    table = Table(
-        title=title,
-        caption="s/GB: CPU seconds per GB · lag: of the mover's event loop · 4 KB: median of one block",
+# --- the command ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(step_count: int) -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is being measured: a bar on a terminal, lines elsewhere."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda name: errors.print(f"measuring {name} …")
+        return
+    from rich.progress import Progress
+
+    with Progress(console=errors, transient=True) as progress:
+        task = progress.add_task("measuring", total=step_count)
+
+        def note(name: str) -> None:
+            progress.update(task, description=f"measuring {name}")
+            progress.advance(task)
+
+        yield note
+
+
+@bench_app.command(
+    epilog=(
+        "Examples:  trinamo bench transfer  ·  trinamo bench transfer --backend tcp --backend 'nixl "
+        "cma' --plot transfer.svg  ·  trinamo bench transfer --blocks 4096 --json"
     )
-    for name in ("backend", "direction"):
-        table.add_column(name, no_wrap=True)
-    for name in ("GB/s", "best", "mover s/GB", "owner s/GB", "lag p99 ms", "4 KB us"):
-        table.add_column(name, justify="right")
-    table.add_column("bytes")
-    for row in rows:
-        if row.problem:
-            table.add_row(row.backend, "", "", "", "", "", "", "", f"not here: {row.problem}")
-        else:
-            figures = (row.gb_per_s, row.best_gb_per_s, row.mover_s_per_gb, row.owner_s_per_gb)
-            table.add_row(
-                row.backend,
-                row.direction,
-                *(f"{each:.2f}" for each in figures),
-                f"{row.lag_p99_ms:.1f}",
-                f"{row.block_us:.0f}",
-                "verified" if row.is_good else "WRONG",
-            )
-    console.print(table)
-    longest = max((row.gb_per_s for row in rows), default=0.0) or 1.0
-    for row in rows:
-        if not row.problem:
-            bar = "█" * max(1, round(_BAR * row.gb_per_s / longest))
-            console.print(f"{row.backend:>14} {row.direction:<5} {bar} {row.gb_per_s:.2f}")
-
-
-@bench_app.command()
+)
 def transfer(
     backend: Annotated[
         list[str] | None,
@@ -204,26 +204,53 @@ def transfer(
     rounds: Annotated[
         int, typer.Option(min=1, max=1000, help="Transfers to take the median of.")
     ] = 9,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Write the bars as a picture, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
 ) -> None:
-    """Move KV blocks between two processes over each backend, and compare."""
-    wanted = backend or list(BENCH_BACKENDS)
+    """Move KV blocks between two processes over each backend, and compare.
+
+    Exit codes: 0 it went well, 1 bytes were wrong or a backend that was asked for by name is not
+    here, 2 the usage is wrong.
+    """
+    wanted = list(dict.fromkeys(backend or BENCH_BACKENDS))
     for name in wanted:
         if name not in BENCH_BACKENDS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(BENCH_BACKENDS)}")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=110)
-    errors = Console(stderr=True)
-    rows = measure(
-        wanted,
-        count=blocks,
-        block_bytes=block_bytes,
-        rounds=rounds,
-        note=lambda name: errors.print(f"measuring {name} …", style="dim"),
-    )
-    show(rows, console, f"{blocks} blocks of {block_bytes} bytes, median of {rounds} transfers")
-    if any(not row.problem and not row.is_good for row in rows):
-        raise typer.Exit(1)
+    if blocks * block_bytes > _BYTES_MAX:
+        raise typer.BadParameter(
+            f"{blocks} blocks of {block_bytes} bytes are more than {_BYTES_MAX >> 30} GiB"
+        )
+    if plot is not None and plot.suffix != ".svg":
+        raise typer.BadParameter(f"--plot writes SVG: name the file {plot.stem}.svg")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--plot: there is no folder {plot.absolute().parent}")
+    with _progress(len(wanted) * (1 + len(DIRECTIONS))) as note:
+        rows = measure(wanted, count=blocks, block_bytes=block_bytes, rounds=rounds, note=note)
+    title = f"{blocks} blocks of {block_bytes} bytes, median of {rounds} transfers"
+    if as_json:
+        sys.stdout.write(rows_json(rows, blocks=blocks, block_bytes=block_bytes, rounds=rounds))
+    else:
+        console = Console()
+        show(rows, console if console.is_terminal else Console(width=110), title)
+    if plot is not None:
+        plot.write_text(rows_svg(rows, title), "utf-8")
+    _judge(rows, named=backend is not None)
+
+
+def _judge(rows: list[Row], *, named: bool) -> None:
+    """Exit 1 for wrong bytes, and for a backend that was named and is not here."""
+    wrong = [f"{row.backend} {row.direction}" for row in rows if not (row.problem or row.is_good)]
+    if wrong:
+        sys.stderr.write(f"trinamo: wrong bytes arrived by {', '.join(wrong)}\n")
+    away = [row for row in rows if row.problem] if named else []
+    for row in away:
+        sys.stderr.write(f"trinamo: {row.backend} cannot be measured here: {row.problem}\n")
+    if away:
+        sys.stderr.write("trinamo: `trinamo doctor` says what is missing\n")
+    if wrong or away:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @bench_app.callback()

@@ -23,6 +23,8 @@ import trio
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, TransferPlane
 from trinamo.runtime.protocol.transfer import Direction
 
+from .failures import guarded
+
 __all__ = ["open_plane"]
 
 Opened = AbstractAsyncContextManager[TransferPlane]
@@ -121,16 +123,24 @@ async def _heard() -> dict[str, Any] | None:
 
 async def _own(name: str, count: int, block_bytes: int) -> None:
     memory = _Memory.of(2, count, block_bytes)
-    async with open_plane(name) as plane:
+    lag = _Lag()
+    async with open_plane(name) as plane, trio.open_nursery() as nursery:
         region = await plane.register(memory.array.data, block_bytes=block_bytes)
         await _say({"description": region.describe().hex()})
         while (asked := await _heard()) is not None:
             if asked["do"] == "cpu":
                 await _say({"cpu_s": time.process_time()})
+            elif asked["do"] == "watch":
+                nursery.start_soon(lag.watch)
+                await _say({})
+            elif asked["do"] == "lag":
+                await _say({"lag_p99_ms": lag.p99_ms})
+                lag.late_s.clear()
             else:
                 good = _is_as_sent(memory, 1, asked["blocks"])
                 memory.clear()
                 await _say({"good": good})
+        nursery.cancel_scope.cancel()
 
 
 @attrs.define
@@ -210,4 +220,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    sys.exit(guarded(_main))

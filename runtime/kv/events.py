@@ -1,0 +1,129 @@
+"""The worker's end of KV events: what its engine's cache does, told to whoever keeps an index.
+
+An engine calls `tell` between its steps and never waits for the event plane; one task numbers and
+sends what was told, several steps in one message if the plane is slower than the engine. What it
+is told is kept in a table, so that every snapshot is exactly what the events up to its number add
+up to, whatever the engine does meanwhile. The other end is `index.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from ..planes import EventPlane
+from ..protocol.instances import EndpointName
+from ..protocol.kv_blocks import BlockTable
+from ..protocol.kv_events import KvEvent, encode_batch, hash_count, next_batch
+from ..sequenced import EventSource, topic_of
+
+__all__ = ["KV_TOPIC", "KvEventSource", "KvSourceStatistics"]
+
+KV_TOPIC: Final = "kv"
+_OUTBOX_BLOCKS_MAX: Final = 65_536
+
+
+@attrs.frozen
+class KvSourceStatistics:
+    """Gauges and counters at one moment."""
+
+    blocks: int
+    """Blocks that were told as held."""
+    waiting_blocks: int
+    """Told by the engine and not sent yet; at most the bound of the outbox."""
+    told: int
+    """Events that the engine told."""
+    messages: int
+    """Messages that they went out in, the lost ones included."""
+    dropped: int
+    """Messages that were not sent: followers see a gap and ask for a snapshot."""
+    snapshots: int
+    """Snapshots, or parts of one, that were asked for and sent."""
+    malformed: int
+    """Requests for a snapshot that were none."""
+
+
+class KvEventSource:
+    """Publishes the KV events of one instance of one endpoint.
+
+    At most `outbox_blocks_max` blocks wait to be sent; what is beyond goes with all that waits, as
+    a gap in the numbers, which costs every follower one snapshot. A broker that is away changes
+    nothing: the numbers go on, and the followers see what they missed when it is back.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        endpoint: EndpointName,
+        *,
+        instance_id: str,
+        incarnation: int,
+        outbox_blocks_max: int = _OUTBOX_BLOCKS_MAX,
+        beat_s: float = 1.0,
+    ) -> None:
+        self._table = BlockTable()
+        self._waiting: deque[KvEvent] = deque()
+        self._waiting_blocks = 0
+        self._outbox_blocks_max = outbox_blocks_max
+        self._told = 0
+        self._messages = 0
+        self._news = trio.Event()
+        self._source = EventSource(
+            events,
+            topic_of(KV_TOPIC, endpoint),
+            publisher=instance_id,
+            incarnation=incarnation,
+            snapshot=self._table.encode_part,
+            beat_s=beat_s,
+        )
+
+    def tell(self, events: Sequence[KvEvent]) -> None:
+        """The cache has done this, in this order. Never waits and never fails."""
+        self._told += len(events)
+        self._waiting.extend(events)
+        self._waiting_blocks += sum(map(hash_count, events))
+        if max(self._waiting_blocks, len(self._waiting)) > self._outbox_blocks_max:
+            self._give_up()
+        self._news.set()
+
+    def _give_up(self) -> None:
+        for event in self._waiting:
+            self._table.apply(event)
+        self._waiting.clear()
+        self._waiting_blocks = 0
+        self._source.skip()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish, beat and answer for the snapshot until cancelled; what waits then is lost."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._source.run)
+            task_status.started()
+            while True:
+                await self._news.wait()
+                self._news = trio.Event()
+                while self._waiting:
+                    await self._publish(next_batch(self._waiting))
+
+    async def _publish(self, batch: list[KvEvent]) -> None:
+        for event in batch:
+            self._table.apply(event)
+        self._waiting_blocks -= sum(map(hash_count, batch))
+        self._messages += 1
+        # Takes its number before it waits for anything, so that table and number change together.
+        await self._source.publish(encode_batch(batch))
+
+    def statistics(self) -> KvSourceStatistics:
+        """The counts as of now."""
+        return KvSourceStatistics(
+            blocks=len(self._table),
+            waiting_blocks=self._waiting_blocks,
+            told=self._told,
+            messages=self._messages,
+            dropped=self._source.dropped,
+            snapshots=self._source.snapshot_count,
+            malformed=self._source.malformed,
+        )

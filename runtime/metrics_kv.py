@@ -1,0 +1,106 @@
+"""What `/metrics` shows of KV blocks: an engine's, those a worker tells, those a router knows.
+
+Each counts for itself; here it is only read, when `/metrics` is. The label `endpoint` is its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from .engines.generation import GenerationEngine
+from .kv.events import KvEventSource
+from .kv.index import KvIndex
+from .metrics import Metrics
+
+__all__ = ["KvSeries"]
+
+_SOURCE_GAUGES: Final = {
+    "blocks": "Full blocks that were told as held",
+    "waiting_blocks": "Blocks in events that wait to be sent",
+}
+_SOURCE_COUNTERS: Final = {
+    "told": "Events that the engine told",
+    "messages": "Messages that the events went out in",
+    "dropped": "Messages not sent: a gap to every follower",
+    "snapshots": "Snapshots, or parts of one, that were sent",
+    "malformed": "Requests for a snapshot that were none",
+}
+_INDEX_GAUGES: Final = {
+    "instances": "Instances that blocks are known of, or might be",
+    "lost": "Instances whose snapshot is awaited",
+    "blocks": "Blocks known, over all instances",
+}
+_INDEX_COUNTERS: Final = {
+    "events": "KV events applied",
+    "snapshots": "Snapshots taken",
+    "gaps": "Times that an event was missing",
+    "backwards": "Times that numbers went back",
+    "duplicates": "Events that came twice",
+    "outdated": "Events and snapshots of an earlier incarnation",
+    "restarts": "Incarnations that followed another one",
+    "malformed": "Messages that made no sense",
+    "unknown": "Events of instances that discovery does not know",
+    "ignored": "Events of instances beyond the bound",
+    "refused_blocks": "Blocks not kept because a bound was reached",
+    "overflowed": "Times that too many events waited for a snapshot",
+}
+
+
+class KvSeries:
+    """All KV series of one process; none until something is shown."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._engines: dict[str, GenerationEngine] = {}
+        self._sources: dict[str, KvEventSource] = {}
+        self._indexes: dict[str, KvIndex] = {}
+        metrics.registry.register(self)
+
+    def show_engine(self, endpoint: str, engine: GenerationEngine) -> None:
+        """Show how many blocks the engine has, and how many are in use."""
+        if engine.info.block_count:
+            self._engines[endpoint] = engine
+
+    def show_source(self, endpoint: str, source: KvEventSource) -> None:
+        """Show what is told about an engine's blocks."""
+        self._sources[endpoint] = source
+
+    def show_index(self, index: KvIndex) -> None:
+        """Show what is known of the blocks of an endpoint's instances."""
+        self._indexes[str(index.endpoint)] = index
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        if self._engines:
+            blocks = GaugeMetricFamily(
+                "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=["endpoint", "state"]
+            )
+            for endpoint, engine in self._engines.items():
+                statistics = engine.statistics()
+                blocks.add_metric([endpoint, "used"], statistics.blocks_used)
+                blocks.add_metric([endpoint, "free"], statistics.blocks_free)
+            yield blocks
+        told = {name: attrs.asdict(each.statistics()) for name, each in self._sources.items()}
+        yield from _series("trinamo_kv_events", told, _SOURCE_GAUGES, _SOURCE_COUNTERS)
+        known = {name: attrs.asdict(each.statistics()) for name, each in self._indexes.items()}
+        yield from _series("trinamo_kv_index", known, _INDEX_GAUGES, _INDEX_COUNTERS)
+
+
+def _series(
+    prefix: str,
+    found: Mapping[str, Mapping[str, Any]],
+    gauges: Mapping[str, str],
+    counters: Mapping[str, str],
+) -> Iterator[Metric]:
+    if not found:
+        return
+    for kind, texts in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, text in texts.items():
+            family = kind(f"{prefix}_{name}", text, labels=["endpoint"])
+            for endpoint, values in found.items():
+                family.add_metric([endpoint], values[name])
+            yield family

@@ -1,0 +1,166 @@
+"""Whether NIXL and Mooncake load, what UCX can use, and whether the kernel copies between processes.
+
+Each is tried in a process of its own, which may crash, hang, or be refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+__all__ = ["LIBRARIES", "Library", "Loaded", "load", "may_copy", "parse_transports"]
+
+_TIMEOUT_S: Final = 10.0
+_OUTPUT_CHARS_MAX: Final = 1 << 20
+_NO_LIBRARY: Final = re.compile(r"(lib[\w+.-]+?\.so[\w.]*): cannot open shared object file")
+_DEBIAN: Final = {
+    "libibverbs.so.1": "libibverbs1",
+    "librdmacm.so.1": "librdmacm1",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
+
+
+@attrs.frozen
+class Loaded:
+    """What came of loading a library; a `problem`, or a `text`."""
+
+    problem: str = ""
+    text: str = ""
+    transports: tuple[str, ...] = ()
+    """Of UCX, each with its devices."""
+
+
+@attrs.frozen
+class Library:
+    """How one is loaded, and how it is installed."""
+
+    program: str
+    """Prints what it has to say; ends in an exception otherwise."""
+    install: str
+
+    def remedy(self, problem: str) -> str:
+        """The command that mends `problem`."""
+        missing = _NO_LIBRARY.search(problem)
+        if missing is not None:
+            return f"apt-get install {_DEBIAN.get(missing[1], f'the package of {missing[1]}')}"
+        return self.install
+
+
+LIBRARIES: Final = {
+    "NIXL": Library(
+        # UCX lists its transports only in its debug output.
+        program=(
+            "import os\n"
+            "os.environ.update(NIXL_LOG_LEVEL='FATAL', UCX_LOG_LEVEL='debug')\n"
+            "from importlib.metadata import version\n"
+            "from trinamo.transports.nixl.agent import create_agent\n"
+            "from trinamo.transports.nixl.options import NixlOptions, find_devices, ucx_environment\n"
+            "found = ucx_environment(NixlOptions(), find_devices(None)) | {'UCX_TLS': 'all'}\n"
+            "create_agent('doctor', found, progress_delay_s=0.01)\n"
+            "print('nixl-cu12', version('nixl-cu12'), 'loads, and its agent starts')\n"
+        ),
+        install="pip install --no-deps nixl-cu12==1.5.1",
+    ),
+    "Mooncake": Library(
+        program=(
+            "from importlib.metadata import version\n"
+            "from trinamo.transports.mooncake.engine import import_library\n"
+            "import_library()\n"
+            "print('mooncake', version('mooncake-transfer-engine-non-cuda'),"
+            " 'loads; its ports will be open to every interface')\n"
+        ),
+        install=(
+            "apt-get install --no-install-recommends libibverbs1; "
+            "pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1"
+        ),
+    ),
+}
+
+
+def load(name: str) -> Loaded:
+    """Load one of `LIBRARIES` in a process of its own; takes a second, at most ten."""
+    done = _run(LIBRARIES[name].program)
+    if isinstance(done, str):
+        return Loaded(problem=done)
+    output = done.stdout[-_OUTPUT_CHARS_MAX:].splitlines()
+    transports = parse_transports(output)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        ended = f"its process ended with status {done.returncode}"
+        problem = _said(words[-1]) if words and done.returncode > 0 else ended
+        return Loaded(problem=problem, transports=transports)
+    return Loaded(text=output[-1] if output else "loads", transports=transports)
+
+
+def _said(line: str) -> str:
+    """The message of a traceback's last line, without the name of the class."""
+    kind, _, text = line.partition(": ")
+    return text if text and kind.replace(".", "").isidentifier() else line
+
+
+def _run(program: str, *args: str) -> subprocess.CompletedProcess[str] | str:
+    try:
+        return subprocess.run(  # noqa: S603 -- our own programs, above
+            [sys.executable, "-c", program, *args],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not load within {_TIMEOUT_S:g} s"
+
+
+def parse_transports(lines: Iterable[str]) -> tuple[str, ...]:
+    """The rows of UCX's table of transports: `tcp (eth0, lo)`, `cma`; empty if there is none.
+
+    A row is `| network | tcp | + tcp | - eth0 + lo |`, a plus or minus for what is enabled.
+    """
+    found: list[str] = []
+    for line in lines:
+        columns = [each.strip() for each in line.split("|")[1:-1]]
+        if len(columns) != 4 or columns[2][:2] not in ("+ ", "- "):
+            continue
+        devices = [each for each in columns[3].split() if each not in ("+", "-", "memory")]
+        name = columns[2][2:]
+        found.append(f"{name} ({', '.join(devices)})" if devices else name)
+    return tuple(found)
+
+
+_COPY: Final = (
+    "import json, sys\n"
+    "from trinamo.runtime.protocol.transfer_stream import HostProof\n"
+    "from trinamo.transports.tcp.local_memory import copy_from, this_host\n"
+    "pid, slot, challenge = json.loads(sys.argv[1])\n"
+    "challenge = bytes.fromhex(challenge)\n"
+    "proof = HostProof(host=this_host() or '', pid=pid, slot=slot, challenge=challenge)\n"
+    "copy_from(proof, challenge, [], [])\n"
+)
+
+
+def may_copy() -> str:
+    """Why another process of this user may not copy from us; empty if it may.
+
+    Tried by a child that reads from its parent: as between workers, neither owns the other.
+    """
+    import ctypes
+
+    challenge = os.getpid().to_bytes(16, "little")
+    held = ctypes.create_string_buffer(challenge, 16)
+    told = json.dumps([os.getpid(), ctypes.addressof(held), challenge.hex()])
+    done = _run(_COPY, told)
+    if isinstance(done, str):
+        return done
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        return _said(words[-1]) if words else f"ended with status {done.returncode}"
+    return ""

@@ -1,0 +1,100 @@
+"""The way back from gRPC's threads: whoever waits is woken, however the completions fall."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import attrs
+import trio
+import trio.testing
+
+from trinamo.transports.etcd.bridge import Bridge
+
+CALLS = 400
+THREADS = 4
+
+
+@attrs.frozen
+class Method:
+    """Calls that end when the test says so: gRPC's futures have the standard library's methods."""
+
+    calls: list[tuple[int, concurrent.futures.Future[int]]] = attrs.field(factory=list)
+
+    def future(
+        self, request: int, *, timeout: float, metadata: object
+    ) -> concurrent.futures.Future[int]:
+        made: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self.calls.append((request, made))
+        return made
+
+
+async def ask(bridge: Bridge, method: Method, number: int) -> int:
+    reply: int = await bridge.call_unary(method, number, timeout_s=1, metadata=())
+    return reply
+
+
+async def test_every_completion_of_many_threads_wakes_its_own_task() -> None:
+    bridge, method = Bridge(), Method()
+    answers: list[tuple[int, int]] = []
+
+    async def call(number: int) -> None:
+        answers.append((number, await ask(bridge, method, number)))
+
+    def complete(first: int) -> None:
+        for request, future in method.calls[first::THREADS]:
+            future.set_result(-request)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(CALLS):
+            nursery.start_soon(call, number)
+        await trio.testing.wait_all_tasks_blocked()
+        for first in range(THREADS):
+            nursery.start_soon(trio.to_thread.run_sync, complete, first)
+
+    assert sorted(answers) == [(number, -number) for number in range(CALLS)]
+
+
+async def test_what_completes_while_trio_is_busy_wakes_it_once() -> None:
+    bridge, method = Bridge(), Method()
+    batches: list[int] = []
+    wake_all = bridge._wake_all
+
+    def count() -> None:
+        batches.append(len(bridge._wakes))
+        wake_all()
+
+    bridge._wake_all = count  # type: ignore[method-assign]
+
+    def complete() -> None:
+        for _, future in method.calls:
+            future.set_result(0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(CALLS):
+            nursery.start_soon(ask, bridge, method, number)
+        await trio.testing.wait_all_tasks_blocked()
+        # trio's own thread waits here, as it does behind a task that computes.
+        thread = threading.Thread(target=complete)
+        thread.start()
+        thread.join()
+
+    assert batches == [CALLS]
+
+
+async def test_a_completion_that_crosses_a_cancel_wakes_nobody() -> None:
+    bridge, method = Bridge(), Method()
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, bridge, method, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            ((_, call),) = method.calls
+            thread = threading.Thread(target=call.set_result, args=(0,))
+            thread.start()
+            thread.join()
+            # The wake-up is on its way; the cancel comes first.
+            scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+
+    assert scope.cancelled_caught
