@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.protocol.sequence import SequencedEvent, SequencedSnapshot, SequencedView, Step
+from trinamo.runtime.protocol.sequence import SequencedEvent, SequencedView, Step
+from trinamo.runtime.protocol.sequence_snapshot import WholeSnapshot
 
 FATES = st.sampled_from(["arrive", "lose", "repeat", "hold"])
 STEPS = st.lists(
@@ -29,7 +30,7 @@ class Follower:
 
     def apply(self, step: Step) -> None:
         if step.snapshot is not None:
-            self.state = list(step.snapshot)
+            self.state = list(b"".join(step.snapshot))
         self.state += [body[0] for body in step.events]
 
 
@@ -47,8 +48,8 @@ class Publisher:
     def beat(self) -> SequencedEvent:
         return SequencedEvent("p", self.incarnation, self.sequence, None)
 
-    def snapshot(self) -> SequencedSnapshot:
-        return SequencedSnapshot("p", self.incarnation, self.sequence, bytes(self.state))
+    def snapshot(self) -> WholeSnapshot:
+        return WholeSnapshot("p", self.incarnation, self.sequence, (bytes(self.state),))
 
 
 @given(STEPS)
@@ -59,7 +60,7 @@ def test_a_follower_ends_where_the_publisher_is(steps: list[tuple[str, str | Non
     """
     publisher, follower = Publisher(), Follower()
     held: list[SequencedEvent] = []
-    asked: list[SequencedSnapshot] = []
+    asked: list[WholeSnapshot] = []
     history: set[tuple[int, ...]] = {()}
     for kind, fate in steps:
         arriving: list[SequencedEvent] = []

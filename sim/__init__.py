@@ -19,7 +19,8 @@ Read in this order: `choices.py`, `clock.py`, `host.py`, `policies.py`, `schedul
 `trace.py`, `ambient.py`, `guard.py`; then `links.py`, `connection.py` (what TCP does), `network.py`
 (hosts and faults), `sockets.py` (what a process sees of it), `bus.py` (messages that may be lost),
 `disk.py`, `env.py` (what the runtime takes from the world) and `liveness.py`. `explore/` makes many
-runs: search, shrink, replay.
+runs: search, shrink, replay. Whole systems are played by `scenario.py`: clusters (`cluster.py`) and KV
+transfers (`transfers/`), struck by `scenario_faults.py` and judged by `checks/`.
 """
 
 from .bus import Bus, Message, Verdict

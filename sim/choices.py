@@ -85,11 +85,16 @@ class SeedChoices(Choices):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self._rng = self.stream("choices")
+        self._bits = self.stream("choices").getrandbits
 
     @override
     def _pick(self, n: int, label: str) -> int:
-        return self._rng.randrange(n)
+        # What `randrange` answers, at half its price: this is asked for every segment.
+        width = n.bit_length()
+        value = self._bits(width)
+        while value >= n:
+            value = self._bits(width)
+        return value
 
 
 class ReplayChoices(Choices):

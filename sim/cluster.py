@@ -10,7 +10,7 @@ What this module does not do: decide what happens to it (`scenario.py`) or judge
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -27,6 +27,9 @@ from .host import HostState
 from .load import Manner, RequestRecord, ask_over_http, ask_through_runtime
 from .network import Network
 from .world import World
+
+if TYPE_CHECKING:
+    from .scenario_faults import FaultPlan
 
 __all__ = ["Cluster", "ClusterPlan"]
 
@@ -133,6 +136,18 @@ class Cluster:
         if manner.via == "runtime":
             return ask_through_runtime, process, manner, rng, self.records, config
         return ask_over_http, process, manner, rng, self.records
+
+    def strike(self, fault: FaultPlan, host: str) -> None:
+        """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
+        match fault.do:
+            case "stop":
+                self.processes[host].told.set()
+            case "lose_replies":
+                self.services.lose_replies(host, fault.count)
+            case "compact":
+                self.services.compact()
+            case _:
+                pass  # One of the link's.
 
     def is_up(self, name: str) -> bool:
         """Whether the host's process runs and may take a step."""

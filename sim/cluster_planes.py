@@ -12,14 +12,16 @@ from typing import Any
 
 from trinamo.runtime.config import Config
 from trinamo.runtime.env import Env
-from trinamo.runtime.lifespan import DataPlane
+from trinamo.runtime.lifespan import DataPlane, TransferChain
 from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
+    TransferOptions,
     open_request_plane,
     open_request_server,
     open_stream_server,
+    open_transfer_plane,
 )
 
 from .cluster_services import NotedControlPlane, Services
@@ -86,6 +88,13 @@ class SimTransports:
                 response_plane=self.home,
                 call_home=self.calls,
             )
+
+    @asynccontextmanager
+    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
+        """Transfers over TCP, on simulated sockets."""
+        options = TransferOptions(tcp=self._tcp_options(config), same_host=False)
+        async with open_transfer_plane(options, env) as tcp:
+            yield TransferChain(planes=[tcp], order=[tcp.backend])
 
     def _tcp_options(self, config: Config) -> TcpOptions:
         section = config.data_plane.tcp

@@ -44,6 +44,7 @@ __all__ = [
 
 HTTP_PORT = 8000
 MODEL = "mocker"
+CONTEXT_TOKENS_MAX = 32_768
 RAISE_WORD = "raise-after-"
 """A prompt with this word and a number makes the engine raise after so many tokens."""
 
@@ -141,7 +142,7 @@ async def run_worker(process: Process, config: Config, options: MockerOptions) -
         watched = WatchedEngine(process, engine)
         assert runtime.instance_id is not None
         process.note("worker.serve", instance=runtime.instance_id)
-        await runtime.serve(endpoint, watched.generate, request_type=GenerateRequest)
+        await runtime.serve(endpoint, watched.generate, request_type=GenerateRequest, engine=engine)
         card = ModelCard(name=MODEL, endpoint=str(endpoint), engine="mocker")
         await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
         process.ready.set()
@@ -152,7 +153,9 @@ async def run_worker(process: Process, config: Config, options: MockerOptions) -
 
 
 def _mocker(env: SimEnv, options: MockerOptions) -> AbstractAsyncContextManager[GenerationEngine]:
-    return open_mocker_engine(options, model=MODEL, env=env)
+    # A scenario with few blocks is about their reuse, and has short prompts.
+    context_max = min(CONTEXT_TOKENS_MAX, options.num_gpu_blocks * options.block_size)
+    return open_mocker_engine(options, model=MODEL, env=env, context_tokens_max=context_max)
 
 
 async def run_frontend(process: Process, config: Config) -> None:

@@ -20,7 +20,8 @@ from .cluster import Cluster
 from .conform_services import MemoryServices
 from .conform_world import LoopbackNetwork, LoopbackWorld
 from .page.attribution import host_name, request_of
-from .scenario import Outcome, Scenario, _Play
+from .scenario import Outcome, Scenario
+from .scenario_driver import ClusterDriver
 from .trace import Row
 
 __all__ = ["Conformance", "Strange", "conform", "refusals", "shapes_of"]
@@ -155,7 +156,7 @@ def play_for_real(scenario: Scenario, seed: int, timeout_s: float) -> Sequence[R
     world.services = MemoryServices(world, network)
     cluster = Cluster(world, network, scenario.cluster, services=world.services)
     outcome = Outcome(scenario, world, network, cluster)
-    world.run(_Play(scenario, outcome).run)
+    world.run(ClusterDriver(scenario, outcome).run)
     return world.trace.rows
 
 

@@ -21,14 +21,17 @@ import os
 import socket as stdlib
 import struct
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from .host import current_label
 from .segment import Segment, SegmentKind
 
 if TYPE_CHECKING:
     from .host import Host
+    from .links import Link
     from .network import Network
 
 __all__ = ["Address", "Connection", "Endpoint", "os_error"]
@@ -149,14 +152,21 @@ class Endpoint:
             taken = bytes(self.buffer[:count])
             del self.buffer[:count]
             self._uncredited_bytes += len(taken)
-            # One credit for many small reads, but never a stall: an empty buffer settles up.
-            if not self.buffer or self._uncredited_bytes * 4 >= self._network.window_bytes:
-                self._transmit(SegmentKind.CREDIT, b"", self._uncredited_bytes)
-                self._uncredited_bytes = 0
+            # One credit for many small reads. No stall: who has no room left has a whole window out.
+            is_much = self._uncredited_bytes * 4 >= self._network.window_bytes
+            # Once its timeouts run, the peer must know at once what has arrived.
+            is_watched = self._cuts > 0 or self._world.power_was_cut
+            if is_much or (is_watched and not self.buffer):
+                self._transmit(SegmentKind.CREDIT, b"", self.take_uncredited())
             return taken
         if not self.has_eof:
             self._raise_error()
         return b""
+
+    def take_uncredited(self) -> int:
+        """How many bytes were read that the peer was not told of; it is told now."""
+        count, self._uncredited_bytes = self._uncredited_bytes, 0
+        return count
 
     def _raise_error(self) -> None:
         if self.error:
@@ -218,14 +228,14 @@ class Endpoint:
             self._add_row("held", segment)
 
     def _launch(self, segment: Segment) -> None:
-        here, there, links = self.host.name, self.peer.host.name, self._network.links
+        link, links = self._link, self._network.links
         is_credit = segment.kind is SegmentKind.CREDIT
-        delay_s = links.delay_s(here, there, size=segment.wire_bytes, has_jitter=not is_credit)
+        delay_s = links.delay_on(link, size=segment.wire_bytes, has_jitter=not is_credit)
         if segment.kind is SegmentKind.FIN:
-            delay_s += links.link(here, there).fin_delay_s
+            delay_s += link.fin_delay_s
         repeat_s = self._network.retransmit_s
         # TCP repeats what was lost, each time after twice the wait: loss is felt as delay.
-        while not is_credit and repeat_s < LOSS_WAIT_S_MAX and links.loses(here, there):
+        while not is_credit and repeat_s < LOSS_WAIT_S_MAX and links.loses_on(link):
             delay_s += repeat_s
             repeat_s *= 2
         arrival_s = max(self._last_arrival_s, self._world.current_time() + delay_s)
@@ -249,15 +259,15 @@ class Endpoint:
         self.peer._receive(segment)  # noqa: SLF001 -- the other half of the same connection
 
     def _add_row(self, kind: str, segment: Segment) -> None:
-        self._world.add_row(
-            kind,
-            connection=self.id,
-            source=self.host.name,
-            segment=segment.kind.value,
-            number=segment.number,
-            size=segment.size,
-            sent_s=segment.sent_s,
+        fields = (
+            ("connection", self.id),
+            ("source", self.host.name),
+            ("segment", segment.kind.value),
+            ("number", segment.number),
+            ("size", segment.size),
+            ("sent_s", segment.sent_s),
         )
+        self._world.trace.add_plain(self._world.current_time(), current_label(), kind, fields)
 
     def _receive(self, segment: Segment) -> None:
         kind = segment.kind
@@ -324,12 +334,21 @@ class Endpoint:
         """Whether segments pass both ways, so that acknowledgements come back."""
         return self._passes and self.peer._passes  # noqa: SLF001 -- its other half
 
+    @cached_property
+    def _link(self) -> Link:
+        """From here to the peer; a network never replaces one."""
+        return self._network.links.link(self.host.name, self.peer.host.name)
+
     @property
     def _passes(self) -> bool:
+        if self._link.is_cut or not self._world.power_was_cut:
+            return not self._link.is_cut
         return self._network.links.passes(self.host.name, self.peer.host.name)
 
     def link_was_cut(self) -> None:
         """The link is no longer whole: timeouts start to run."""
+        # What was read before was acknowledged before, though no credit was sent for it yet.
+        self._outstanding_bytes -= self.peer.take_uncredited()
         # Counted here, not for the whole network: a cut elsewhere must not end these timeouts.
         self._cuts += 1
         self._watch_silence()

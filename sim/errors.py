@@ -10,6 +10,7 @@ __all__ = [
     "TimeLimit",
     "UnsupportedTrio",
     "Violation",
+    "parted",
 ]
 
 
@@ -53,3 +54,14 @@ class Escape(BaseException):
     Not an `Exception`, so that no handler in the simulated code takes it for a fault of the
     network. Use `env.clock`, `env.rng` and trio's own sockets instead.
     """
+
+
+def parted(error: BaseException) -> tuple[Exception | None, BaseException | None]:
+    """What of an error or group is an `Exception`, and what (such as cancellation) is none."""
+    if isinstance(error, Exception):
+        return error, None
+    if isinstance(error, BaseExceptionGroup):
+        failure, rest = error.split(Exception)
+        assert failure is None or isinstance(failure, Exception)
+        return failure, rest
+    return None, error

@@ -25,6 +25,7 @@ __all__ = [
     "HostState",
     "Incarnation",
     "current_host_name",
+    "current_label",
     "incarnation_of",
 ]
 
@@ -100,6 +101,12 @@ def current_host_name() -> str:
     """The host of the running task, `driver` outside all of them."""
     incarnation = CURRENT.get()
     return DRIVER if incarnation is None else incarnation.host.name
+
+
+def current_label() -> str:
+    """The host and incarnation of the running task, as rows name it."""
+    incarnation = CURRENT.get()
+    return DRIVER if incarnation is None else incarnation.label
 
 
 def incarnation_of(task: Task) -> Incarnation | None:

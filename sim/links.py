@@ -96,7 +96,10 @@ class Links:
         self, source: str, destination: str, *, size: int = 0, has_jitter: bool = True
     ) -> float:
         """How long `size` bytes handed over now take to arrive; they occupy the link meanwhile."""
-        link = self.link(source, destination)
+        return self.delay_on(self.link(source, destination), size=size, has_jitter=has_jitter)
+
+    def delay_on(self, link: Link, *, size: int, has_jitter: bool) -> float:
+        """As `delay_s`, for who has the link at hand."""
         delay_s = link.latency_s
         if size and link.bytes_per_s:
             now_s = self._world.current_time()
@@ -109,7 +112,11 @@ class Links:
 
     def loses(self, source: str, destination: str) -> bool:
         """Whether the next segment or message is lost on the way; a decision of its own."""
-        one_in = self.link(source, destination).loss_one_in
+        return self.loses_on(self.link(source, destination))
+
+    def loses_on(self, link: Link) -> bool:
+        """As `loses`, for who has the link at hand."""
+        one_in = link.loss_one_in
         return one_in > 0 and self._world.choices.chance(max(2, one_in), "loss")
 
     def cut(self, source: str, destination: str, *, one_way: bool = False) -> None:

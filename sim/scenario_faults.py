@@ -2,7 +2,8 @@
 
 A fault strikes at a time, drawn from a range, or after the n-th note of a kind; most are undone
 after a while. Which of several hosts it strikes, and whether at all if it is a `maybe`, are
-decisions of the run, so a shrinker can take them back.
+decisions of the run, so a shrinker can take them back. What is struck is a `Stage`: a cluster, or the
+hosts of `transfers/`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import attrs
 import trio
@@ -21,9 +22,11 @@ from .host import HostState
 if TYPE_CHECKING:
     from .scenario import Outcome
 
-__all__ = ["FAULTS", "FaultPlan", "FaultWord", "Nemesis"]
+__all__ = ["FAULTS", "FaultPlan", "FaultWord", "Nemesis", "Stage", "StageName"]
 
 TIME_STEPS: Final = 16
+StageName = Literal["cluster", "transfers"]
+"""What a scenario file plays."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,35 +59,65 @@ class FaultWord:
     has_link: bool
     about: str
     has_host: bool = True
+    of: tuple[StageName, ...] = ("cluster", "transfers")
+    """The stages that know it."""
 
 
 FAULTS: Final = {
     "kill": FaultWord(has_link=False, about="SIGKILL; with `for`, a new process afterwards"),
     "power_off": FaultWord(has_link=False, about="dead and silent; with `for`, booted afterwards"),
-    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end"),
+    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end", of=("cluster",)),
     "boot": FaultWord(has_link=False, about="start the process of a host that is down"),
     "pause": FaultWord(has_link=False, about="SIGSTOP until `for` is over"),
     "isolate": FaultWord(has_link=False, about="cut every link of the host"),
     "skew": FaultWord(has_link=False, about="the wall clock jumps by `seconds`"),
     "lose_replies": FaultWord(
-        has_link=False, about="the next `count` writes to the store happen, and seem to fail"
+        has_link=False,
+        about="the next `count` writes to the store happen, and seem to fail",
+        of=("cluster",),
     ),
     "exhaust": FaultWord(has_link=False, about="no file descriptor left for accept"),
     "cut": FaultWord(has_link=True, about="nothing passes, both ways"),
     "cut_one_way": FaultWord(has_link=True, about="nothing passes from `on` to `to`"),
     "reset": FaultWord(has_link=True, about="RST on every connection between the two"),
-    "compact": FaultWord(has_link=False, about="the store forgets its history", has_host=False),
+    "compact": FaultWord(
+        has_link=False, about="the store forgets its history", has_host=False, of=("cluster",)
+    ),
+    "stall_adapter": FaultWord(
+        has_link=False, about="what its adapter moves arrives after `for`, late", of=("transfers",)
+    ),
+    "break_adapter": FaultWord(
+        has_link=False, about="what its adapter moves is lost, while TCP works", of=("transfers",)
+    ),
 }  # fmt: skip
 """Every word that `do` may be."""
 
 
-class Nemesis:
-    """Carries out the faults of one run."""
+class Stage(Protocol):
+    """What faults strike: some hosts, and how to start each."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all hosts."""
+        ...
+
+    def boot(self, name: str) -> None:
+        """Start the process of host `name`, a new one if it had one before."""
+        ...
+
+    def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
+        """Do a fault of this stage only; returns what undoes it, None if it is another's."""
+        ...
+
+
+class Nemesis:
+    """Carries out the faults of one run on `stage`, by default the cluster."""
+
+    def __init__(self, outcome: Outcome, stage: Stage | None = None) -> None:
         self.outcome = outcome
         self.world, self.network = outcome.world, outcome.network
         self.cluster = outcome.cluster
+        self.stage: Stage = outcome.cluster if stage is None else stage
         self._pending = 0
         self._over_s = 0.0
 
@@ -129,7 +162,7 @@ class Nemesis:
     def _pick(self, pattern: str) -> str:
         if "*" not in pattern:
             return pattern
-        matching = [name for name in self.cluster.hosts if fnmatchcase(name, pattern)]
+        matching = [name for name in self.stage.hosts if fnmatchcase(name, pattern)]
         return matching[self.world.choices.below(len(matching), f"one of {pattern}")]
 
     def _effect(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
@@ -151,18 +184,12 @@ class Nemesis:
             case "pause":
                 world.pause(host)
                 return lambda: world.resume(host)
-            case "stop":
-                self.cluster.processes[host].told.set()
             case "boot":
                 self._boot(host)
             case "skew":
                 world.skew(host, world.host(host).wall.skew_s + fault.seconds)
-            case "lose_replies":
-                self.cluster.services.lose_replies(host, fault.count)
-            case "compact":
-                self.cluster.services.compact()
             case _:
-                pass  # One of the link's.
+                return self.stage.strike(fault, host)
         return None
 
     def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
@@ -187,18 +214,18 @@ class Nemesis:
         return None
 
     def _isolate(self, host: str) -> None:
-        for other in self.cluster.hosts:
+        for other in self.stage.hosts:
             if other != host:
                 self.network.cut(host, other)
 
     def _rejoin(self, host: str) -> None:
-        for other in self.cluster.hosts:
+        for other in self.stage.hosts:
             if other != host:
                 self.network.heal(host, other)
 
     def _boot(self, host: str) -> None:
         if self.world.host(host).state not in (HostState.UP, HostState.PAUSED):
-            self.cluster.boot(host)
+            self.stage.boot(host)
 
     def heal_core(self) -> None:
         """End the faulty phase: one frontend, one worker, store and broker work from now on."""

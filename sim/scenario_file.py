@@ -2,7 +2,7 @@
 
 The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `[network]`,
 `[link."a->b"]`, `[[load]]`, `[[rogue]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
-`[[twin]]`. `docs/simulation.md` lists them. Nothing is started here.
+`[[twin]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from .scenario import (
     Scenario,
     Twin,
 )
-from .scenario_faults import FAULTS, FaultPlan
+from .scenario_faults import FAULTS, FaultPlan, StageName
 from .scheduler import Policy
+from .transfers.plan import TransferPlan
 
 __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 
 T = TypeVar("T")
 TOP: Final = (
     "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "load", "rogue",
-    "fault", "limits", "liveness", "expect", "twin", "queue",
+    "fault", "limits", "liveness", "expect", "twin", "queue", "transfers",
 )  # fmt: skip
 CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
@@ -54,10 +55,11 @@ RENAMED: Final = {"for": "lasts_s"}
 NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
     "core.healed", "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
-    "engine.stopped", "engine.token", "fault", "fault.over", "frontend.left", "frontend.ready",
-    "frontend.told", "http.answered", "instance.join", "instance.leave", "lease.granted",
+    "engine.stopped", "engine.token", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
+    "frontend.told", "http.answered", "instance.join", "instance.leave", "kv.begin", "kv.done", "kv.end", "kv.fallback", "kv.move",
+    "kv.overloaded", "kv.quarantine", "lease.granted",
     "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",
-    "router.inhibit", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
+    "router.inhibit", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",
 )  # fmt: skip
@@ -135,7 +137,7 @@ class _Reader:
         hints = get_type_hints(cls)
         to_file = {field: word for word, field in RENAMED.items()}
         fields = [f.name for f in attrs.fields(cls) if f.name not in more]  # type: ignore[arg-type]
-        self._check_keys(table, [to_file.get(f, f) for f in fields], header, number)
+        self._check_keys(table, [str(to_file.get(f, f)) for f in fields], header, number)
         values: dict[str, Any] = dict(more)
         for key, value in table.items():
             field = RENAMED.get(key, key)
@@ -175,7 +177,11 @@ class _Reader:
             self._rogue(each, number, cluster)
             for number, each in enumerate(self._tables(table, "rogue"))
         )
+        transfers = self._transfers(table)
+        stage: StageName = "transfers" if transfers else "cluster"
         hosts = [*host_names(cluster), *(f"rogue{number}" for number in range(len(rogues)))]
+        if transfers is not None:
+            hosts = transfers.hosts
         return Scenario(
             name=table["name"],
             about=table["about"],
@@ -185,11 +191,12 @@ class _Reader:
             queue=self._build(QueuePlan, self._table(table, "queue"), "queue")
             if "queue" in table
             else None,
+            transfers=transfers,
             network=self._build(NetworkPlan, self._table(table, "network"), "network"),
             links=tuple(self._links(table, hosts)),
             rogues=rogues,
             faults=tuple(
-                self._fault(each, number, hosts)
+                self._fault(each, number, hosts, stage)
                 for number, each in enumerate(self._tables(table, "fault"))
             ),
             liveness=self._build(Liveness, self._table(table, "liveness"), "liveness"),
@@ -246,11 +253,23 @@ class _Reader:
             }
             yield self._build(LinkPlan, section, header, **ends)
 
-    def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:
+    def _transfers(self, table: Mapping[str, Any]) -> TransferPlan | None:
+        """What is played instead of a cluster, if it is that."""
+        if "transfers" not in table:
+            return None
+        for other in ("cluster", "engine", "load", "rogue", "liveness", "queue"):
+            if other in table:
+                raise self._fail("", 0, other, f"[transfers] stands instead of [{other}]")
+        return self._build(TransferPlan, self._table(table, "transfers"), "transfers")
+
+    def _fault(
+        self, table: dict[str, Any], number: int, hosts: list[str], stage: StageName
+    ) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)
-        word = FAULTS.get(fault.do)
+        known = {name: word for name, word in FAULTS.items() if stage in word.of}
+        word = known.get(fault.do)
         if word is None:
-            raise self._unknown("fault", number, "do", "fault", fault.do, FAULTS)
+            raise self._unknown("fault", number, "do", "fault", fault.do, known)
         if word.has_host:
             self._check_host("fault", number, "on", fault.on, hosts)
         if word.has_link:

@@ -231,6 +231,17 @@ class SimSocket(trio.socket.SocketType):
 
         return await self._do(lambda: endpoint.is_readable, endpoint.readers, take)
 
+    async def recv_arrived(self, buflen: int) -> bytes:
+        """As `recv`, but without a checkpoint if something has arrived already."""
+        endpoint = self._endpoint
+        self._check_open()
+        self._require_connection()
+        while not endpoint.is_readable:
+            await endpoint.readers.park()
+            self._check_unclosed_meanwhile()
+        size = min(buflen, len(endpoint.buffer))
+        return endpoint.read(self._part(size, self._network.tear_one_in, "tear"))
+
     @override
     async def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
         with memoryview(buffer).cast("B") as view:

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import attrs
+import msgspec
 
 __all__ = ["Difference", "Fields", "Row", "Trace", "diff", "first_difference"]
 
@@ -39,6 +40,9 @@ class Row(NamedTuple):
 Fields = tuple[tuple[str, Plain], ...]
 CHUNK = 256
 """How many rows are hashed at a time, which is cheaper than one by one."""
+BUSY_KINDS = frozenset({"step", "arrive"})
+"""Kinds of rows that are many and say nothing about the run's subject."""
+_encode = msgspec.msgpack.Encoder().encode
 _PLAIN_TYPES = frozenset({str, int, float, bytes, bool, type(None)})
 
 
@@ -62,6 +66,11 @@ class Trace:
             self._rows += [Row(*raw) for raw in self._raw[len(self._rows) :]]
         return self._rows
 
+    @property
+    def told(self) -> list[Row]:
+        """The kept rows without the steps of tasks and the arrivals of segments, which are most."""
+        return [Row(*raw) for raw in self._raw if raw[2] not in BUSY_KINDS]
+
     def add(self, time_s: float, host: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Append one row; raises `TypeError` for a value that is not plain. Nothing once muted."""
         if self.is_muted:
@@ -82,7 +91,7 @@ class Trace:
         self.count += 1
         self._unhashed.append(row)
         if len(self._unhashed) == CHUNK:
-            self._hash.update(repr(self._unhashed).encode())
+            self._hash.update(_encoded(self._unhashed))
             self._unhashed.clear()
         if self._keep:
             self._raw.append(row)
@@ -91,7 +100,7 @@ class Trace:
     def digest(self) -> str:
         """Hexadecimal BLAKE2b of all rows so far."""
         total = self._hash.copy()
-        total.update(repr(self._unhashed).encode())
+        total.update(_encoded(self._unhashed))
         return total.hexdigest()
 
     def texts(self) -> list[str]:
@@ -100,7 +109,7 @@ class Trace:
 
     def of_kind(self, kind: str) -> list[Row]:
         """The kept rows of one kind, in order."""
-        return [row for row in self.rows if row.kind == kind]
+        return [Row(*raw) for raw in self._raw if raw[2] == kind]
 
 
 @attrs.frozen
@@ -132,6 +141,15 @@ def diff(left: Trace, right: Trace, *, context: int = 3) -> Difference | None:
 def first_difference(a: Trace, b: Trace) -> str:
     """The first row in which two kept traces differ, in words; empty if they are equal."""
     return str(diff(a, b, context=0) or "")
+
+
+def _encoded(rows: list[tuple[float, str, str, Fields]]) -> bytes:
+    """The same bytes for equal rows in any process."""
+    try:
+        return _encode(rows)
+    except (OverflowError, UnicodeEncodeError):
+        # An integer beyond 64 bits, or half a surrogate pair.
+        return repr(rows).encode("utf-8", "backslashreplace")
 
 
 def _plain(value: Any) -> Plain:

@@ -24,9 +24,9 @@ from typing_extensions import override
 from .choices import Choices
 from .clock import WALL_EPOCH_S, EventClock
 from .disk import Disk
-from .errors import Deadlock, StepLimit, TimeLimit
+from .errors import Deadlock, StepLimit, TimeLimit, parted
 from .guard import Ambient, Loop, armed, closed_world
-from .host import CURRENT, DRIVER, Host, HostState, Incarnation, incarnation_of
+from .host import CURRENT, Host, HostState, Incarnation, current_label, incarnation_of
 from .scheduler import Policy, Scheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .trace import Trace
@@ -216,9 +216,7 @@ class World(EventClock):
 
     def add_row(self, kind: str, **fields: Any) -> None:
         """Add a row to the trace, on the running task's host."""
-        incarnation = CURRENT.get()
-        host = DRIVER if incarnation is None else incarnation.label
-        self.trace.add(self._time_s, host, kind, fields)
+        self.trace.add(self._time_s, current_label(), kind, fields)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Add a fact the simulated code (or the scenario) reports, and set off what waits for it."""
@@ -321,10 +319,13 @@ class World(EventClock):
         try:
             with host.scope:
                 await main(*args)
-        except Exception as error:  # noqa: BLE001 -- run() raises it
-            # What a zombie's cleanup raises, once it is unwound after the run, is nobody's fault.
-            if not incarnation.is_buried:
-                self._fail(error)
+        except BaseException as error:  # noqa: BLE001 -- run() raises it
+            failure, rest = parted(error)
+            # What a zombie raises, unwound after the run, is nobody's fault.
+            if failure is not None and not incarnation.is_buried:
+                self._fail(failure)
+            if rest is not None:  # Cancelled, maybe together with a failure.
+                raise rest from None
         if not incarnation.is_buried:
             self._end(host, HostState.DOWN)
 

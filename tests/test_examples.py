@@ -64,6 +64,17 @@ def test_a_killed_worker_is_a_typed_error_and_then_avoided() -> None:
 
 
 @pytest.mark.services
+def test_one_worker_reads_blocks_of_another() -> None:
+    lines = run("read_blocks.py").splitlines()
+
+    assert sorted(lines) == [
+        "3 blocks by tcp",
+        "the owner was told: three blocks read",
+        "their bytes are right: True",
+    ]
+
+
+@pytest.mark.services
 def test_the_official_client_gets_its_answers(tmp_path: Path) -> None:
     with cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as running:
         out = run("chat.py", f"{running.url}/v1", "say it back")

@@ -1,34 +1,26 @@
 """Mistakes of other systems, and possible ones of ours, to be put back into a run on purpose.
 
 A simulator that finds nothing may be blind. So each scenario has twins: the same play with one of
-these mistakes planted, which some seed must show. Each replaces one method while the run lasts;
-nothing of it remains afterwards.
+these mistakes planted (`planting.py`), which some seed must show. Those of the control and event planes are in
+`plane_bugs.py`, those of transfers in `transfer_bugs.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import trio
 
 from trinamo.runtime import client
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context, Reason, State
-from trinamo.runtime.errors import LeaseLostError
 from trinamo.runtime.http import server
 from trinamo.runtime.http.streaming import AnswerWriter
-from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.codec import FrameDecoder
 from trinamo.runtime.protocol.control import Kill, Stop
-from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
-from trinamo.runtime.protocol.lease import LeaseTimer
 from trinamo.runtime.protocol.machine import Role
 from trinamo.runtime.protocol.response_stream import WorkerState
-from trinamo.runtime.registration import Registrar
 from trinamo.runtime.router import Router
 from trinamo.transports.tcp import accepting, request_server, sockets, stream_server
 from trinamo.transports.tcp.channel import Channel
@@ -36,29 +28,10 @@ from trinamo.transports.tcp.response_connection import ResponseRegistration
 from trinamo.transports.tcp.stream_client import TcpResponseSender, _Conversation
 from trinamo.transports.tcp.stream_server import TcpStreamServer
 
-from ..services import SimulatedControlPlane
-from ..services.connector import Connector
+from . import plane_bugs, transfer_bugs
+from .planting import BUGS, Patch, bug, planted
 
-__all__ = ["BUGS", "planted"]
-
-Patch = tuple[Any, str, Any]
-BUGS: dict[str, Callable[[], list[Patch]]] = {}
-"""By name; each says what to replace, when it is planted."""
-
-
-def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    BUGS[make.__name__] = make
-    return make
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The mistake `name` is in the code while inside."""
-    with ExitStack() as stack:
-        for owner, attribute, stand_in in BUGS[name]():
-            stack.enter_context(patch.object(owner, attribute, stand_in))
-        yield
-
+__all__ = ["BUGS", "plane_bugs", "planted", "transfer_bugs"]
 
 # --- the response stream --------------------------------------------------------------------------
 
@@ -284,6 +257,16 @@ def waits_are_unwatched() -> list[Patch]:
 
 
 @bug
+def silence_unheard() -> list[Patch]:
+    """From its first item on a stream trusts its connection alone, which a stopped process keeps."""
+
+    async def deaf(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+
+    return [(Router, "_keep_vigil", deaf)]
+
+
+@bug
 def disconnect_unseen() -> list[Patch]:
     """Nobody waits for the HTTP client to leave while its answer is made."""
 
@@ -293,82 +276,7 @@ def disconnect_unseen() -> list[Patch]:
     return [(AnswerWriter, "_watch_client", blind)]
 
 
-# --- leases and watches -------------------------------------------------------------------------------
-
-
-@bug
-def lease_loss_exits() -> list[Patch]:
-    """A lost lease ends the process."""
-    hold = Registrar._hold  # noqa: SLF001 -- what is replaced
-
-    async def exiting(self: Any, timer: Any) -> None:
-        try:
-            await hold(self, timer)
-        except LeaseLostError as error:
-            raise RuntimeError("the primary lease is lost: shutting down") from error
-
-    return [(Registrar, "_hold", exiting)]
-
-
-@bug
-def lease_loss_unnoticed() -> list[Patch]:
-    """A renewal that the store refuses is tried again for ever."""
-    renew = Registrar._renew  # noqa: SLF001 -- what is replaced
-
-    async def hopeful(self: Any, timer: Any) -> float:
-        try:
-            return await renew(self, timer)
-        except LeaseLostError:
-            return trio.current_time() + 1.0
-
-    return [(Registrar, "_renew", hopeful)]
-
-
-@bug
-def renewal_at_a_fixed_period() -> list[Patch]:
-    """Renewals come every TTL/2, also after one that failed."""
-
-    def fixed(self: Any, now: float) -> float:  # noqa: ARG001 -- the method's parameter
-        return float(self.ttl_s / 2)
-
-    return [(LeaseTimer, "wait_s", fixed), (LeaseTimer, "retry_s", fixed)]
-
-
-@bug
-def herd_without_jitter() -> list[Patch]:
-    """Everyone who lost the store at one moment comes back at one moment."""
-    return [
-        (owner, "_jitter", lambda _, seconds: seconds)
-        # Either would do to keep a herd apart: one dials, the other asks.
-        for owner in (Registrar, Connector)
-    ]
-
-
-@bug
-def list_then_watch_from_now() -> list[Patch]:
-    """A watch begins at the present, some time after its snapshot was read."""
-    read = SimulatedControlPlane.range
-
-    async def late(self: Any, prefix: str) -> Snapshot:
-        found = await read(self, prefix)
-        await trio.sleep(0.05)
-        now = await read(self, prefix)
-        return Snapshot(now.revision, found.entries)
-
-    return [(SimulatedControlPlane, "range", late)]
-
-
-@bug
-def resync_without_deletes() -> list[Patch]:
-    """After a gap only what is new is taken; what vanished meanwhile stays."""
-
-    def merge(self: Any, entries: Any) -> InstanceChange:
-        joined: list[Any] = []
-        for key, value in entries:
-            joined += self.put(key, value).joined
-        return InstanceChange(tuple(joined), (), ())
-
-    return [(LiveSet, "replace", merge)]
+# --- the small queue ---------------------------------------------------------------------------------
 
 
 @bug

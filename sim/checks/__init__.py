@@ -1,8 +1,8 @@
 """The invariants, each a function from what a run left behind to what is wrong with it.
 
 `INVARIANTS` says what each means in words. Most read the notes of the trace; the census looks at
-the living processes while the run is still going (`census.py`), the watches at its end
-(`watches.py`), so those are called by the driver. What this package does not do: play the run
+the living processes while the run is still going (`census.py`), the watches and reports at its end
+(`watches.py`, `events.py`), so those are called by the driver. What this package does not do: play the run
 (`../scenario.py`).
 """
 
@@ -27,6 +27,8 @@ INVARIANTS: Final = {
     "I6": "a lease ends at its TTL on the store's clock, its keys with it; only the living renew",
     "I7": "no two live incarnations own an instance id, and incarnations only count up",
     "I8": "what is taken from a queue is acked, returned or redelivered; effects happen once",
+    "I9": "a KV block has one user; none is read before it came, or reused while it may be moved",
+    "I10": "after quiescence routers know the loads and blocks of workers; a gap led to a snapshot",
     "I12": "no buffer and no table is ever above its bound",
     "I13": "a watch loses no change, and revisions never go back",
     "I14": "something can always run, or something is going to happen",

@@ -26,17 +26,17 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 def _wrong_ends(outcome: Outcome) -> Iterator[str]:
     expect = outcome.scenario.expect
-    for record in outcome.cluster.records:
+    for record in outcome.records:
         for terminal in record.terminals:
             if expect.outcomes and not any(fnmatchcase(terminal, o) for o in expect.outcomes):
                 yield f"{record.name} ended with {terminal!r}"
-    complete = sum(record.outcome == COMPLETE for record in outcome.cluster.records)
+    complete = sum(record.outcome == COMPLETE for record in outcome.records)
     if complete < expect.complete_min:
         yield f"{complete} requests were answered whole, not {expect.complete_min}"
 
 
 def _wrong_notes(outcome: Outcome) -> Iterator[str]:
-    seen = {row.kind for row in outcome.world.trace.rows}
+    seen = {row.kind for row in outcome.told}
     for kind in outcome.scenario.expect.notes:
         if kind not in seen:
             yield f"there is no note {kind!r}: nothing was tested"

@@ -29,7 +29,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 def _check_times(outcome: Outcome) -> Iterator[tuple[str, str]]:
     table = _Leases()
-    for row in outcome.world.trace.rows:
+    for row in outcome.told:
         if row.kind in ("pause", "resume") and row.field("host") == STORE:
             # A store that was not running may notice late, never early.
             table.idle_since_s = row.time_s
@@ -81,7 +81,7 @@ def _check_keys(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def _check_identities(outcome: Outcome) -> Iterator[tuple[str, str]]:
     owners: dict[str, str] = {}
     incarnations: dict[str, int] = {}
-    for row in outcome.world.trace.rows:
+    for row in outcome.told:
         if row.kind == "worker.serve":
             instance = row.field("instance")
             owner = owners.setdefault(instance, row.host)

@@ -64,7 +64,7 @@ class Attempt:
 def attempts_of(outcome: Outcome) -> dict[str, Attempt]:
     """Every attempt an engine began, by its id."""
     found: dict[str, Attempt] = {}
-    for row in outcome.world.trace.rows:
+    for row in outcome.told:
         if row.kind == "engine.begin":
             found[row.field("attempt")] = Attempt(row.field("request"), row.host, row.time_s)
         elif row.kind.startswith("engine."):
@@ -122,7 +122,7 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
 
 def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:
     killed: dict[str, int] = {}
-    for row in outcome.world.trace.rows:
+    for row in outcome.told:
         if row.kind == "caller.kill":
             killed[row.field("request")] = row.field("tokens")
         elif row.kind == "stream.token" and row.field("request") in killed:
@@ -156,7 +156,7 @@ def _deaths(outcome: Outcome) -> dict[str, float]:
     """When each incarnation was killed or lost its power."""
     return {
         f"{row.field('host')}.{row.field('generation')}": row.time_s
-        for row in outcome.world.trace.rows
+        for row in outcome.told
         if row.kind in ("kill", "power_off")
     }
 

@@ -14,7 +14,7 @@ __all__ = ["check", "stale_views"]
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Revisions that go back within one watch, and watches that do not begin with a snapshot."""
     seen: dict[tuple[str, str], int] = {}
-    for row in outcome.world.trace.rows:
+    for row in outcome.told:
         if row.kind != "watch.event":
             continue
         watch, revision = (row.host, row.field("watch")), row.field("revision")

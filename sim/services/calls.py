@@ -73,8 +73,8 @@ class Caller:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a question is on its way."""
-        return bool(self._questions)
+        """Whether a question has no answer yet."""
+        return any(not question.settled.is_set() for question in self._questions.values())
 
     async def read(self, op: str, arguments: tuple[Any, ...], kind: Any) -> Any:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the service's no."""
@@ -139,6 +139,7 @@ class Caller:
             peer = await self._connector.wait_open()
             await trio.lowlevel.checkpoint_if_cancelled()
             question = self._questions[call.id] = _Question()
+            self._connector.expect()
             try:
                 peer.post(encode(call), data)
                 await question.settled.wait()

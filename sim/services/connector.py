@@ -1,9 +1,10 @@
 """The client's side of a service: one connection, dialled again whenever it is lost.
 
 It gives up a connection on which nothing was heard for `silence_s`, having asked half-way, because
-a frozen server or a cut link sends no FIN. Without `asks_idly` it does
-not ask while nobody waits for anything, and is then as much later in finding out. Pauses between tries grow and are jittered, so that the
-clients of a server that returns do not all come at once.
+a frozen server or a cut link sends no FIN. Without `asks_idly` it asks only while somebody waits for
+something (`expect` says when that begins), and is then as much later in finding out; the alarm that
+wakes it is a deadline that is moved, so that an idle connection costs no step. Pauses between tries
+grow and are jittered, so that the clients of a server that returns do not all come at once.
 
 What this module does not do: know which service it is, or repeat what was asked on the lost
 connection (`etcd_client.py`, `nats_client.py`).
@@ -15,6 +16,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -90,6 +92,13 @@ class Connector:
         self._doubted_s = -math.inf
         """When the first question was asked that nothing was heard after."""
         self._opened = trio.lowlevel.ParkingLot()
+        self._alarm = trio.CancelScope()
+        """Round the sleep of whoever listens for silence; its deadline is when to look again."""
+
+    def expect(self) -> None:
+        """Somebody begins to wait for what the service may say: from now on silence means something."""
+        if self._alarm.deadline == math.inf:
+            self._alarm.deadline = trio.current_time() + self._silence_s / 2
 
     def doubt(self, asked_s: float) -> None:
         """A question of this time got no answer: after half of `silence_s` it is as good as a ping."""
@@ -139,26 +148,34 @@ class Connector:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen_for_silence, peer, session)
-                await peer.run(session.received)
+                await peer.run(partial(self._receive, session))
                 nursery.cancel_scope.cancel()
         finally:
             self.peer = None
             session.lost()
 
+    def _receive(self, session: Session, frame: Frame) -> None:
+        session.received(frame)
+        has_interest = self._asks_idly or session.is_expectant
+        self._alarm.deadline = (
+            trio.current_time() + self._silence_s / 2 if has_interest else math.inf
+        )
+
     async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
+        half_s = self._silence_s / 2
+        look_s, asked_s = peer.heard_s + half_s, -math.inf
         while True:
-            half_s = self._silence_s / 2
-            await trio.sleep_until(peer.heard_s + half_s)
-            if trio.current_time() < peer.heard_s + half_s:
-                continue
-            if not (self._asks_idly or session.is_expectant):
-                await trio.sleep(self._silence_s)
-                continue
-            session.ping(peer)
-            asked_s = trio.current_time()
-            await trio.sleep(half_s)
+            has_interest = self._asks_idly or session.is_expectant
+            with trio.CancelScope(deadline=look_s if has_interest else math.inf) as self._alarm:
+                await trio.sleep_forever()
+            now_s = trio.current_time()
             if peer.heard_s < asked_s:
                 peer.close()
+                return
+            look_s = peer.heard_s + half_s
+            if now_s >= look_s and (self._asks_idly or session.is_expectant):
+                session.ping(peer)
+                asked_s, look_s = now_s, now_s + half_s
 
 
 @asynccontextmanager

@@ -120,6 +120,7 @@ class SimulatedControlPlane:
         """See `ControlPlane.watch`. All watches share the connection; an outage makes them wait."""
         watch = Watch(self._watches, prefix, self.range)
         self._watches.add(watch)
+        self._connector.expect()
         try:
             yield watch
         finally:

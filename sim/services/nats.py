@@ -15,6 +15,7 @@ What this module does not do: replicate, or keep streams other than work queues.
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -150,10 +151,12 @@ class SimulatedNats:
 
     async def _feed_takers(self) -> None:
         while True:
-            if not self.is_leaderless:
+            due = math.inf
+            if not self.is_leaderless:  # Else whoever is elected stirs.
                 for take, job in self.queues.feed():
                     take.asker.reply(take.op, Answer(take.id), encode(job))
-            with trio.move_on_at(self.clock.world_time(self.queues.next_due())):
+                due = self.queues.next_due()
+            with trio.move_on_at(self.clock.world_time(due)):
                 await self._stirred.park()
 
     def answer(self, call: Call, data: bytes, asker: _Connection) -> tuple[Reply, bytes] | None:

@@ -92,6 +92,7 @@ class SimulatedEventPlane:
         self._subscription_ids = itertools.count(INBOX_ID + 1)
         self._requests: dict[str, _Request] = {}
         self._request_numbers = itertools.count(1)
+        self._call_ids = (f"{inbox}.{number}" for number in itertools.count(1))
         self._waiting: deque[_Publication] = deque()
         self._pings: deque[trio.Event] = deque()
 
@@ -124,6 +125,7 @@ class SimulatedEventPlane:
         subscription_id = next(self._subscription_ids)
         interest = _Interest(MemorySubscription(subject, group, pending_max))
         self._interests[subscription_id] = interest
+        self._connector.expect()
         try:
             await trio.lowlevel.checkpoint()
             if self._connector.peer is not None:
@@ -143,6 +145,7 @@ class SimulatedEventPlane:
         await trio.lowlevel.checkpoint()
         inbox = f"{self._inbox}.{next(self._request_numbers)}"
         request = self._requests[inbox] = _Request()
+        self._connector.expect()
         waiting = None
         try:
             waiting = self._send(Publish(subject, inbox, {}), payload)
@@ -166,7 +169,13 @@ class SimulatedEventPlane:
         self, name: str, *, limits: QueueLimits | None = None
     ) -> AbstractAsyncContextManager[SimulatedWorkQueue]:
         """See `EventPlane.work_queue`."""
-        return open_queue(self._caller, name, limits, payload_bytes_max=self.message_bytes_max)
+        return open_queue(
+            self._caller,
+            name,
+            limits,
+            payload_bytes_max=self.message_bytes_max,
+            call_ids=self._call_ids,
+        )
 
     async def work_queue_names(self) -> list[str]:
         """See `EventPlane.work_queue_names`."""
@@ -196,6 +205,7 @@ class SimulatedEventPlane:
         header, data = encode(message), bytes(payload)
         if self._connector.peer is not None:
             self._is_publishing = True
+            self._connector.expect()
             self._connector.peer.post(header, data)
             return None
         if len(self._waiting) >= self._buffered_max:
@@ -213,6 +223,7 @@ class SimulatedEventPlane:
         """Return once the broker has seen all that was sent before, or the connection is lost."""
         answered = trio.Event()
         self._pings.append(answered)
+        self._connector.expect()
         peer.post(encode(Ping()))
         await answered.wait()
 

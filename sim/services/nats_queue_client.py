@@ -7,7 +7,7 @@ a job that was already on its way to it comes back when its lease expires.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -46,9 +46,16 @@ class SimulatedWorkQueue:
     """One process's handle of a queue. Nothing to close: leases end by themselves."""
 
     def __init__(
-        self, caller: Caller, name: str, limits: QueueLimits, *, payload_bytes_max: int
+        self,
+        caller: Caller,
+        name: str,
+        limits: QueueLimits,
+        *,
+        payload_bytes_max: int,
+        call_ids: Iterator[str],
     ) -> None:
         self._caller = caller
+        self._call_ids = call_ids
         self._name, self._limits = name, limits
         self._payload_bytes_max = payload_bytes_max
 
@@ -105,7 +112,8 @@ class SimulatedWorkQueue:
 
     async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
         """See `WorkQueue.ack`."""
-        result: Settlement = (await self._call("ack", (job.token,), Settlement, timeout_s))[0]
+        arguments = (job.token, next(self._call_ids))
+        result: Settlement = (await self._call("ack", arguments, Settlement, timeout_s))[0]
         return result
 
     async def nak(
@@ -118,7 +126,7 @@ class SimulatedWorkQueue:
     ) -> Settlement:
         """See `WorkQueue.nak`."""
         check_delay(delay_s)
-        arguments = (job.token, delay_s, reason)
+        arguments = (job.token, next(self._call_ids), delay_s, reason)
         result: Settlement = (await self._call("nak", arguments, Settlement, timeout_s))[0]
         return result
 
@@ -175,9 +183,19 @@ async def _ask(
 
 @asynccontextmanager
 async def open_queue(
-    caller: Caller, name: str, limits: QueueLimits | None, *, payload_bytes_max: int
+    caller: Caller,
+    name: str,
+    limits: QueueLimits | None,
+    *,
+    payload_bytes_max: int,
+    call_ids: Iterator[str],
 ) -> AsyncIterator[SimulatedWorkQueue]:
-    """Open the queue called `name`; see `EventPlane.work_queue`."""
+    """Open the queue called `name`; see `EventPlane.work_queue`.
+
+    `call_ids` tells the calls of all processes apart, so that the broker knows a repetition.
+    """
     check_queue_name(name)
     in_force, _ = await _ask(caller, "open", (name, limits), QueueLimits, ADMINISTRATION_TIMEOUT_S)
-    yield SimulatedWorkQueue(caller, name, in_force, payload_bytes_max=payload_bytes_max)
+    yield SimulatedWorkQueue(
+        caller, name, in_force, payload_bytes_max=payload_bytes_max, call_ids=call_ids
+    )

@@ -1,8 +1,8 @@
 """The broker's work queues: the model, the takers that wait, and answers that can be repeated.
 
 The model is `runtime/protocol/work_queue.py`. A call whose answer was lost is asked again, so the
-shelf remembers how each lease was settled: the second ack of one lease gets the answer of the first,
-not `STALE`. Time is the broker's own clock.
+shelf remembers by which call each lease was settled: a repetition of that call gets its answer again,
+any other call `STALE`. Time is the broker's own clock.
 
 What this module does not do: speak to clients (`nats.py`).
 """
@@ -37,8 +37,8 @@ _ARGUMENTS: Final = arguments(
     names=tuple[()],
     put=tuple[str, str, bytes],
     extend=tuple[str, str],
-    ack=tuple[str, str],
-    nak=tuple[str, str, float, str],
+    ack=tuple[str, str, str],
+    nak=tuple[str, str, str, float, str],
     statistics=tuple[str],
     dead_letters=tuple[str, int],
     dead_letter=tuple[str, str],
@@ -72,7 +72,7 @@ class QueueShelf:
     def __init__(self, clock: MachineClock) -> None:
         self._clock = clock
         self._queues = MemoryQueues()
-        self._settled: dict[tuple[str, str], Settlement] = {}
+        self._settled: dict[tuple[str, str], tuple[str, Settlement]] = {}
         self._takes: deque[tuple[float, Take]] = deque()
 
     def model(self, name: str) -> WorkQueueModel:
@@ -101,19 +101,21 @@ class QueueShelf:
         return getattr(model, op)(*rest, now=now)
 
     def _settle(self, op: str, name: str, given: list[Any], now: float) -> Settlement:
+        """`given` begins with the token; ack and nak go on with the id of the call, all tries alike."""
         model = self.model(name)
-        token = str(given[0])
-        earlier = self._settled.get((name, token))
-        if earlier is not None and op != "extend":
+        token, *rest = given
+        if op == "extend":
+            return model.extend(token, now=now)
+        call_id, *more = rest
+        earlier_id, earlier = self._settled.get((name, token), ("", Settlement.STALE))
+        if call_id == earlier_id:
             return earlier
         if op == "nak":
-            settled = model.nak(token, now=now, delay_s=given[1], reason=given[2])
-        elif op == "ack":
-            settled = model.ack(token, now=now)
+            settled = model.nak(token, now=now, delay_s=more[0], reason=more[1])
         else:
-            return model.extend(token, now=now)
+            settled = model.ack(token, now=now)
         if settled is not Settlement.STALE:
-            self._settled[name, token] = settled
+            self._settled[name, token] = call_id, settled
             if len(self._settled) > SETTLED_MAX:
                 del self._settled[next(iter(self._settled))]
         return settled

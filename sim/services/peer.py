@@ -98,11 +98,11 @@ class Peer:
             header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
         )
         try:
-            while data := await self._stream.receive_some(READ_BYTES_MAX):
+            while data := await self._socket.recv_arrived(READ_BYTES_MAX):
                 self.heard_s = trio.current_time()
                 for frame in decoder.feed(data):
                     receive(frame)
-        except (trio.BrokenResourceError, RemoteProtocolError):
+        except (OSError, RemoteProtocolError):
             pass
         self._lose()
 

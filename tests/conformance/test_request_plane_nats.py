@@ -21,6 +21,7 @@ from tests.transports.nats.brokers import (
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
+    DisconnectedError,
     EngineError,
     EventPlaneError,
     OverloadedError,
@@ -191,9 +192,22 @@ async def test_an_address_nobody_serves_is_unavailable_at_once(pair: Pair) -> No
         await pair.plane.call(f"{pair.address}.gone", unary("r1"), b"")
 
 
-async def test_an_address_that_is_no_subject_is_refused(pair: Pair) -> None:
-    with pytest.raises(RequestError):
-        await pair.plane.send("not a subject", stream("r1"), b"")
+async def test_an_address_that_is_no_subject_cannot_be_connected_to(pair: Pair) -> None:
+    """Discovery says so, not the client: another instance is to be asked."""
+    for address in ("not a subject", "a..b", "a.>", "", "x" * 2000):
+        with pytest.raises(ConnectError):
+            await pair.plane.send(address, stream("r1"), b"")
+
+
+async def test_a_worker_that_takes_a_request_and_does_not_acknowledge_it_is_lost(
+    pair: Pair,
+) -> None:
+    """It hangs, so another may be asked: the same error as over TCP."""
+    plane = NatsRequestPlane(pair.events, ack_timeout_s=0.05)
+    async with pair.events.subscribe(f"{pair.address}.hung"):
+        with pytest.raises(DisconnectedError) as caught:
+            await plane.send(f"{pair.address}.hung", stream("r1"), b"")
+    assert not caught.value.definite
 
 
 async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import test_control_plane as control, test_event_plane as events
+from tests.conformance import (
+    test_control_plane as control,
+    test_event_plane as events,
+    test_work_queue as queues,
+)
 from tests.conformance.simulated import SimulatedBroker, SimulatedEtcdBackend
 from trinamo.runtime.planes import EventPlane
 
@@ -45,6 +49,8 @@ MORTAL: dict[str, Callable[[Any, str], Awaitable[None]]] = {
     "asked while away": (
         events.test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back
     ),
+    "queue of a killed broker": queues.test_jobs_leases_and_fences_outlive_a_killed_broker,
+    "put while away": queues.test_a_put_bridges_a_broker_that_comes_back,
 }
 
 

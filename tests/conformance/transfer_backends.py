@@ -102,10 +102,16 @@ BACKENDS = [
         open_planes=over_tcp(TransferOptions(same_host=False, checksum="none")),
         is_verified=False,
     ),
-    TransferBackend(name="same-host", open_planes=over_tcp(TransferOptions()), is_verified=False),
+    TransferBackend(
+        name="same-host",
+        open_planes=over_tcp(TransferOptions(same_host_bytes_min=0)),
+        is_verified=False,
+    ),
     TransferBackend(
         name="same-host-verified",
-        open_planes=over_tcp(TransferOptions(same_host_checksum=True, slice_bytes=8192)),
+        open_planes=over_tcp(
+            TransferOptions(same_host_bytes_min=0, same_host_checksum=True, slice_bytes=8192)
+        ),
     ),
     TransferBackend(
         name="nixl-cma",

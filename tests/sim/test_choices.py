@@ -45,3 +45,12 @@ def test_streams_depend_on_seed_and_name_and_are_not_recorded() -> None:
     assert len(drawn) == 3
     assert choices.stream("a").random() in drawn
     assert choices.record == []
+
+
+def test_a_seed_gives_every_answer_about_equally_often() -> None:
+    choices = SeedChoices(3)
+    counts = [0] * 7
+    for _ in range(7000):
+        counts[choices.below(7, "x")] += 1
+    assert min(counts) > 800
+    assert max(counts) < 1200

@@ -256,3 +256,36 @@ def test_skew_and_drift_move_a_wall_clock() -> None:
 
     world.run(main)
     assert seen == [pytest.approx(96)]
+
+
+def test_what_was_read_before_a_cut_counts_as_acknowledged() -> None:
+    """No credit was sent for so little, and yet no timeout may run for it."""
+
+    async def client(world: World, network: Network) -> None:
+        stream = await _connect()
+        stream.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 2000)
+        await stream.send_all(bytes(100))
+        await _count(stream, 100)
+        network.cut("a", "b")
+        await trio.sleep(60)
+        network.heal("a", "b")
+        await stream.send_all(bytes(100))
+        await _count(stream, 100)
+
+    _talk(client)
+
+
+def test_what_is_sent_into_a_cut_ends_the_connection_after_its_user_timeout() -> None:
+    async def client(world: World, network: Network) -> None:
+        stream = await _connect()
+        stream.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 2000)
+        await stream.send_all(bytes(100))
+        await _count(stream, 100)
+        network.cut("a", "b")
+        await stream.send_all(bytes(1))
+        began_s = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        assert trio.current_time() - began_s == pytest.approx(2)
+
+    _talk(client)

@@ -30,7 +30,10 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    outcome = load_scenario(FOLDER / "worker_dies.toml").run(SeedChoices(2), bug="eof_is_complete")
+    scenario = load_scenario(FOLDER / "worker_dies.toml")
+    # Which seeds show the mistake depends on every step of the code that runs.
+    outcomes = (scenario.run(SeedChoices(n), bug="eof_is_complete") for n in range(1, 40))
+    outcome = next(each for each in outcomes if each.breaches)
     breach = outcome.breaches[0]
     about = About(
         title="worker_dies", invariant=breach.invariant, text=breach.text, at_s=breach.at_s

@@ -58,3 +58,21 @@ def test_rows_are_found_by_kind() -> None:
     for kind in ("a", "b", "a"):
         trace.add(0, "h", kind, {})
     assert len(trace.of_kind("a")) == 2
+
+
+def test_what_a_trace_tells_leaves_out_steps_and_arrivals() -> None:
+    trace = Trace()
+    for kind in ("step", "note", "arrive"):
+        trace.add(0, "h", kind, {})
+    assert [row.kind for row in trace.told] == ["note"]
+    assert [row.kind for row in trace.rows] == ["step", "note", "arrive"]
+
+
+@pytest.mark.parametrize("value", [1 << 70, -(1 << 70), "\ud800"])
+def test_a_value_beyond_what_the_encoding_holds_has_a_digest_too(value: int | str) -> None:
+    def digest(size: int | str) -> str:
+        trace = Trace()
+        trace.add(0, "h", "x", {"size": size})
+        return trace.digest
+
+    assert digest(value) == digest(value) != digest(0)

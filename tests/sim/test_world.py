@@ -183,6 +183,38 @@ def test_a_running_host_cannot_be_booted_again() -> None:
         world.run(main)
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_cleanup_that_fails_beside_a_cancelled_task_counts_only_for_the_living(
+    is_killed: bool,
+) -> None:
+    """The failure and the cancellation come in one group, of which the dead are excused."""
+    world = World(SeedChoices(0))
+
+    async def fail_in_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("cleanup")
+
+    async def hold() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_in_the_end)
+            await trio.sleep_forever()
+
+    async def main() -> None:
+        world.boot("a", hold)
+        await trio.sleep(1)
+        if is_killed:
+            world.kill("a")
+
+    if is_killed:
+        world.run(main)
+    else:
+        with pytest.raises(ExceptionGroup) as caught:
+            world.run(main)
+        assert caught.group_contains(ValueError, match="cleanup")
+
+
 def test_stopping_a_host_runs_its_cleanup_inside_the_simulation() -> None:
     world = World(SeedChoices(0))
 

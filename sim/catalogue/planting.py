@@ -1,0 +1,30 @@
+"""How a mistake is put into the code for one run, and taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+__all__ = ["BUGS", "Patch", "bug", "planted"]
+
+Patch = tuple[Any, str, Any]
+"""An owner, the name of one of its attributes, and what stands there while the bug is planted."""
+BUGS: dict[str, Callable[[], list[Patch]]] = {}
+"""By name; each says what to replace, when it is planted."""
+
+
+def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    """Enter a mistake in `BUGS` under the function's name."""
+    BUGS[make.__name__] = make
+    return make
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The mistake `name` is in the code while inside; nothing of it remains afterwards."""
+    with ExitStack() as stack:
+        for owner, attribute, stand_in in BUGS[name]():
+            stack.enter_context(patch.object(owner, attribute, stand_in))
+        yield

@@ -1,0 +1,99 @@
+"""I10: what routers were told over the broker, against what is true at the workers.
+
+A router's index of KV blocks, and its table of loads, are fed by events that may be lost. After
+quiescence they must be right all the same: who missed one has asked for a snapshot by then. The
+driver asks `stale_reports` again and again until it is empty or the time for it is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trinamo.runtime.protocol.kv_blocks import BlockTable
+
+from ..cluster_services import BROKER
+
+if TYPE_CHECKING:
+    from trinamo.runtime.router import Router
+
+    from ..cluster_roles import Process
+    from ..scenario import Outcome
+
+__all__ = ["missed", "stale_reports"]
+
+
+def stale_reports(outcome: Outcome) -> Iterator[str]:
+    """What some router believes of a living worker and is not so; none at quiescence."""
+    workers = dict(_workers(outcome))
+    for name, router in _routers(outcome):
+        for instance in router.instances:
+            process = workers.get(instance.id)
+            if process is None:
+                continue
+            where = f"the router of {name} on {process.name}"
+            yield from (f"{where}: {text}" for text in _wrong_blocks(router, instance.id, process))
+            yield from (f"{where}: {text}" for text in _wrong_load(router, instance.id, process))
+
+
+def missed(outcome: Outcome) -> Iterator[tuple[str, int, int]]:
+    """By host: how many gaps its routers met, and how many snapshots they took."""
+    for name, router in _routers(outcome):
+        gaps = snapshots = 0
+        if router.kv_index is not None:
+            statistics = router.kv_index.statistics()
+            gaps, snapshots = statistics.gaps, statistics.snapshots
+        if router._loads is not None:  # noqa: SLF001 -- looks inside
+            follower = router._loads.follower  # noqa: SLF001 -- as above
+            gaps, snapshots = gaps + follower.counts.gaps, snapshots + follower.snapshot_count
+        yield name, gaps, snapshots
+
+
+def _workers(outcome: Outcome) -> Iterator[tuple[str, Process]]:
+    cluster = outcome.cluster
+    for name in cluster.workers:
+        process = cluster.processes[name]
+        runtime = process.runtime
+        if runtime is not None and runtime.instance_id and _is_heard(outcome, name):
+            yield runtime.instance_id, process
+
+
+def _routers(outcome: Outcome) -> Iterator[tuple[str, Router]]:
+    for name, process in outcome.cluster.processes.items():
+        if process.runtime is not None and _is_heard(outcome, name):
+            for client in process.runtime._clients.values():  # noqa: SLF001 -- looks inside
+                yield name, client.router
+
+
+def _is_heard(outcome: Outcome, name: str) -> bool:
+    """Whether the process lives, is to stay, and the broker and it reach each other."""
+    cluster = outcome.cluster
+    there, back = outcome.network.link(name, BROKER), outcome.network.link(BROKER, name)
+    is_joined = not (there.is_cut or back.is_cut) and cluster.is_up(BROKER)
+    return cluster.is_up(name) and is_joined and not cluster.processes[name].told.is_set()
+
+
+def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterator[str]:
+    engine: Any = process.engine
+    if router.kv_index is None or engine is None:
+        return
+    table = BlockTable()
+    for event in engine._cache.held_blocks():  # noqa: SLF001 -- looks inside
+        table.apply(event)
+    held = set(table.parents)
+    known = set(router.kv_index.blocks(instance_id))
+    if known - held:
+        yield f"it believes in {len(known - held)} blocks that are not there"
+    if held - known:
+        yield f"it does not know {len(held - known)} blocks that are there"
+
+
+def _wrong_load(router: Router, instance_id: str, process: Process) -> Iterator[str]:
+    runtime, engine = process.runtime, process.engine
+    if router._loads is None or runtime is None or runtime.worker is None:  # noqa: SLF001
+        return
+    report = router._loads.report(instance_id)  # noqa: SLF001 -- looks inside
+    active = runtime.worker.active_count
+    used = 0 if engine is None else engine.statistics().blocks_used
+    if report is None or (report.active, report.blocks_used) != (active, used):
+        yield f"its load is {active} requests and {used} blocks, known is {report}"
