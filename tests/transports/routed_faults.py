@@ -217,6 +217,8 @@ ROUTED_FAULTS: Final = (
         frozenset({"DeadlineError", "TransferError"}),
         exceptions={"nixl cma": _DONE},
     ),
+    # Before the refused reads: Mooncake's next calls over the same connection may fail for them.
+    RoutedFault("the backend fails at 50% of a read", _breaks, _DONE, "tcp from block 120"),
     RoutedFault("lists of different lengths", _refused(ORDER, ORDER[:-1]), _REQUEST),
     RoutedFault("a block out of range here", _refused([COUNT], [0]), _REQUEST),
     RoutedFault("a block out of range there", _refused([0], [COUNT]), _REQUEST),
@@ -225,6 +227,5 @@ ROUTED_FAULTS: Final = (
     RoutedFault(
         "memory that was not registered", _described(_elsewhere), _DONE, "tcp from block 0"
     ),
-    RoutedFault("the backend fails at 50% of a read", _breaks, _DONE, "tcp from block 120"),
     RoutedFault("no memory may be locked", _locked, _DONE),
 )

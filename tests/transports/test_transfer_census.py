@@ -103,8 +103,10 @@ async def test_two_hundred_transfers_of_which_many_are_aborted_leave_nothing(
         for number in range(TRANSFERS):
             await move(number)
         after = await settled_census()
-    assert (after.tasks, after.threads) == (before.tasks, before.threads)
-    assert after.descriptors == before.descriptors
+    assert after.tasks == before.tasks
+    # Fewer, where something that an earlier test has closed was still on its way out.
+    assert after.threads <= before.threads
+    assert after.descriptors <= before.descriptors
     assert after.objects <= before.objects + 5
     assert after.memory_bytes - before.memory_bytes < GROWTH_BYTES_MAX
 
