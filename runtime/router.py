@@ -192,8 +192,12 @@ class Router:
             self._observe()
 
     def route(self, instance: Instance) -> tuple[RequestPlane, str] | None:
-        """The plane and address to reach an instance by; None if no plane here reaches it."""
-        return next(self._routes(instance), None)
+        """The plane and address to reach an instance by; None if no plane here reaches it.
+
+        The preferred one, unless it can carry nothing now and another can.
+        """
+        ways = list(self._routes(instance))
+        return next((way for way in ways if way[0].is_usable), ways[0] if ways else None)
 
     def _routes(self, instance: Instance) -> Iterator[tuple[RequestPlane, str]]:
         """Every way to an instance, the preferred one first."""

@@ -63,6 +63,15 @@ class RequestPlane(Protocol):
         """Which of an instance's `transports` this plane speaks."""
         ...
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can carry anything now, as far as it knows.
+
+        False while a broker in between is away: callers then take another way to the instance, if
+        it has one. A plane that only finds out by trying says True.
+        """
+        ...
+
     async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
         """Keep a connection to a worker for as long as it lasts, and return when it is lost.
 

@@ -57,6 +57,7 @@ class ScriptedPlane:
     """A request plane whose workers answer as told; it stands in for real ones that misbehave."""
 
     transport = "tcp"
+    is_usable = True
 
     def __init__(self, *answers: AckStatus | TrinamoError | None) -> None:
         self.answers: Sequence[AckStatus | TrinamoError | None] = list(answers)

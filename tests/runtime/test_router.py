@@ -302,11 +302,23 @@ async def test_a_vigil_ends_with_the_last_request_of_its_instance(
 # --- the connection as a witness -----------------------------------------------------------------
 
 
+async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_can() -> None:
+    nats, tcp = Witness("nats"), Witness("tcp")
+    async with witnessed(nats, tcp) as made:
+        instance = made.choose(instance_id="1")
+        assert made.route(instance) == (nats, "1")
+        nats.is_usable = False
+        assert made.route(instance) == (tcp, "1")
+        tcp.is_usable = False
+        assert made.route(instance) == (nats, "1")
+
+
 class Witness:
     """A request plane whose connections stand or not, as told; it carries no request."""
 
     def __init__(self, transport: str, *, can_tell: bool = True, stands: bool = True) -> None:
         self.transport = transport
+        self.is_usable = True
         self._can_tell = can_tell
         self.stands = stands
         self._lost = trio.Event()

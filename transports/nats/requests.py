@@ -26,7 +26,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
-from trinamo.runtime.planes import EventPlane, Message, RequestService
+from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService
 from trinamo.runtime.protocol.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.request import (
     Ack,
@@ -206,6 +206,12 @@ class NatsRequestPlane:
     def transport(self) -> str:
         """Which of an instance's `transports` this plane speaks."""
         return self._transport
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a connection to the broker, as far as is known."""
+        events = self._events
+        return not isinstance(events, CountsEvents) or events.statistics().is_connected
 
     async def hold(
         self,

@@ -37,6 +37,7 @@ class TcpRequestPlane:
     """A `RequestPlane` over TCP. Connections are made on first use and kept."""
 
     transport = "tcp"
+    is_usable = True
 
     def __init__(self, options: TcpOptions, nursery: trio.Nursery) -> None:
         self.options = options
