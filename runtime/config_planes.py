@@ -347,6 +347,10 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     ] = 10.0
     probe_timeout_s: Annotated[Seconds, about("For one sign of life of a peer's backend.")] = 2.0
     probe_interval_s: Annotated[Seconds, about("Between two probes of one that failed.")] = 5.0
+    missing_grace_s: Annotated[
+        Seconds,
+        about("How long a peer that discovery does not name any more is kept while it answers."),
+    ] = 15.0
 
 
 class DataPlaneConfig(Section, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ SOFTMAX_STEPS = 512
 _FIXED_BITS = 64
 _ONE = 1 << _FIXED_BITS
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_PIECE = 4096
 
 
 def integers(seed: int, count: int, bound: int) -> Array:
@@ -34,12 +35,21 @@ def integers(seed: int, count: int, bound: int) -> Array:
     SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014) at the
     counters seed + 1 … seed + count.
     """
-    counter = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed)
-    z = counter * np.uint64(_GOLDEN_GAMMA)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return (z % np.uint64(2 * bound + 1)).astype(np.float64) - bound
+    found = np.empty(count)
+    # In pieces: temporaries as large as the weights would stay in the process's heap.
+    for start in range(0, count, _PIECE):
+        z = np.arange(start + 1, min(start + _PIECE, count) + 1, dtype=np.uint64)
+        z += np.uint64(seed)
+        z *= np.uint64(_GOLDEN_GAMMA)
+        z ^= z >> np.uint64(30)
+        z *= np.uint64(0xBF58476D1CE4E5B9)
+        z ^= z >> np.uint64(27)
+        z *= np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        z %= np.uint64(2 * bound + 1)
+        found[start : start + z.size] = z
+    found -= bound
+    return found
 
 
 def rotations(positions: int, pairs: int) -> tuple[Array, Array]:

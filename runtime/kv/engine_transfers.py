@@ -2,7 +2,9 @@
 
 `open_engine_transfers` registers the engine's cache with every backend of the chain. `publish` puts
 the offer into the control plane, where peers find it by the engine's id; `watch` forgets peers that
-are gone. A peer is connected to when it is first needed, and again after it was forgotten.
+are gone: not in discovery any more, and not answering either, for a lease that was lost while the
+store was away says nothing about its holder. A peer is connected to when it is first needed, and
+again after it was forgotten.
 
 What may be touched is still said block by block: the owner `grant`s blocks and hands the ticket to
 its peer by any other plane, and only with that ticket the peer's `read` or `write` gets anywhere.
@@ -13,13 +15,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
 from ..config import Config
+from ..config_planes import TransferConfig
 from ..env import Env
 from ..errors import (
     ConnectError,
@@ -80,7 +83,7 @@ class EngineTransfers:
         store: NixlMetadataStore,
         chain: TransferChain,
         *,
-        timeout_s: float,
+        section: TransferConfig,
     ) -> None:
         self.engine_id = engine_id
         """What peers know us by."""
@@ -90,8 +93,10 @@ class EngineTransfers:
         self.leases = leases
         self.store = store
         self._chain = chain
-        self._timeout_s = timeout_s
+        self._section = section
         self._peers: dict[str, _Peer] = {}
+        self._missing: dict[str, None] = {}
+        """Lives of peers that discovery does not name any more, while we see them off."""
         self._is_draining = False
 
     # --- our side --------------------------------------------------------------------------------
@@ -206,7 +211,9 @@ class EngineTransfers:
         `connect` and `TransferRouter.move` raise, and `UnavailableError` while shutting down.
         """
         self._check_open()
-        ends_at = trio.current_time() + (self._timeout_s if deadline_s is None else deadline_s)
+        ends_at = trio.current_time() + (
+            self._section.timeout_s if deadline_s is None else deadline_s
+        )
         ours = self.kv.memory.range_ids(blocks)
         with trio.move_on_at(ends_at) as scope:
             peer = await self.connect(engine_id)
@@ -272,19 +279,57 @@ class EngineTransfers:
         return routed
 
     async def watch(self) -> None:
-        """Forget peers whose metadata is gone or of another life; runs until cancelled.
+        """Forget peers that are gone, as `_see_off` says; runs until cancelled.
 
-        A store that is away is waited for; what it refuses is logged and tried again, for a
-        worker serves without transfers, too.
+        What the store refuses is logged and tried again: a worker serves without transfers, too.
         """
-        while True:
-            try:
-                await self.store.watch(self.forget)
-            except TrinamoError as error:
-                _log.error(
-                    "peers' memory is not watched: %s; again in %g s", error.message, _RETRY_S
-                )
-            await trio.sleep(_RETRY_S)
+        async with trio.open_nursery() as nursery:
+
+            async def missing(agent_name: str) -> None:
+                await trio.lowlevel.checkpoint()
+                if agent_name not in self._missing:
+                    self._missing[agent_name] = None
+                    nursery.start_soon(self._see_off, agent_name)
+
+            while True:
+                try:
+                    await self.store.watch(missing)
+                except TrinamoError as error:
+                    text = "peers' memory is not watched: %s; again in %g s"
+                    _log.error(text, error.message, _RETRY_S)
+                await trio.sleep(_RETRY_S)
+
+    async def _see_off(self, agent_name: str) -> None:
+        """Discovery does not name this life of a peer any more: forget it unless it lives.
+
+        It does while it answers probes; then its transfers go on, for `missing_grace_s` at most
+        or until it is named again.
+        """
+        try:
+            ends_at = trio.current_time() + self._section.missing_grace_s
+            while trio.current_time() < ends_at and await self._answers(agent_name):
+                await trio.sleep(min(1.0, max(0.0, ends_at - trio.current_time())))
+                if await self._is_named(agent_name):
+                    _log.info("peer %s is in discovery again; nothing was lost", agent_name)
+                    return
+        finally:
+            del self._missing[agent_name]
+        await self.forget(agent_name)
+
+    async def _answers(self, agent_name: str) -> bool:
+        """Whether we are connected to this life of a peer, and it says so itself."""
+        for peer in self._peers.values():
+            if peer.agent_name == agent_name and peer.routed is not None:
+                return await self.router.probe(peer.routed)
+        return False
+
+    async def _is_named(self, agent_name: str) -> bool:
+        """Whether the store names it now; False too if it cannot be asked."""
+        for engine_id, peer in list(self._peers.items()):
+            if peer.agent_name == agent_name:
+                with suppress(TrinamoError):
+                    return (await self.store.get(engine_id)).agent_name == agent_name
+        return False
 
     async def forget(self, agent_name: str) -> None:
         """One life of a peer has ended: its transfers fail, and `connect` looks for a new one."""
@@ -351,5 +396,5 @@ async def open_engine_transfers(
             leases,
             NixlMetadataStore(config.worker.namespace, control),
             chain,
-            timeout_s=section.timeout_s,
+            section=section,
         )

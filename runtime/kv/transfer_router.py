@@ -155,6 +155,13 @@ class TransferRouter:
             raise error
         return peer
 
+    async def probe(self, peer: RoutedPeer) -> bool:
+        """Whether the peer answers over any backend now; takes `probe_s` at most."""
+        async with trio.open_nursery() as nursery:
+            for route in peer.routes:
+                nursery.start_soon(self._try_out, route)
+        return any(route.is_usable for route in peer.routes)
+
     async def _try_out(self, route: Route) -> bool:
         """Connect and probe; whether the backend may be used from now on."""
         was_usable = route.is_usable

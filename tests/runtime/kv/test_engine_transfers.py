@@ -379,8 +379,9 @@ async def test_an_engine_that_restarted_under_its_name_is_connected_to_again() -
         nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_lost_its_lease_is_found_again_when_it_is_back() -> None:
-    """The same life of the same process, which its peers had given up."""
+@pytest.mark.usefixtures("autojump_clock")
+async def test_an_engine_that_only_lost_its_lease_keeps_its_peers() -> None:
+    """As after an outage of the store: it lives, answers, and is soon registered again."""
     village, mine, theirs = Village(), cache(1), cache(2)
     async with (
         village.live("decode", mine) as (here, _),
@@ -391,12 +392,37 @@ async def test_an_engine_that_lost_its_lease_is_found_again_when_it_is_back() ->
         ticket = there.grant([3]).ticket
         first = await here.connect("prefill")
         await village.control.delete(here.store.key("prefill"))
-        await eventually(lambda: not first.usable)
-        with pytest.raises(MetadataNotFoundError):
-            await here.read("prefill", [0], [3], ticket=ticket)
-        await village.control.put(there.store.key("prefill"), there.metadata())
+        await trio.sleep(2.5)
         await here.read("prefill", [0], [3], ticket=ticket)
         assert block(mine, 0) == block(theirs, 3)
+        await village.control.put(there.store.key("prefill"), there.metadata())
+        await trio.sleep(60)
+        assert await here.connect("prefill") is first
+        assert first.usable
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_an_engine_that_is_not_registered_again_in_time_is_given_up() -> None:
+    """It answers for ever, but nobody would hear of its next life."""
+    village = Village()
+    async with (
+        village.live("decode", cache(1)) as (here, _),
+        village.live("prefill", cache(2)) as (there, _),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(here.watch)
+        first = await here.connect("prefill")
+        await village.control.delete(here.store.key("prefill"))
+        await trio.sleep(14)
+        assert first.usable
+        await trio.sleep(4)
+        assert not first.usable
+        with pytest.raises(MetadataNotFoundError):
+            await here.connect("prefill")
+        # And found again, should it come back after all.
+        await village.control.put(there.store.key("prefill"), there.metadata())
+        assert (await here.connect("prefill")).usable
         nursery.cancel_scope.cancel()
 
 
@@ -454,11 +480,10 @@ async def test_a_transfer_with_an_engine_that_is_forgotten_fails_at_once() -> No
         village.live("prefill", cache(2)) as (there, _),
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(here.watch)
         ticket = there.grant([0]).ticket
-        await here.connect("prefill")
+        peer = await here.connect("prefill")
         plane.faults.stalls_after = 0
-        nursery.start_soon(delete_when_blocked, village, here.store.key("prefill"))
+        nursery.start_soon(forget_when_blocked, here, peer.description.incarnation)
         with pytest.raises((DisconnectedError, ConnectError)):
             await here.read("prefill", [0], [0], ticket=ticket)
         await here.leases.drain()
@@ -466,9 +491,9 @@ async def test_a_transfer_with_an_engine_that_is_forgotten_fails_at_once() -> No
         nursery.cancel_scope.cancel()
 
 
-async def delete_when_blocked(village: Village, key: str) -> None:
+async def forget_when_blocked(here: EngineTransfers, agent_name: str) -> None:
     await trio.testing.wait_all_tasks_blocked()
-    await village.control.delete(key)
+    await here.forget(agent_name)
 
 
 # --- engines -------------------------------------------------------------------------------------
