@@ -37,6 +37,7 @@ from ..protocol.transfer_notice import Notice
 from ..registration import Registrar
 from ..transfer_metrics import TransferMetrics
 from .cache import KvCache
+from .farewells import Farewells
 from .metadata import NixlMetadata, NixlMetadataStore
 from .transfer_chain import RouterOptions
 from .transfer_router import TransferRouter, open_transfer_router
@@ -95,8 +96,6 @@ class EngineTransfers:
         self._chain = chain
         self._section = section
         self._peers: dict[str, _Peer] = {}
-        self._missing: dict[str, None] = {}
-        """Lives of peers that discovery does not name any more, while we see them off."""
         self._is_draining = False
 
     # --- our side --------------------------------------------------------------------------------
@@ -279,42 +278,25 @@ class EngineTransfers:
         return routed
 
     async def watch(self) -> None:
-        """Forget peers that are gone, as `_see_off` says; runs until cancelled.
+        """Forget peers that are gone, as `Farewells` says; runs until cancelled.
 
         What the store refuses is logged and tried again: a worker serves without transfers, too.
         """
         async with trio.open_nursery() as nursery:
-
-            async def missing(agent_name: str) -> None:
-                await trio.lowlevel.checkpoint()
-                if agent_name not in self._missing:
-                    self._missing[agent_name] = None
-                    nursery.start_soon(self._see_off, agent_name)
-
+            farewells = Farewells(
+                nursery,
+                grace_s=self._section.missing_grace_s,
+                answers=self._answers,
+                is_named=self._is_named,
+                forget=self.forget,
+            )
             while True:
                 try:
-                    await self.store.watch(missing)
+                    await self.store.watch(farewells.begin)
                 except TrinamoError as error:
                     text = "peers' memory is not watched: %s; again in %g s"
                     _log.error(text, error.message, _RETRY_S)
                 await trio.sleep(_RETRY_S)
-
-    async def _see_off(self, agent_name: str) -> None:
-        """Discovery does not name this life of a peer any more: forget it unless it lives.
-
-        It does while it answers probes; then its transfers go on, for `missing_grace_s` at most
-        or until it is named again.
-        """
-        try:
-            ends_at = trio.current_time() + self._section.missing_grace_s
-            while trio.current_time() < ends_at and await self._answers(agent_name):
-                await trio.sleep(min(1.0, max(0.0, ends_at - trio.current_time())))
-                if await self._is_named(agent_name):
-                    _log.info("peer %s is in discovery again; nothing was lost", agent_name)
-                    return
-        finally:
-            del self._missing[agent_name]
-        await self.forget(agent_name)
 
     async def _answers(self, agent_name: str) -> bool:
         """Whether we are connected to this life of a peer, and it says so itself."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 from prometheus_client import CollectorRegistry
+from trio.testing import MockClock
 
 from tests.runtime.one_process import OneProcess, config, open_process, task_count, until_tasks
 from trinamo.runtime.composition import TransferChain
@@ -379,8 +380,9 @@ async def test_an_engine_that_restarted_under_its_name_is_connected_to_again() -
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_an_engine_that_only_lost_its_lease_keeps_its_peers() -> None:
+async def test_an_engine_that_only_lost_its_lease_keeps_its_peers(
+    autojump_clock: MockClock,
+) -> None:
     """As after an outage of the store: it lives, answers, and is soon registered again."""
     village, mine, theirs = Village(), cache(1), cache(2)
     async with (
@@ -402,8 +404,9 @@ async def test_an_engine_that_only_lost_its_lease_keeps_its_peers() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_an_engine_that_is_not_registered_again_in_time_is_given_up() -> None:
+async def test_an_engine_that_is_not_registered_again_in_time_is_given_up(
+    autojump_clock: MockClock,
+) -> None:
     """It answers for ever, but nobody would hear of its next life."""
     village = Village()
     async with (
