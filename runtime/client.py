@@ -28,11 +28,12 @@ from .errors import (
     TrinamoError,
     UnavailableError,
 )
+from .flights import Flight
 from .planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
 from .protocol.instances import Instance
 from .protocol.request import Ack, Envelope, RequestKind, raise_for_nack
 from .protocol.undecodable import UNDECODABLE
-from .router import Flight, Router
+from .router import Router
 
 __all__ = ["Client", "ResponseStream"]
 

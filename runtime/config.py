@@ -203,6 +203,14 @@ class RouterConfig(Section, frozen=True, kw_only=True):
             " than a worker takes to register again: half of `lease_ttl_s`."
         ),
     ] = 10.0
+    linger_s: Annotated[
+        Seconds | None,
+        about(
+            "A worker that discovery deleted, but that answers over its standing connection, is"
+            " kept this long with its models. Longer than it takes to register again: half of"
+            " `lease_ttl_s`. `null` drops it at once."
+        ),
+    ] = 10.0
 
 
 class ShutdownConfig(Section, frozen=True, kw_only=True):
@@ -305,6 +313,13 @@ def config_notices(config: Config) -> list[str]:
             f"router.silence_grace_s is {config.router.silence_grace_s:g}, not more than half of"
             f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
             " after an outage of etcd may lose its streams"
+        )
+    linger_s = config.router.linger_s
+    if linger_s is not None and linger_s <= etcd.lease_ttl_s / 2:
+        found.append(
+            f"router.linger_s is {linger_s:g}, not more than half of"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
+            " after an outage of etcd may be dropped for a moment"
         )
     if config.control_plane.embedded is False and etcd.nodes != len(etcd.endpoints):
         found.append(

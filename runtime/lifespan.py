@@ -148,6 +148,7 @@ class Runtime:
             policy=Policy(self.config.router.policy),
             inhibit_s=self.config.router.inhibit_s,
             silence_grace_s=self.config.router.silence_grace_s,
+            linger_s=self.config.router.linger_s,
             metrics=self.metrics,
             request_planes=self._data.request_planes,
             loads=loads,
@@ -240,12 +241,16 @@ class Runtime:
             await shut_down(self, self.worker)
 
     async def leave_discovery(self) -> None:
-        """Models go at once; instances stay visible as draining until their work is done."""
-        for card in self._cards:
-            await self.registrar.withdraw(card)
+        """Models go at once; instances stay visible as draining until their work is done.
+
+        In this order: a card that goes while its instance is there, and has not said that it
+        leaves, may have gone with a lost lease only, and frontends keep it for a while.
+        """
         for instance in self._instances.values():
             draining = msgspec.structs.replace(instance, draining=True)
             await self.registrar.register(instance.key, _renderer(draining))
+        for card in self._cards:
+            await self.registrar.withdraw(card)
 
 
 def _renderer(instance: Instance) -> Callable[[int], bytes]:

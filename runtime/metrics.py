@@ -87,6 +87,9 @@ class Metrics:
         self._inhibited = self._gauge(
             "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
         )
+        self._lingering = self._gauge(
+            "lingering_instances", "Live instances that discovery has deleted", "endpoint"
+        )
         self._connections = self._gauge("connections", "Open connections", "kind")
         self._entries_refused = self._counter(
             "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
@@ -121,14 +124,15 @@ class Metrics:
         for known in LeaseState:
             self._lease.labels(known.value).set(known is state)
 
-    def live_set(self, endpoint: str, *, live: int, inhibited: int) -> None:
-        """`endpoint` now has `live` instances, `inhibited` of them avoided by the router."""
+    def live_set(self, endpoint: str, *, live: int, inhibited: int, lingering: int) -> None:
+        """`endpoint` now has `live` instances, of them `inhibited` avoided and `lingering` deleted."""
         self._live.labels(endpoint).set(live)
         self._inhibited.labels(endpoint).set(inhibited)
+        self._lingering.labels(endpoint).set(lingering)
 
     def endpoint_gone(self, endpoint: str) -> None:
         """Nobody watches `endpoint` any more: its series end."""
-        for gauge in (self._live, self._inhibited):
+        for gauge in (self._live, self._inhibited, self._lingering):
             gauge.remove_by_labels({"endpoint": endpoint})
 
     def entry_refused(self, kind: str) -> None:

@@ -48,7 +48,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     id: str
     state: str
-    """A `Standing`: `live`, `draining`, `inhibited` or `connection lost`."""
+    """A `Standing`: `live`, `draining`, `inhibited`, `lingering` or `connection lost`."""
     in_flight: int
     """This process's own requests under way to it."""
     incarnation: int

@@ -3,47 +3,39 @@
 The decisions are `protocol/instances.py` and `protocol/routing.py`; this is the pump that feeds
 them, plus the flights: requests under way, by instance, so that an instance which vanishes ends
 the waits for it at once, and a stream of it once it is silent too (`protocol/silence.py`).
+
+An instance that discovery deletes without a word of leaving, while its connection stands, has not
+vanished yet: it lingers while it answers, for `linger_s` at most (decision 0011).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Final
 
-import attrs
 import trio
 
 from .env import Env
 from .errors import TransportError, UnavailableError
+from .flights import Flight, Flights
 from .kv.index import KvIndex
 from .load import LoadTable
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
+from .probing import answers
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet, Standing
 from .protocol.routing import Policy, pick
 from .protocol.silence import Vigil
 
-__all__ = ["Flight", "Router"]
+__all__ = ["Router"]
 
 _log = logging.getLogger("trinamo.router")
 _PROBE_MIN_S: Final = 0.1
 _PROBE_MAX_S: Final = 2.0
-
-
-@attrs.define(eq=False)
-class Flight:
-    """One request on its way to, or being answered by, one instance."""
-
-    instance: Instance
-    on_gone: Callable[[], None] | None = None
-    """Called once, synchronously, if the instance leaves discovery. Set to None to stop caring."""
-    is_gone: bool = False
-    heard: Callable[[], int | None] | None = None
-    """How often something has come from the worker; None while its consumer does not read."""
-    on_silent: Callable[[], None] | None = None
-    """Called once, synchronously, if the instance is gone and nothing has come for the grace."""
+_LINGER_PAUSE_S: Final = 1.0
+"""Between two probes of an instance that lingers."""
 
 
 class Router:
@@ -58,6 +50,7 @@ class Router:
         policy: Policy = Policy.ROUND_ROBIN,
         inhibit_s: float = 5.0,
         silence_grace_s: float = 10.0,
+        linger_s: float | None = 10.0,
         metrics: Metrics | None = None,
         request_planes: Mapping[str, RequestPlane] | None = None,
         loads: LoadTable | None = None,
@@ -71,15 +64,17 @@ class Router:
         self._env = env
         self._inhibit_s = inhibit_s
         self._silence_grace_s = silence_grace_s
+        self._linger_s = linger_s or 0.0
         self._metrics = metrics
         self._loads = loads
         self._request_planes = request_planes or {}
         self._attending: dict[str, trio.CancelScope] = {}
         self._vigils: dict[str, trio.CancelScope] = {}
-        self._live = LiveSet()
-        self._load: dict[str, int] = {}
-        self._flights: dict[str, dict[Flight, None]] = {}
+        self._lingers: dict[str, trio.CancelScope] = {}
+        self._live = LiveSet(keeps_deleted=linger_s is not None)
+        self._flights = Flights()
         self._turn = 0
+        self._change_count = 0
         self._changed = trio.Event()
 
     # --- discovery in ---
@@ -110,10 +105,14 @@ class Router:
         for instance in (*change.joined, *change.moved):
             scope = self._attending[instance.id] = trio.CancelScope()
             nursery.start_soon(self._witness, instance, scope)
-        for instance in change.joined:
+        for instance in (*change.joined, *change.returned):
             _cancel(self._vigils.pop(instance.id, None))
-        for instance in change.left:
-            if instance.id in self._flights:
+            _cancel(self._lingers.pop(instance.id, None))
+        for instance in change.lingering:
+            scope = self._lingers[instance.id] = trio.CancelScope()
+            nursery.start_soon(self._linger, instance, scope)
+        for instance in (*change.left, *change.lingering):
+            if instance.id in self._lingers or self._flights.of(instance.id):
                 scope = self._vigils[instance.id] = trio.CancelScope()
                 nursery.start_soon(self._keep_vigil, instance, scope)
 
@@ -156,7 +155,10 @@ class Router:
         """Give up requests to an instance that was deleted, once they are silent as well."""
         vigil: Vigil[Flight] = Vigil(self._silence_grace_s)
         with scope:
-            while flights := self._flights.get(instance.id):
+            while (flights := self._flights.of(instance.id)) or (
+                # One that lingers may yet be given requests.
+                self._live.is_lingering(instance.id)
+            ):
                 heard = {each: each.heard() if each.heard else 0 for each in flights}
                 for flight in vigil.look(heard, trio.current_time()):
                     self._give_up(flight)
@@ -179,8 +181,34 @@ class Router:
             self._metrics.silent_request(str(self.endpoint))
         act()
 
+    async def _linger(self, instance: Instance, scope: trio.CancelScope) -> None:
+        """Keep an instance that was deleted while it answers, for the grace at most."""
+        why = f"it has not registered again within {self._linger_s:g} s"
+        with scope:
+            with trio.move_on_after(self._linger_s):
+                while True:
+                    if not await self._answers(instance):
+                        why = "it does not answer"
+                        break
+                    await trio.sleep(_LINGER_PAUSE_S * self._env.rng.uniform(0.5, 1.5))
+            self._dismiss(instance, why)
+
+    async def _answers(self, instance: Instance) -> bool:
+        route = self.route(instance)
+        return route is not None and await answers(*route, instance, self._env)
+
+    def _dismiss(self, instance: Instance, why: str) -> None:
+        change = self._live.dismiss(instance.id)
+        if change.left:
+            _log.warning("instance %s of %s is given up: %s", instance.id, self.endpoint, why)
+            _cancel(self._lingers.pop(instance.id, None))
+            _cancel(self._attending.pop(instance.id, None))
+            self._announce(change)
+
     def _suspect(self, instance: Instance) -> None:
-        if self._live.suspect(instance.id):
+        if self._live.is_lingering(instance.id):
+            self._dismiss(instance, "its connection is lost")
+        elif self._live.suspect(instance.id):
             _log.warning("instance %s of %s: connection lost", instance.id, self.endpoint)
             self._env.note("router.suspect", instance=instance.id)
             self._observe()
@@ -227,16 +255,26 @@ class Router:
         for instance in change.joined:
             _log.info("instance %s joined %s", instance.id, self.endpoint)
             self._env.note("instance.join", instance=instance.id)
+        for instance in change.lingering:
+            _log.warning(
+                "instance %s of %s was deleted from discovery, but its connection stands: it is kept"
+                " for up to %g s",
+                instance.id,
+                self.endpoint,
+                self._linger_s,
+            )
+            self._env.note("instance.linger", instance=instance.id)
+        for instance in change.returned:
+            _log.info("instance %s of %s has registered again", instance.id, self.endpoint)
+            self._env.note("instance.return", instance=instance.id)
         for instance in change.left:
             _log.info("instance %s left %s", instance.id, self.endpoint)
             self._env.note("instance.leave", instance=instance.id)
-            for flight in self._flights.get(instance.id, ()):
-                flight.is_gone = True
-                if flight.on_gone is not None:
-                    flight.on_gone()
+            self._flights.end_waits(instance.id)
         self._follow(change)
         self._observe()
-        if change.joined or change.left:
+        if change.joined or change.left or change.draining:
+            self._change_count += 1
             self._changed.set()
             self._changed = trio.Event()
 
@@ -253,25 +291,30 @@ class Router:
         if self._metrics is not None:
             inhibited = self._live.inhibited_count(trio.current_time())
             live = len(self._live) - self._live.suspected_count
-            self._metrics.live_set(str(self.endpoint), live=live, inhibited=inhibited)
+            self._metrics.live_set(
+                str(self.endpoint),
+                live=live,
+                inhibited=inhibited,
+                lingering=self._live.lingering_count,
+            )
 
     # --- decisions out ---
 
     @property
     def instances(self) -> list[Instance]:
-        """All live instances, also inhibited and draining ones."""
+        """All live instances, also inhibited, draining and lingering ones."""
         return self._live.instances
 
     def standings(self) -> Iterator[tuple[Instance, Standing, int]]:
         """Every live instance, how it is seen now, and our requests under way to it."""
-        now = trio.current_time()
+        now, load = trio.current_time(), self._flights.load
         for instance in self._live.instances:
-            yield instance, self._live.standing(instance, now), self._load.get(instance.id, 0)
+            yield instance, self._live.standing(instance, now), load.get(instance.id, 0)
 
     @property
     def in_flight(self) -> int:
         """Requests under way; zero at quiescence."""
-        return sum(self._load.values())
+        return self._flights.count
 
     def choose(self, *, instance_id: str | None = None, exclude: Collection[str] = ()) -> Instance:
         """Pick an instance, not among `exclude` (those this request has tried).
@@ -280,8 +323,10 @@ class Router:
         """
         now = trio.current_time()
         direct = instance_id is not None or self.policy is Policy.DIRECT
-        known = self._live.instances if direct else self._live.candidates(now)
-        candidates = [i for i in known if i.id not in exclude] if exclude else known
+        if direct:
+            candidates = [i for i in self._live.instances if i.id not in exclude]
+        else:
+            candidates = self._live.candidates(now, exclude)
         if not candidates and instance_id is None:
             which = "another live instance" if exclude else "a live instance"
             raise UnavailableError(f"{self.endpoint} does not have {which}")
@@ -298,11 +343,10 @@ class Router:
 
     def _known_load(self, candidates: Collection[Instance]) -> Mapping[str, int]:
         """Our own requests, or what the instance itself last said if that is more."""
+        load = self._flights.load
         if self._loads is None or self.policy is not Policy.LEAST_LOADED:
-            return self._load
-        return {
-            i.id: max(self._load.get(i.id, 0), self._loads.active(i.id) or 0) for i in candidates
-        }
+            return load
+        return {i.id: max(load.get(i.id, 0), self._loads.active(i.id) or 0) for i in candidates}
 
     def inhibit(self, instance: Instance) -> None:
         """The instance failed a request: do not choose it for a while, if there is another."""
@@ -315,27 +359,31 @@ class Router:
         """The instance answered: choose it again."""
         self._live.clear_inhibition(instance.id)
 
-    @contextmanager
-    def flight(self, instance: Instance) -> Iterator[Flight]:
+    def flight(self, instance: Instance) -> AbstractContextManager[Flight]:
         """Count a request as in flight to `instance` while inside."""
-        flight = Flight(instance)
-        self._load[instance.id] = self._load.get(instance.id, 0) + 1
-        self._flights.setdefault(instance.id, {})[flight] = None
-        try:
-            yield flight
-        finally:
-            flights = self._flights[instance.id]
-            del flights[flight]
-            self._load[instance.id] -= 1
-            if not flights:
-                # Or the tables would grow with every instance that ever lived.
-                del self._flights[instance.id], self._load[instance.id]
+        return self._flights.flight(instance)
 
     async def wait_instances(self, count: int = 1) -> list[Instance]:
         """Return once at least `count` instances are live. Safe to cancel."""
         while len(self._live) < count:
             await self._changed.wait()
         return self._live.instances
+
+    async def wait_change(self, since: int) -> int:
+        """Return once somebody has joined, left or begun to leave since the call that said `since`.
+
+        The first call, with a negative number, returns at once. Safe to cancel.
+        """
+        while self._change_count == since:
+            await self._changed.wait()
+        return self._change_count
+
+    def patience_s(self, instance_id: str) -> float:
+        """How long the model cards of an instance may be missing before they are taken for gone.
+
+        0 for one that is not here, or has said that it leaves.
+        """
+        return self._linger_s if self._live.is_wanted(instance_id) else 0.0
 
 
 def _cancel(scope: trio.CancelScope | None) -> None:

@@ -38,7 +38,9 @@ the peer took it.
 _PRESENCE_PREFACE: Final = """\
 Made from the table in the code by `python -m trinamo.runtime.state_diagrams`; why is in
 [decision 0009](../decisions/0009-silence-of-the-vanished.md). It begins with the first item of a
-stream, or when a unary request is sent. Before that a wait ends as soon as the worker is DELETED.
+stream, or when a unary request is sent. Before that a wait ends when the worker is DELETED; where the
+connection to it stands, once it does not answer either, or has not RETURNED within `router.linger_s`
+([decision 0011](../decisions/0011-deleted-but-reached.md)).
 The grace is `router.silence_grace_s`.
 """
 

@@ -32,7 +32,7 @@ from .errors import (
 from .metrics import SUCCESS, WorkerMetrics, WorkerRecord
 from .planes import CallHome, ResponseSender
 from .protocol.instances import EndpointName
-from .protocol.request import Ack, AckStatus, Envelope
+from .protocol.request import Ack, AckStatus, Envelope, RequestKind
 
 __all__ = ["Worker"]
 
@@ -131,7 +131,12 @@ class Worker:
     # --- RequestService: called by the request plane ---
 
     def admit(self, envelope: Envelope, payload: bytes) -> Ack:
-        """Decide about a streaming request; if accepted its task is started. Synchronous."""
+        """Decide about a streaming request; if accepted its task is started. Synchronous.
+
+        A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
+        """
+        if envelope.kind is RequestKind.PROBE:
+            return self._absence(envelope) or Ack(id=envelope.id, status=AckStatus.ACCEPTED)
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
             self._metrics.refused(self._label(envelope), ack.status)
@@ -186,17 +191,13 @@ class Worker:
         self._cancelled[request_id] = now + self._cancelled_ttl_s
 
     def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Ack, Any]:
-        endpoint = self._endpoints.get(envelope.endpoint)
+        absent = self._absence(envelope)
+        if absent is not None:
+            return absent, None
+        endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if self._draining or self._nursery is None:
-            status, message = AckStatus.DRAINING, "this worker is shutting down"
-        elif endpoint is None:
-            status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
-        elif envelope.instance_id not in ("", self.instance_id):
-            status = AckStatus.UNKNOWN_ENDPOINT
-            message = f"this is instance {self.instance_id}, not {envelope.instance_id}"
-        elif len(self._active) >= self._requests_max:
+        if len(self._active) >= self._requests_max:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self._requests_max} are in flight"
         elif self._cancelled.get(envelope.id, 0) > trio.current_time():
@@ -208,6 +209,19 @@ class Worker:
             if why:
                 status, message = AckStatus.INVALID, why
         return Ack(id=envelope.id, status=status, message=message), request
+
+    def _absence(self, envelope: Envelope) -> Ack | None:
+        """The NACK for what no patience helps: it leaves, or is not the one that is meant."""
+        if self._draining or self._nursery is None:
+            status, message = AckStatus.DRAINING, "this worker is shutting down"
+        elif envelope.endpoint not in self._endpoints:
+            status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
+        elif envelope.instance_id not in ("", self.instance_id):
+            status = AckStatus.UNKNOWN_ENDPOINT
+            message = f"this is instance {self.instance_id}, not {envelope.instance_id}"
+        else:
+            return None
+        return Ack(id=envelope.id, status=status, message=message)
 
     def _label(self, envelope: Envelope) -> str:
         # A stranger's text must not become a time series of its own.

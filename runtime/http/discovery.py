@@ -7,6 +7,7 @@ cares whether an answer comes from this process or across the network.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import trio
@@ -18,6 +19,7 @@ from ..planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.instances import EndpointName
 from ..protocol.model_cards import MODEL_PREFIX, ModelChange, ModelTable
+from ..router import Router
 from .models import ModelManager
 
 __all__ = ["RoutedEngine", "watch_models"]
@@ -50,53 +52,101 @@ async def watch_models(
     """Keep `manager` equal to the published cards until cancelled.
 
     Started once the first snapshot is in. A card that does not decode, or contradicts another, is
-    logged, counted and passed over; what an older value of its key said stays in force.
+    logged, counted and passed over; what an older value of its key said stays in force. A card that
+    is deleted while its worker stays is kept until the worker goes, or says that it will, and for
+    `router.linger_s` at most.
     """
-    table = ModelTable()
-    started = False
-    async with control.watch(MODEL_PREFIX) as events:
-        async for event in events:
-            await _apply(_step(table, event), open_client, manager)
-            if not started:
-                started = True
-                task_status.started()
+    async with trio.open_nursery() as nursery:
+        watch = _ModelWatch(open_client, manager, nursery)
+        nursery.start_soon(watch.end_kept_cards)
+        started = False
+        async with control.watch(MODEL_PREFIX) as events:
+            async for event in events:
+                await watch.take(event)
+                if not started:
+                    started = True
+                    task_status.started()
 
 
-def _step(table: ModelTable, event: WatchEvent) -> ModelChange:
-    match event:
-        case Snapshot(_, entries) | Resync(_, entries):
-            return table.replace((e.key, e.value) for e in entries)
-        case Put(entry):
-            return table.put(entry.key, entry.value)
-        case Delete(key, _):
-            return table.delete(key)
+class _ModelWatch:
+    """The cards, and the routers that know whether those who published them are still there."""
 
+    def __init__(
+        self,
+        open_client: Callable[[EndpointName], Awaitable[Client]],
+        manager: ModelManager,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._open_client = open_client
+        self._manager = manager
+        self._nursery = nursery
+        self._table = ModelTable(self._patience_s)
+        self._routers: dict[str, Router] = {}
+        # Opening a client waits; the next change must find this one done.
+        self._turn = trio.Lock()
+        self._keeps = trio.Event()
 
-async def _apply(
-    change: ModelChange,
-    open_client: Callable[[EndpointName], Awaitable[Client]],
-    manager: ModelManager,
-) -> None:
-    for why in change.refused:
-        _log.warning("model card refused: %s", why)
-        manager.metrics().entry_refused("model")
-    for card in change.removed:
-        if manager.has_model_any(card.name):
-            manager.remove_model(card.name)
-            _log.info("model %s is gone", card.name)
-    for card in change.added:
-        await _add(card, open_client, manager)
+    def _patience_s(self, endpoint: str, instance_id: str) -> float:
+        router = self._routers.get(endpoint)
+        return 0.0 if router is None else router.patience_s(instance_id)
 
+    async def take(self, event: WatchEvent) -> None:
+        """One event of the watch on the cards."""
+        async with self._turn:
+            await self._apply(self._step(event))
+        if self._table.review_at < math.inf:
+            self._keeps.set()
 
-async def _add(
-    card: ModelCard,
-    open_client: Callable[[EndpointName], Awaitable[Client]],
-    manager: ModelManager,
-) -> None:
-    try:
-        client = await open_client(EndpointName.parse(card.endpoint))
-        manager.add_model(card, RoutedEngine(client))
-    except TrinamoError as error:
-        _log.warning("model %s cannot be offered: %s", card.name, error)
-    else:
-        _log.info("model %s is served by %s", card.name, card.endpoint)
+    def _step(self, event: WatchEvent) -> ModelChange:
+        now = trio.current_time()
+        match event:
+            case Snapshot(_, entries) | Resync(_, entries):
+                return self._table.replace(((e.key, e.value) for e in entries), now)
+            case Put(entry):
+                return self._table.put(entry.key, entry.value)
+            case Delete(key, _):
+                return self._table.delete(key, now)
+
+    async def _follow(self, router: Router) -> None:
+        """A worker that goes takes its cards along, whichever of the two watches tells first."""
+        seen = -1
+        while True:
+            seen = await router.wait_change(seen)
+            await self._review()
+
+    async def end_kept_cards(self) -> None:
+        """Cards whose worker is there but does not publish them any more end with their time."""
+        while True:
+            await self._keeps.wait()
+            self._keeps = trio.Event()
+            while (due := self._table.review_at) < math.inf:
+                await trio.sleep_until(due)
+                await self._review()
+
+    async def _review(self) -> None:
+        async with self._turn:
+            await self._apply(self._table.review(trio.current_time()))
+
+    async def _apply(self, change: ModelChange) -> None:
+        manager = self._manager
+        for why in change.refused:
+            _log.warning("model card refused: %s", why)
+            manager.metrics().entry_refused("model")
+        for card in change.removed:
+            if manager.has_model_any(card.name):
+                manager.remove_model(card.name)
+                _log.info("model %s is gone", card.name)
+        for card in change.added:
+            await self._add(card)
+
+    async def _add(self, card: ModelCard) -> None:
+        try:
+            client = await self._open_client(EndpointName.parse(card.endpoint))
+            self._manager.add_model(card, RoutedEngine(client))
+        except TrinamoError as error:
+            _log.warning("model %s cannot be offered: %s", card.name, error)
+        else:
+            _log.info("model %s is served by %s", card.name, card.endpoint)
+            if card.endpoint not in self._routers:
+                self._routers[card.endpoint] = client.router
+                self._nursery.start_soon(self._follow, client.router)

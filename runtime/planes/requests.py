@@ -20,7 +20,10 @@ class RequestService(Protocol):
     """What the worker offers to whatever request plane brings it envelopes."""
 
     def admit(self, envelope: Envelope, payload: bytes) -> Ack:
-        """Decide without waiting. Once `accepted`, the work is started and will call home."""
+        """Decide without waiting. Once `accepted`, the work is started and will call home.
+
+        A probe is answered only: nothing is started.
+        """
         ...
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
@@ -81,7 +84,7 @@ class RequestPlane(Protocol):
         ...
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
-        """Deliver a streaming request and return the worker's ACK or NACK.
+        """Deliver a streaming request, or a probe, and return the worker's ACK or NACK.
 
         Raises `ConnectError` if nothing was sent, `DisconnectedError` if the connection broke
         while waiting, `RemoteProtocolError` if the reply is neither. Cancelled while waiting, it

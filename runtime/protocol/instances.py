@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import attrs
@@ -31,6 +31,7 @@ __all__ = [
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _NOT_SUSPECTED: Final = object()
+_NOT_LINGERING: Final = object()
 _ID: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
@@ -113,6 +114,12 @@ class InstanceChange:
 
     joined: tuple[Instance, ...] = ()
     left: tuple[Instance, ...] = ()
+    lingering: tuple[Instance, ...] = ()
+    """Deleted from discovery but not gone: still in the set, until `dismiss`."""
+    returned: tuple[Instance, ...] = ()
+    """Registered again while they lingered."""
+    draining: tuple[Instance, ...] = ()
+    """Have begun to leave."""
     moved: tuple[Instance, ...] = ()
     """Re-registered under other addresses."""
     refused: tuple[str, ...] = ()
@@ -126,44 +133,56 @@ class Standing(enum.StrEnum):
     DRAINING = "draining"
     INHIBITED = "inhibited"
     """It failed a request a moment ago, and is passed over while another lives."""
+    LINGERING = "lingering"
+    """Discovery has deleted it, but it is reached: it may only have lost its lease."""
     SUSPECTED = "connection lost"
     """Discovery names it, but no connection reaches it."""
 
 
 class LiveSet:
-    """Instances by id, in the order they joined."""
+    """Instances by id, in the order they joined.
 
-    def __init__(self) -> None:
+    With `keeps_deleted`, one that is deleted lingers if it did not say that it would leave and its
+    connection stands (`trust`): a store that was stopped ends all leases in one moment, and the
+    workers are as well as before. Whoever feeds the set says when that is over (`dismiss`).
+    """
+
+    def __init__(self, *, keeps_deleted: bool = False) -> None:
+        self._keeps_deleted = keeps_deleted
         self._by_key: dict[str, Instance] = {}
+        self._keys: dict[str, str] = {}
+        """From id to key."""
         self._inhibited: dict[str, float] = {}
         self._suspected: dict[str, object] = {}
+        self._standing: dict[str, None] = {}
+        self._lingering: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     @property
     def instances(self) -> list[Instance]:
-        """All that discovery names, also the inhibited ones."""
+        """All that discovery names or that linger, also the inhibited ones."""
         return list(self._by_key.values())
 
     def get(self, instance_id: str) -> Instance | None:
         """The live instance with this id."""
-        return next((i for i in self._by_key.values() if i.id == instance_id), None)
+        return self._by_key.get(self._keys.get(instance_id, ""))
 
     def replace(self, entries: Iterable[tuple[str, bytes]]) -> InstanceChange:
-        """A snapshot or resync: what it does not name has left."""
+        """A snapshot or resync: what it does not name is deleted."""
         fresh = dict(entries)
-        left = tuple(self._by_key.pop(key) for key in list(self._by_key) if key not in fresh)
-        joined: list[Instance] = []
-        moved: list[Instance] = []
-        refused: list[str] = []
-        for key, value in fresh.items():
-            change = self.put(key, value)
-            joined += change.joined
-            moved += change.moved
-            refused += change.refused
-        self._forget(left)
-        return InstanceChange(tuple(joined), left, tuple(moved), tuple(refused))
+        steps = [self.delete(key) for key in list(self._by_key) if key not in fresh]
+        steps += [self.put(key, value) for key, value in fresh.items()]
+        return InstanceChange(
+            joined=tuple(i for step in steps for i in step.joined),
+            left=tuple(i for step in steps for i in step.left),
+            lingering=tuple(i for step in steps for i in step.lingering),
+            returned=tuple(i for step in steps for i in step.returned),
+            draining=tuple(i for step in steps for i in step.draining),
+            moved=tuple(i for step in steps for i in step.moved),
+            refused=tuple(why for step in steps for why in step.refused),
+        )
 
     def put(self, key: str, value: bytes) -> InstanceChange:
         """One entry was written. A re-registration ends the instance's inhibition."""
@@ -173,24 +192,43 @@ class LiveSet:
             return InstanceChange(refused=(error.message,))
         known = self._by_key.get(key)
         self._by_key[key] = instance
+        self._keys[instance.id] = key
         if known != instance:
             self._inhibited.pop(instance.id, None)
         if known is None:
             return InstanceChange(joined=(instance,))
+        drains = instance.draining and not known.draining
         has_moved = known.transports != instance.transports
-        return InstanceChange(moved=(instance,) if has_moved else ())
+        if has_moved:
+            # What stands is the connection to where it was.
+            self._standing.pop(instance.id, None)
+        has_lingered = self._lingering.pop(instance.id, _NOT_LINGERING) is None
+        return InstanceChange(
+            returned=(instance,) if has_lingered else (),
+            draining=(instance,) if drains else (),
+            moved=(instance,) if has_moved else (),
+        )
 
     def delete(self, key: str) -> InstanceChange:
-        """One entry is gone."""
-        instance = self._by_key.pop(key, None)
-        left = () if instance is None else (instance,)
-        self._forget(left)
-        return InstanceChange(left=left)
+        """One entry is gone: its instance has left, or lingers."""
+        instance = self._by_key.get(key)
+        if instance is None or instance.id in self._lingering:
+            return InstanceChange()
+        if self._keeps_deleted and not instance.draining and instance.id in self._standing:
+            self._lingering[instance.id] = None
+            return InstanceChange(lingering=(instance,))
+        return self._leave(instance)
 
-    def _forget(self, left: tuple[Instance, ...]) -> None:
-        for instance in left:
-            self._inhibited.pop(instance.id, None)
-            self._suspected.pop(instance.id, None)
+    def dismiss(self, instance_id: str) -> InstanceChange:
+        """A lingering instance has left after all; nothing changes if it does not linger."""
+        instance = self.get(instance_id) if instance_id in self._lingering else None
+        return InstanceChange() if instance is None else self._leave(instance)
+
+    def _leave(self, instance: Instance) -> InstanceChange:
+        del self._by_key[instance.key], self._keys[instance.id]
+        for known in (self._inhibited, self._suspected, self._standing, self._lingering):
+            known.pop(instance.id, None)
+        return InstanceChange(left=(instance,))
 
     # --- what we found out ourselves ---
 
@@ -208,10 +246,13 @@ class LiveSet:
         if instance_id in self._suspected or self.get(instance_id) is None:
             return False
         self._suspected[instance_id] = None
+        self._standing.pop(instance_id, None)
         return True
 
     def trust(self, instance_id: str) -> bool:
-        """The connection stands again; whether that is news."""
+        """The connection stands, or stands again; whether the latter is news."""
+        if self.get(instance_id) is not None:
+            self._standing[instance_id] = None
         self._inhibited.pop(instance_id, None)
         return self._suspected.pop(instance_id, _NOT_SUSPECTED) is None
 
@@ -219,6 +260,20 @@ class LiveSet:
     def suspected_count(self) -> int:
         """How many instances discovery names but no connection reaches."""
         return len(self._suspected)
+
+    @property
+    def lingering_count(self) -> int:
+        """How many instances discovery has deleted and that are in the set all the same."""
+        return len(self._lingering)
+
+    def is_lingering(self, instance_id: str) -> bool:
+        """Whether discovery has deleted this instance, which is in the set all the same."""
+        return instance_id in self._lingering
+
+    def is_wanted(self, instance_id: str) -> bool:
+        """Whether this instance is in the set and has not said that it leaves."""
+        instance = self.get(instance_id)
+        return instance is not None and not instance.draining
 
     def inhibited_count(self, now: float) -> int:
         """How many live instances are inhibited."""
@@ -230,21 +285,27 @@ class LiveSet:
             return Standing.SUSPECTED
         if instance.draining:
             return Standing.DRAINING
+        if instance.id in self._lingering:
+            return Standing.LINGERING
         is_inhibited = self._inhibited.get(instance.id, now) > now
         return Standing.INHIBITED if is_inhibited else Standing.LIVE
 
-    def candidates(self, now: float) -> list[Instance]:
-        """Whom to choose from: the live ones not draining, not inhibited and not suspected.
+    def candidates(self, now: float, exclude: Collection[str] = ()) -> list[Instance]:
+        """Whom to choose from, not among `exclude`: who neither drains nor is known to be faulty.
 
-        If that leaves nobody, all that do not drain: their faults may have passed, and refusing
-        the request outright would certainly fail it.
+        Faulty is who is inhibited or suspected. Who lingers comes after those that discovery names,
+        unless it names less than half. If nobody is left, all that do not drain: their faults may
+        have passed, and refusing the request outright would certainly fail it.
         """
         for instance_id in [i for i, until in self._inhibited.items() if until <= now]:
             del self._inhibited[instance_id]
-        open_ones = [i for i in self._by_key.values() if not i.draining]
-        if not self._inhibited and not self._suspected:
+        open_ones = [i for i in self._by_key.values() if not i.draining and i.id not in exclude]
+        if not self._inhibited and not self._suspected and not self._lingering:
             return open_ones
         healthy = [
             i for i in open_ones if i.id not in self._inhibited and i.id not in self._suspected
         ]
-        return healthy or open_ones
+        named = [i for i in healthy if i.id not in self._lingering]
+        # When all leases have ended in one moment, the first to register again must not get what
+        # all others were sent (Envoy's panic threshold has the same reason and the same half).
+        return healthy if 2 * len(named) < len(healthy) else named or open_ones

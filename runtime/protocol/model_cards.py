@@ -1,12 +1,15 @@
 """Which models there are: model cards under `models/…`, one per model and worker.
 
-A model is there as long as one worker publishes its card. Sans-IO: `http/discovery.py` feeds the
-watch in and tells the model manager what came and went.
+A model is there as long as one worker publishes its card, and for a while longer if the card goes
+but its worker does not: a store that was stopped takes cards and instances away in one moment, and
+the workers bring them back in the next. Sans-IO: `http/discovery.py` feeds the watch in and tells
+the model manager what came and went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import quote
 
@@ -61,10 +64,17 @@ class ModelChange:
 
 
 class ModelTable:
-    """Cards by key; the first card of a model speaks for it until it goes."""
+    """Cards by key; the first card of a model speaks for it until it goes.
 
-    def __init__(self) -> None:
+    `patience_s` says of an endpoint and an instance id how long a card of theirs that was deleted
+    is kept: 0 for a worker that is gone, or that leaves. It is asked again at every `review`.
+    """
+
+    def __init__(self, patience_s: Callable[[str, str], float] = lambda *_: 0.0) -> None:
+        self._patience_s = patience_s
         self._cards: dict[str, ModelCard] = {}
+        self._kept: dict[str, float] = {}
+        """Keys that are deleted and whose cards are kept, with the time of their end."""
 
     @property
     def models(self) -> dict[str, ModelCard]:
@@ -74,12 +84,17 @@ class ModelTable:
             found.setdefault(card.name, card)
         return found
 
-    def replace(self, entries: Iterable[tuple[str, bytes]]) -> ModelChange:
-        """A snapshot or resync: what it does not name is gone."""
+    @property
+    def review_at(self) -> float:
+        """When the first of the kept cards ends; infinite if none is kept."""
+        return min(self._kept.values(), default=math.inf)
+
+    def replace(self, entries: Iterable[tuple[str, bytes]], now: float) -> ModelChange:
+        """A snapshot or resync: what it does not name is deleted."""
         before = self.models
         fresh = dict(entries)
         for key in [k for k in self._cards if k not in fresh]:
-            del self._cards[key]
+            self._let_go(key, now)
         refused = [why for key, value in fresh.items() if (why := self._take(key, value))]
         return self._change(before, tuple(refused))
 
@@ -89,11 +104,34 @@ class ModelTable:
         why = self._take(key, value)
         return self._change(before, (why,) if why else ())
 
-    def delete(self, key: str) -> ModelChange:
-        """One card is gone."""
+    def delete(self, key: str, now: float) -> ModelChange:
+        """One card was deleted."""
         before = self.models
-        self._cards.pop(key, None)
+        if key in self._cards:
+            self._let_go(key, now)
         return self._change(before, ())
+
+    def review(self, now: float) -> ModelChange:
+        """Cards that were kept go with their workers, or when their time is over."""
+        if not self._kept:
+            return ModelChange()
+        before = self.models
+        for key, until in list(self._kept.items()):
+            if until <= now or not self._patience_of(key):
+                del self._kept[key], self._cards[key]
+        return self._change(before, ())
+
+    def _let_go(self, key: str, now: float) -> None:
+        patience_s = self._patience_of(key)
+        if not patience_s:
+            del self._cards[key]
+            self._kept.pop(key, None)
+        else:
+            # One that is kept already is not given more time by a resync that repeats the news.
+            self._kept.setdefault(key, now + patience_s)
+
+    def _patience_of(self, key: str) -> float:
+        return self._patience_s(self._cards[key].endpoint, key.rpartition("/")[2])
 
     def _take(self, key: str, value: bytes) -> str:
         try:
@@ -104,6 +142,7 @@ class ModelTable:
         if known is not None and known.endpoint != card.endpoint and key not in self._cards:
             return f"{key}: {card.name!r} is served by {known.endpoint}, not by {card.endpoint}"
         self._cards[key] = card
+        self._kept.pop(key, None)
         return ""
 
     def _change(self, before: dict[str, ModelCard], refused: tuple[str, ...]) -> ModelChange:

@@ -61,6 +61,8 @@ class RequestKind(enum.StrEnum):
     """Over a response stream: the worker calls home."""
     UNARY = "unary"
     """As one value on the request plane itself."""
+    PROBE = "probe"
+    """The ACK or NACK is the answer: whether this worker is here and serves this. Nothing runs."""
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -249,7 +249,7 @@ def waits_are_unwatched() -> list[Patch]:
 
     def silent(self: Any, change: Any) -> None:
         for instance in change.left:
-            for flight in self._flights.get(instance.id, ()):
+            for flight in self._flights.of(instance.id):
                 flight.on_gone = None
         announce(self, change)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import trio
 
+from trinamo.runtime import router
 from trinamo.runtime.errors import LeaseLostError
 from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
@@ -13,6 +14,7 @@ from trinamo.runtime.protocol.kv_blocks import BlockTable
 from trinamo.runtime.protocol.lease import LeaseTimer
 from trinamo.runtime.protocol.sequence import SequencedEvent, SequencedView, Step
 from trinamo.runtime.registration import Registrar
+from trinamo.runtime.router import Router
 
 from ..services import SimulatedControlPlane, SimulatedEventPlane
 from ..services.connector import Connector
@@ -110,6 +112,29 @@ def silence_is_health() -> list[Patch]:
         (Connector, "_listen_for_silence", trusting),
         (Connector, "doubt", lambda *_: None),
     ]
+
+
+@bug
+def deleted_is_gone() -> list[Patch]:
+    """What discovery deletes is dropped in that moment, however well its connection stands."""
+    return [(router, "LiveSet", lambda **_: LiveSet())]
+
+
+@bug
+def cards_gone_at_once() -> list[Patch]:
+    """A model is gone with its last card, though its workers are there."""
+    return [(Router, "patience_s", lambda *_: 0.0)]
+
+
+@bug
+def lingering_unasked() -> list[Patch]:
+    """A connection that stands is enough to be kept; nobody asks whether the process answers."""
+
+    async def trusting(self: Any, *_: object) -> bool:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+        return True
+
+    return [(Router, "_answers", trusting)]
 
 
 # --- events -----------------------------------------------------------------------------------------

@@ -92,6 +92,10 @@ def stream(request_id: str, endpoint: str = "accepted") -> Envelope:
     return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", response=HOME, metadata={"a": "é"})
 
 
+def probe(request_id: str, endpoint: str = "accepted") -> Envelope:
+    return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", kind=RequestKind.PROBE)
+
+
 def unary(request_id: str, endpoint: str = "echo") -> Envelope:
     return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", kind=RequestKind.UNARY)
 
@@ -155,6 +159,13 @@ async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair)
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
     assert ack == Ack(id="r1", status=status, message=f"it is {status}")
+
+
+async def test_a_probe_is_decided_like_a_request_that_streams(pair: Pair) -> None:
+    for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
+        ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
+        assert ack == Ack(id="p1", status=status, message=f"it is {status}")
+    assert pair.service.answered == []
 
 
 async def test_a_unary_request_gets_its_result(pair: Pair) -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.test_request_plane_nats import Service, stream, unary
+from tests.conformance.test_request_plane_nats import Service, probe, stream, unary
 from tests.transports.tcp.ends import PATIENCE_S, RawEnd, eventually, options, raw_connection
 from trinamo.runtime.errors import (
     ConnectError,
@@ -89,6 +89,13 @@ async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair)
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
     assert ack == Ack(id="r1", status=status, message=f"it is {status}")
+
+
+async def test_a_probe_is_decided_like_a_request_that_streams(pair: Pair) -> None:
+    for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
+        ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
+        assert ack == Ack(id="p1", status=status, message=f"it is {status}")
+    assert pair.service.answered == []
 
 
 async def test_unary_requests_at_once_share_a_connection_and_get_their_own_results(

@@ -257,10 +257,43 @@ async def test_requests_over_nats_fail_with_a_status_while_it_is_away_and_work_a
     assert away in (502, 503, 504)
 
 
-async def test_a_frozen_worker_leaves_with_its_lease_and_comes_back_as_itself(
+async def freeze_past_the_leases(cluster: Cluster, lease_ttl_s: float) -> list[int]:
+    """Stop etcd until every lease is over; the answers meanwhile, and until all are registered."""
+    before = [await incarnation(worker) for worker in cluster.workers]
+    answers: list[int] = []
+    over_at = trio.current_time() + 1.5 * lease_ttl_s
+
+    async def is_over() -> bool:
+        answers.append(await ask(cluster))
+        return trio.current_time() > over_at
+
+    async def are_back() -> bool:
+        answers.append(await ask(cluster))
+        now = [await incarnation(worker) for worker in cluster.workers]
+        return all(n > b for n, b in zip(now, before, strict=True))
+
+    cluster.etcd.freeze()
+    await until(is_over, "the leases are over")
+    cluster.etcd.thaw()
+    await until(are_back, "every worker has another lease")
+
+    async def are_known() -> bool:
+        answers.append(await ask(cluster))
+        return cluster.frontend.log.read_text().count("has registered again") >= len(before)
+
+    await until(are_known, "the frontend knows all of them again")
+    return answers
+
+
+async def test_a_frozen_worker_leaves_with_its_lease_and_a_frozen_store_loses_nobody(
     tmp_path: Path,
 ) -> None:
-    settings = {"control_plane.etcd.lease_ttl_s": 2, "data_plane.tcp.ack_timeout_s": 1}
+    settings = {
+        "control_plane.etcd.lease_ttl_s": 2,
+        "control_plane.etcd.silence_s": 1,
+        "control_plane.etcd.request_timeout_s": 2,
+        "data_plane.tcp.ack_timeout_s": 1,
+    }
     async with open_cluster(tmp_path, settings=settings) as cluster:
         frozen = cluster.workers[0]
         frozen.freeze()
@@ -278,6 +311,11 @@ async def test_a_frozen_worker_leaves_with_its_lease_and_comes_back_as_itself(
         async with httpx.AsyncClient(trust_env=False) as client:
             health = (await client.get(f"{frozen.facts['status_url']}/health")).json()
 
+        left = cluster.frontend.log.read_text().count(" left ")
+        answers += await freeze_past_the_leases(cluster, settings["control_plane.etcd.lease_ttl_s"])
+        told = cluster.frontend.log.read_text()
+
+    assert told.count(" left ") == left == 1
     assert {*answers} == {OK}
     assert health["instance_id"] == frozen.facts["instance_id"]
 

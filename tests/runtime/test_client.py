@@ -295,6 +295,39 @@ async def test_after_the_prologue_the_connection_is_the_better_witness(cluster: 
             await worker.wait_gone()
 
 
+async def test_a_worker_that_lost_its_lease_and_answers_keeps_its_requests_and_gets_new_ones(
+    cluster: Cluster,
+) -> None:
+    """Both ways over a real connection: what waits for its first item, and what is asked now."""
+    prefilled = trio.Event()
+
+    async def prefill(request: int, context: Context) -> AsyncGenerator[int, None]:
+        if request:
+            await prefilled.wait()
+        yield request
+
+    await cluster.serve("1", prefill)
+    client = await cluster.client()
+    answers: list[int] = []
+
+    async def ask(request: int) -> None:
+        async with client.stream(request, int) as stream:
+            answers.extend([item async for item in stream])
+
+    await ask(0)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, 7)
+        await eventually(lambda: cluster.workers["1"].active_count)
+        await cluster.remove("1")
+        await eventually(lambda: [s for _, s, _ in client.router.standings()] == ["lingering"])
+        await ask(0)
+        await cluster.put("1", {"tcp": cluster.addresses["1"]}, incarnation=2)
+        await eventually(lambda: [s for _, s, _ in client.router.standings()] == ["live"])
+        prefilled.set()
+    assert answers == [0, 0, 7]
+
+
 async def test_a_worker_that_left_and_is_silent_loses_its_stream_and_is_told(
     cluster: Cluster,
 ) -> None:

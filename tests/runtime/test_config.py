@@ -354,6 +354,7 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
         "control_plane.etcd.nodes": 3,
         "event_plane.embedded": False,
         "event_plane.nats.nodes": 3,
+        "control_plane.etcd.lease_ttl_s": 20,
     }
 
     notices = config_notices(load_config(environ={}, overrides=overrides))
@@ -362,6 +363,8 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
         "data_plane.nixl.rdma_interface",
         "Mooncake",
         "data_plane.transfer.enabled",
+        "router.silence_grace_s",
+        "router.linger_s",
         "control_plane.etcd.nodes",
         "event_plane.nats.nodes",
     ]

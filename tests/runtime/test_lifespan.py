@@ -16,7 +16,7 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.exact import open_exact_engine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import DisconnectedError, EngineError, UnavailableError
-from trinamo.runtime.planes import ControlPlane, WatchEvent
+from trinamo.runtime.planes import ControlPlane, Delete, Put, WatchEvent
 from trinamo.runtime.protocol.generate import Delta, GenerateRequest
 from trinamo.runtime.protocol.instances import EndpointName, decode_instance
 from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, SETTINGS_PREFIX
@@ -78,6 +78,36 @@ async def test_shutdown_lets_a_stream_finish_and_takes_nothing_new() -> None:
                     rest = [item async for item in stream]
 
     assert rest == list(range(1, 200))
+
+
+async def test_a_worker_says_that_it_leaves_before_it_takes_its_models_away() -> None:
+    """Otherwise a frontend could not tell it from one that lost its lease."""
+    transports = OneProcess()
+    seen: list[tuple[str, bool]] = []
+
+    async def follow(*, task_status: trio.TaskStatus[None]) -> None:
+        async with MemoryControlPlane(transports.store).watch("") as events:
+            await anext(events)
+            task_status.started()
+            async for event in events:
+                match event:
+                    case Put(entry) if entry.key == instance.key:
+                        is_draining = decode_instance(entry.key, entry.value).draining
+                        seen.append(("instance put", is_draining))
+                    case Delete("models/m/1", _):
+                        seen.append(("card deleted", True))
+                    case _:
+                        pass
+
+    async with trio.open_nursery() as nursery:
+        async with open_process(transports, serving=True) as server:
+            instance = await server.serve(COUNT, count, request_type=int)
+            await server.publish("models/m/1", b"{}")
+            await nursery.start(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    assert seen == [("instance put", True), ("card deleted", True)]
 
 
 async def test_shutdown_stops_then_kills_what_does_not_finish() -> None:

@@ -13,12 +13,18 @@ import trio.testing
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, RequestError, UnavailableError
+from trinamo.runtime.flights import Flight
 from trinamo.runtime.metrics import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
-from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.request import Ack, Envelope
+from trinamo.runtime.protocol.instances import (
+    EndpointName,
+    Instance,
+    Standing,
+    encode_instance,
+)
+from trinamo.runtime.protocol.request import Ack, AckStatus, Envelope, RequestKind
 from trinamo.runtime.protocol.routing import Policy
-from trinamo.runtime.router import Flight, Router
+from trinamo.runtime.router import Router
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 
 NAME = EndpointName("ns", "engine", "generate")
@@ -314,13 +320,15 @@ async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_c
 
 
 class Witness:
-    """A request plane whose connections stand or not, as told; it carries no request."""
+    """A request plane whose connections stand or not, as told; it carries no request but a probe."""
 
     def __init__(self, transport: str, *, can_tell: bool = True, stands: bool = True) -> None:
         self.transport = transport
         self.is_usable = True
         self._can_tell = can_tell
         self.stands = stands
+        self.answer: AckStatus | None = AckStatus.ACCEPTED
+        self.probe_count = 0
         self._lost = trio.Event()
 
     async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
@@ -339,7 +347,14 @@ class Witness:
         self._lost = trio.Event()
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
-        raise AssertionError
+        assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
+        assert (envelope.endpoint, envelope.instance_id) == (str(NAME), address)
+        self.probe_count += 1
+        await trio.lowlevel.checkpoint()
+        if self.answer is None:
+            await trio.sleep_forever()
+            raise AssertionError
+        return Ack(id=envelope.id, status=self.answer)
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         raise AssertionError
@@ -391,6 +406,201 @@ async def test_the_port_that_requests_take_is_a_witness_from_the_start(
 ) -> None:
     async with witnessed(Witness("tcp", stands=False)) as made:
         assert choices(made) == "2222"
+
+
+# --- deleted, but reached ------------------------------------------------------------------------
+
+
+class Reached:
+    """One instance with a connection to it, and a request that waits for its first item."""
+
+    def __init__(self, *, linger_s: float | None = 10.0) -> None:
+        self.tcp = Witness("tcp")
+        self.store = MemoryControlPlane()
+        self.metrics = FrontendMetrics(RealEnv())
+        self.router = Router(
+            self.store,
+            NAME,
+            SeededEnv(),
+            linger_s=linger_s,
+            silence_grace_s=8.0,
+            metrics=self.metrics,
+            request_planes={"tcp": self.tcp},
+        )
+        self.gone: list[float] = []
+        self.silent: list[float] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Reached]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.router.run)
+            await self.put()
+            await self.router.wait_instances()
+            with self.flight() as flight:
+                flight.on_gone = lambda: self.gone.append(trio.current_time())
+                # Until the connection stands; the clock then shows 1.
+                await trio.sleep(1)
+                yield self
+            nursery.cancel_scope.cancel()
+
+    @contextmanager
+    def flight(self) -> Iterator[Flight]:
+        with self.router.flight(instance("1")) as flight:
+            yield flight
+
+    async def put(self, *, incarnation: int = 1, draining: bool = False) -> None:
+        one = Instance(
+            endpoint=str(NAME),
+            id="1",
+            transports={"tcp": "1"},
+            incarnation=incarnation,
+            draining=draining,
+        )
+        await self.store.put(one.key, encode_instance(one))
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def delete(self) -> None:
+        await self.store.delete(instance("1").key)
+        await trio.testing.wait_all_tasks_blocked()
+
+    @property
+    def lingering_count(self) -> float:
+        return self.metrics.value("lingering_instances", endpoint=str(NAME))
+
+    @property
+    def live_count(self) -> float:
+        return self.metrics.value("live_instances", endpoint=str(NAME))
+
+
+async def test_a_lost_lease_changes_nothing_if_the_worker_answers_and_registers_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    probed = 0
+    async with Reached().running() as reached:
+        for incarnation in (2, 3):
+            await reached.delete()
+            assert (reached.lingering_count, reached.live_count) == (1, 1)
+            ((_, standing, _),) = reached.router.standings()
+            assert standing is Standing.LINGERING
+            await trio.sleep(9)
+            assert choices(reached.router) == "1111"
+            await reached.put(incarnation=incarnation)
+            assert (reached.lingering_count, reached.live_count) == (0, 1)
+            probed = reached.tcp.probe_count
+            await trio.sleep(60)
+            assert reached.tcp.probe_count == probed
+        assert probed >= 12
+        assert reached.gone == []
+
+
+async def test_who_does_not_register_again_within_the_grace_is_dropped(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        await reached.delete()
+        await trio.sleep(60)
+        assert reached.gone == [11.0]
+        assert (reached.router.instances, reached.lingering_count) == ([], 0)
+
+
+async def test_a_stopped_process_s_connection_stands_but_it_is_dropped_after_one_probe(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        reached.tcp.answer = None
+        await reached.delete()
+        await trio.sleep(60)
+        assert (reached.gone, reached.tcp.probe_count) == ([2.0], 1)
+
+
+async def test_one_that_stops_while_it_lingers_is_found_out(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        await reached.delete()
+        await trio.sleep(4)
+        reached.tcp.answer = None
+        await trio.sleep(4)
+        assert len(reached.gone) == 1
+        assert 5 < reached.gone[0] <= 8
+
+
+@pytest.mark.parametrize("answer", [AckStatus.DRAINING, AckStatus.UNKNOWN_ENDPOINT])
+async def test_one_that_says_it_leaves_or_is_another_is_dropped_at_once(
+    answer: AckStatus, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with Reached().running() as reached:
+        reached.tcp.answer = answer
+        await reached.delete()
+        assert reached.gone == [1.0]
+
+
+async def test_the_end_of_the_connection_ends_the_lingering(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        await reached.delete()
+        await trio.sleep(2)
+        reached.tcp.break_off()
+        await trio.sleep(10)
+        assert reached.gone == [3.0]
+        await reached.put(incarnation=2)
+        assert [each.incarnation for each in reached.router.instances] == [2]
+
+
+@pytest.mark.parametrize("why", ["draining", "broken", "not wanted"])
+async def test_who_drains_or_is_not_reached_is_dropped_as_soon_as_discovery_says(
+    why: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with Reached(linger_s=None if why == "not wanted" else 10.0).running() as reached:
+        if why == "draining":
+            await reached.put(draining=True)
+        if why == "broken":
+            reached.tcp.break_off()
+            await trio.testing.wait_all_tasks_blocked()
+        await reached.delete()
+        assert (reached.gone, reached.tcp.probe_count) == ([1.0], 0)
+
+
+async def test_a_stream_of_one_that_lingers_must_not_be_silent_either(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The rule of silence counts from the deletion, also for what begins while it lingers."""
+    async with Reached().running() as reached:
+        await reached.delete()
+        await trio.sleep(2)
+        with reached.flight() as flight:
+            flight.heard = lambda: 1
+            flight.on_silent = lambda: reached.silent.append(trio.current_time())
+            await trio.sleep(30)
+        assert len(reached.silent) == 1
+        assert 11 <= reached.silent[0] <= 15
+        assert reached.gone == [11.0]
+
+
+async def test_the_news_that_somebody_came_left_or_is_leaving_can_be_waited_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        seen = await reached.router.wait_change(-1)
+        patience = [reached.router.patience_s(each) for each in ("1", "2")]
+        for news in (
+            reached.delete,
+            lambda: reached.put(incarnation=2),
+            lambda: reached.put(incarnation=3),
+        ):
+            await news()
+            with trio.move_on_after(0.1) as waiting:
+                await reached.router.wait_change(seen)
+            assert waiting.cancelled_caught
+        patience.append(reached.router.patience_s("1"))
+        with trio.fail_after(1):
+            await reached.put(draining=True)
+            after = await reached.router.wait_change(seen)
+            patience.append(reached.router.patience_s("1"))
+            await reached.delete()
+            assert await reached.router.wait_change(after) > after > seen
+        assert patience == [10.0, 0.0, 10.0, 0.0]
 
 
 async def test_it_follows_the_store_through_an_outage() -> None:

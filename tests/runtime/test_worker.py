@@ -23,6 +23,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.metrics import WorkerMetrics
 from trinamo.runtime.protocol.control import Declined, Failed
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.request import (
@@ -263,6 +264,31 @@ async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluste
         assert worker.is_draining
         worker.kill_all()
         await worker.wait_idle()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothing() -> None:
+    metrics = WorkerMetrics(RealEnv())
+    worker = Worker(
+        TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=0, metrics=metrics
+    )
+    worker.add_stream(NAME, sleeper)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def status(**changes: str) -> AckStatus:
+            probe = Envelope(id="p", endpoint=str(NAME), instance_id="1", kind=RequestKind.PROBE)
+            ack = worker.admit(msgspec.structs.replace(probe, **changes), b"")
+            assert ack.id == "p"
+            return ack.status
+
+        assert [status(), status()] == [AckStatus.ACCEPTED] * 2
+        assert status(instance_id="2") is AckStatus.UNKNOWN_ENDPOINT
+        assert status(endpoint="a/b/c") is AckStatus.UNKNOWN_ENDPOINT
+        worker.refuse_new()
+        assert status() is AckStatus.DRAINING
+        assert worker.active_count == 0
+        assert b"worker_requests_total{" not in metrics.render()
         nursery.cancel_scope.cancel()
 
 

@@ -142,7 +142,7 @@ class NatsRequestServer:
         envelope = decode_envelope(header)
         if not message.reply:
             raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
-        if envelope.kind is RequestKind.STREAM:
+        if envelope.kind is not RequestKind.UNARY:
             return service.admit(envelope, payload)
         if envelope.id in self._unary:
             raise RemoteProtocolError(f"request id {envelope.id} is in use")

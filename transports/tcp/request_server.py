@@ -152,7 +152,7 @@ class _Conversation:
                 scope.cancel()
             return
         envelope = decode_envelope(header)
-        if envelope.kind is RequestKind.STREAM:
+        if envelope.kind is not RequestKind.UNARY:
             self._answer(self._service.admit(envelope, payload))
         elif envelope.id in self._unary:
             raise RemoteProtocolError(f"request id {envelope.id} is in use on this connection")

@@ -23,7 +23,12 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.overview import FrontendView
 from trinamo.runtime.planes import ControlPlane, Entry
-from trinamo.runtime.protocol.instances import INSTANCE_PREFIX, Instance, decode_instance
+from trinamo.runtime.protocol.instances import (
+    INSTANCE_PREFIX,
+    Instance,
+    Standing,
+    decode_instance,
+)
 from trinamo.runtime.protocol.model_cards import MODEL_PREFIX, decode_card
 
 from .http_client import fetch_json
@@ -270,6 +275,12 @@ def _tell_planes(survey: Survey, view: FrontendView, target: Target) -> None:
     if view.cluster is None:
         return
     control, events = view.cluster.control, view.cluster.events
+    states = [each.state for each in view.cluster.instances]
+    if count := states.count(Standing.LINGERING):
+        survey.away.append(
+            f"{count} of {len(states)} instances are no longer in etcd; the frontend keeps them "
+            "for a while, because they answer"
+        )
     if control is not None and not control.is_connected and not survey.is_last_known:
         survey.away.append("the frontend has no answer from etcd; it goes by what it last knew")
     if events is not None and not events.is_connected:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import pytest
 import trio
+import trio.testing
 
+from trinamo.runtime.client import Client
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.discovery import watch_models
 from trinamo.runtime.http.models import DeploymentState, ModelManager
 from trinamo.runtime.metrics import FrontendMetrics
+from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.generate import ModelCard
-from trinamo.runtime.protocol.instances import EndpointName
+from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.request import Ack, AckStatus, Envelope
+from trinamo.runtime.router import Router
 from trinamo.transports.memory.control import MemoryControlPlane
+
+ENDPOINT = EndpointName("ns", "backend", "generate")
+
+
+class Reachable:
+    """A request plane to workers that are all there, and say so."""
+
+    transport = "tcp"
+    is_usable = True
+
+    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+        on_connected()
+        await trio.sleep_forever()
+
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+        await trio.lowlevel.checkpoint()
+        return Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+
+    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+        raise AssertionError
 
 
 @attrs.frozen
@@ -26,15 +52,26 @@ class Watched:
     store: MemoryControlPlane
     manager: ModelManager
 
+    async def register(self, worker: str, *, draining: bool = False) -> str:
+        each = Instance(
+            endpoint=str(ENDPOINT), id=worker, transports={"tcp": worker}, draining=draining
+        )
+        await self.store.put(each.key, encode_instance(each))
+        await trio.testing.wait_all_tasks_blocked()
+        return each.key
+
     async def publish(self, name: str, worker: str, endpoint: str = "ns/backend/generate") -> str:
         key = model_key(name, worker)
         await self.store.put(key, encode_card(ModelCard(name=name, endpoint=endpoint)))
         return key
 
     async def wait_models(self, *names: str) -> None:
-        with trio.fail_after(5):
-            while sorted(self.manager.list_chat_completions_models()) != sorted(names):
-                await trio.lowlevel.checkpoint()
+        # Counted, not timed: on a virtual clock no time passes while we look.
+        for _ in range(1000):
+            if sorted(self.manager.list_chat_completions_models()) == sorted(names):
+                return
+            await trio.lowlevel.checkpoint()
+        raise AssertionError(self.manager.list_chat_completions_models())
 
     @property
     def refused(self) -> float:
@@ -46,8 +83,16 @@ async def watched() -> AsyncIterator[Watched]:
     env, store = RealEnv(), MemoryControlPlane()
     manager = ModelManager(DeploymentState(env, FrontendMetrics(env)))
 
-    async def open_client(_: EndpointName) -> Any:
-        await trio.lowlevel.checkpoint()
+    clients: dict[EndpointName, Client] = {}
+
+    async def open_client(endpoint: EndpointName) -> Client:
+        if endpoint not in clients:
+            planes: dict[str, RequestPlane] = {"tcp": Reachable()}
+            router = Router(store, endpoint, env, request_planes=planes)
+            nobody: Any = None
+            clients[endpoint] = Client(router, nobody, env)
+            await nursery.start(router.run)
+        return clients[endpoint]
 
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_models, store, open_client, manager)
@@ -103,3 +148,81 @@ async def test_junk_over_a_good_card_leaves_the_good_one_in_force() -> None:
         await each.publish("n", "1")
         await each.wait_models("m", "n")
         assert each.refused == 1
+
+
+# --- cards whose workers stay --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["instance", "card"])
+async def test_a_store_that_forgets_workers_and_cards_takes_no_model_away(
+    first: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """All leases end in one moment; whichever of the two watches hears of it first."""
+    async with watched() as each:
+        card = await each.publish("m", "1")
+        await each.wait_models("m")
+        for _ in range(2):
+            instance = await each.register("1")
+            for key in (instance, card) if first == "instance" else (card, instance):
+                await each.store.delete(key)
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(8)
+            await each.wait_models("m")
+            await each.register("1")
+            await each.publish("m", "1")
+        await trio.sleep(60)
+        await each.wait_models("m")
+
+
+async def test_a_worker_that_never_comes_back_takes_its_model_along(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with watched() as each:
+        card = await each.publish("m", "1")
+        await each.wait_models("m")
+        instance = await each.register("1")
+        await each.store.delete(card)
+        await trio.sleep(1)
+        await each.store.delete(instance)
+        await trio.sleep(8)
+        await each.wait_models("m")
+        await trio.sleep(2.1)
+        assert each.manager.list_chat_completions_models() == []
+
+
+@pytest.mark.parametrize("first", ["instance", "card"])
+async def test_a_worker_that_leaves_in_order_takes_its_model_along_at_once(
+    first: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It says so before it withdraws its card, but the two watches race."""
+    async with watched() as each:
+        card = await each.publish("m", "1")
+        await each.wait_models("m")
+        await each.register("1")
+        if first == "instance":
+            await each.register("1", draining=True)
+        await each.store.delete(card)
+        if first == "card":
+            await trio.testing.wait_all_tasks_blocked()
+            await each.wait_models("m")
+            await each.register("1", draining=True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert each.manager.list_chat_completions_models() == []
+
+
+async def test_a_card_that_goes_while_its_worker_stays_is_kept_for_the_grace_only(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with watched() as each:
+        cards = [await each.publish(name, "1") for name in ("m", "n")]
+        await each.wait_models("m", "n")
+        await each.register("1")
+        await each.store.delete(cards[0])
+        await trio.sleep(5)
+        await each.store.delete(cards[1])
+        await trio.sleep(4.9)
+        await each.wait_models("m", "n")
+        await trio.sleep(0.2)
+        assert each.manager.list_chat_completions_models() == ["n"]
+        await trio.sleep(5)
+        assert each.manager.list_chat_completions_models() == []

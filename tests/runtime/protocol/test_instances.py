@@ -6,6 +6,7 @@ from trinamo.runtime.errors import RemoteProtocolError, RequestError
 from trinamo.runtime.protocol.instances import (
     EndpointName,
     Instance,
+    InstanceChange,
     LiveSet,
     Standing,
     decode_instance,
@@ -166,3 +167,102 @@ def test_one_who_is_not_live_cannot_be_inhibited() -> None:
     live = live_set(A)
     live.inhibit(B.id, until=10)
     assert live.inhibited_count(0) == 0
+
+
+# --- deleted, but reached ------------------------------------------------------------------------
+
+
+def reached(*instances: Instance) -> LiveSet:
+    """A set that keeps what is deleted, with a connection to each."""
+    live = LiveSet(keeps_deleted=True)
+    live.replace((each.key, encode_instance(each)) for each in instances)
+    for each in instances:
+        live.trust(each.id)
+    return live
+
+
+def test_a_deleted_instance_whose_connection_stands_lingers_until_it_is_dismissed() -> None:
+    live = reached(A)
+    assert live.delete(A.key) == InstanceChange(lingering=(A,))
+    assert live.delete(A.key) == InstanceChange()
+    assert live.replace([]) == InstanceChange()
+    assert (live.instances, live.lingering_count, live.is_wanted(A.id)) == ([A], 1, True)
+    assert live.standing(A, 0) is Standing.LINGERING
+    assert live.dismiss(A.id) == InstanceChange(left=(A,))
+    assert live.dismiss(A.id) == InstanceChange()
+    assert (live.instances, live.lingering_count, live.is_wanted(A.id)) == ([], 0, False)
+
+
+def test_a_resync_makes_linger_what_it_does_not_name() -> None:
+    live = reached(A, B)
+    again = instance(2, incarnation=2)
+    assert live.replace([(B.key, encode_instance(again))]) == InstanceChange(lingering=(A,))
+    assert live.instances == [A, again]
+
+
+def test_coming_back_ends_the_lingering_and_is_neither_joining_nor_leaving() -> None:
+    live = reached(A)
+    live.delete(A.key)
+    again = instance(1, incarnation=2)
+    assert live.put(A.key, encode_instance(again)) == InstanceChange(returned=(again,))
+    assert live.dismiss(A.id) == InstanceChange()
+    assert live.instances == [again]
+    assert live.delete(A.key).lingering == (again,)
+
+
+@pytest.mark.parametrize("why", ["never stood", "lost", "draining", "moved", "not wanted"])
+def test_nobody_lingers_whose_connection_does_not_stand_or_who_leaves(why: str) -> None:
+    live = LiveSet(keeps_deleted=why != "not wanted")
+    live.put(A.key, encode_instance(A))
+    if why != "never stood":
+        live.trust(A.id)
+    if why == "lost":
+        assert live.suspect(A.id)
+    if why == "draining":
+        leaving = instance(1, draining=True)
+        assert live.put(A.key, encode_instance(leaving)).draining == (leaving,)
+        assert not live.is_wanted(A.id)
+    if why == "moved":
+        elsewhere = Instance(endpoint="a/b/c", id=A.id, transports={"tcp": "elsewhere:1"})
+        assert live.put(A.key, encode_instance(elsewhere)).moved == (elsewhere,)
+    assert len(live.delete(A.key).left) == 1
+    assert len(live) == 0
+
+
+def test_a_connection_that_stands_again_makes_up_for_its_loss() -> None:
+    live = reached(A)
+    live.suspect(A.id)
+    assert live.trust(A.id)
+    assert live.delete(A.key).lingering == (A,)
+
+
+def test_who_joins_again_after_leaving_begins_without_a_connection() -> None:
+    live = reached(A)
+    live.delete(A.key)
+    live.dismiss(A.id)
+    live.put(A.key, encode_instance(A))
+    assert live.delete(A.key).left == (A,)
+
+
+def test_who_lingers_comes_after_those_that_discovery_names() -> None:
+    live = reached(A, B, C)
+    live.delete(A.key)
+    assert live.candidates(0) == [B, C]
+    assert live.candidates(0, exclude=[B.id]) == [C]
+    assert live.candidates(0, exclude=[B.id, C.id]) == [A]
+    live.inhibit(B.id, until=10)
+    live.inhibit(C.id, until=10)
+    assert live.candidates(0) == [A]
+    live.inhibit(A.id, until=10)
+    assert live.candidates(0) == [A, B, C]
+
+
+def test_if_discovery_names_less_than_half_the_first_to_return_do_not_get_it_all() -> None:
+    live = reached(A, B, C)
+    for each in (A, B, C):
+        live.delete(each.key)
+    assert live.candidates(0) == [A, B, C]
+    live.put(A.key, encode_instance(A))
+    assert live.candidates(0) == [A, B, C]
+    live.put(B.key, encode_instance(B))
+    assert live.candidates(0) == [A, B]
