@@ -143,10 +143,7 @@ class TransferRouter:
         error: TrinamoError | None = None
         is_kept = False
         try:
-            async with trio.open_nursery() as nursery:
-                for route in peer.routes:
-                    nursery.start_soon(self._try_out, route)
-            is_kept = any(route.is_usable for route in peer.routes)
+            is_kept = await self.probe(peer)
             error = None if is_kept else _unreachable(peer)
         finally:
             if not is_kept:

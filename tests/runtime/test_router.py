@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, RequestError, UnavailableError
@@ -308,7 +309,9 @@ async def test_a_vigil_ends_with_the_last_request_of_its_instance(
 # --- the connection as a witness -----------------------------------------------------------------
 
 
-async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_can() -> None:
+async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_can(
+    autojump_clock: MockClock,
+) -> None:
     nats, tcp = Witness("nats"), Witness("tcp")
     async with witnessed(nats, tcp) as made:
         instance = made.choose(instance_id="1")
