@@ -273,7 +273,7 @@ class NixlConfig(Section, frozen=True, kw_only=True):
     ] = 0.02
     notification_poll_s: Annotated[
         Seconds, about("Longest time until a peer's notification is noticed.")
-    ] = 0.01
+    ] = 0.02
 
 
 class MooncakeConfig(Section, frozen=True, kw_only=True):
@@ -295,7 +295,7 @@ class MooncakeConfig(Section, frozen=True, kw_only=True):
     ] = 5
     notification_poll_s: Annotated[
         Seconds, about("Longest time until a peer's notification is noticed.")
-    ] = 0.01
+    ] = 0.02
 
     def __post_init__(self) -> None:
         if self.queue_depth < self.threads:

@@ -32,7 +32,7 @@ class MooncakeOptions:
     """Transfers that run or wait for a thread; more wait in order."""
     transfer_timeout_s: int = 5
     """How long the engine waits for a peer that hangs; it does not take less than 5."""
-    notification_poll_s: float = 0.01
+    notification_poll_s: float = 0.02
     """The longest time until a notification is noticed."""
     connect_timeout_s: float = 5.0
     drain_s: float = 6.0

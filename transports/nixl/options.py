@@ -38,7 +38,7 @@ class NixlOptions:
     """`polling`: look without pause while transfers are under way, which costs a core then."""
     progress_delay_s: float = 0.02
     """How long the library's own thread sleeps unless woken; 0 would keep a core busy for ever."""
-    notification_poll_s: float = 0.01
+    notification_poll_s: float = 0.02
     """The longest time until a notification is noticed; the library cannot wake us."""
     connect_timeout_s: float = 5.0
     drain_s: float = 5.0
