@@ -26,6 +26,15 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> 
     assert [word for word in words if word not in lines[0]] == [], lines[0]
 
 
+def test_a_worker_s_front_door_loads_no_tables_and_colours() -> None:
+    """They are 3 MB of every process, and only the commands that draw tables need them."""
+    code = "import sys, trinamo.cli.main\nprint('rich' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from .failures import EXIT_FAILED
 from .transfer_text import Row, rows_json, rows_svg, show
@@ -172,6 +171,8 @@ def _row(
 @contextmanager
 def _progress(step_count: int) -> Iterator[Callable[[str], None]]:
     """Says on standard error what is being measured: a bar on a terminal, lines elsewhere."""
+    from rich.console import Console
+
     errors = Console(stderr=True)
     if not errors.is_terminal:
         yield lambda name: errors.print(f"measuring {name} …")
@@ -232,6 +233,8 @@ def transfer(
     if as_json:
         sys.stdout.write(rows_json(rows, blocks=blocks, block_bytes=block_bytes, rounds=rounds))
     else:
+        from rich.console import Console
+
         console = Console()
         show(rows, console if console.is_terminal else Console(width=110), title)
     if plot is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
 
 import attrs
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Row", "rows_json", "rows_svg", "show"]
 
@@ -43,6 +44,8 @@ class Row:
 
 def show(rows: Sequence[Row], console: Console, title: str) -> None:
     """The table, and a bar for each row."""
+    from rich.table import Table
+
     table = Table(
         title=title,
         caption="s/GB: CPU seconds per GB · lag: of the mover's event loop · 4 KB: median of one block",
