@@ -39,13 +39,14 @@ class Farewells:
         self._nursery = nursery
         self._grace_s = grace_s
         self._answers, self._is_named, self._forget = answers, is_named, forget
-        self._missing: dict[str, None] = {}
+        self._missing: dict[str, int] = {}
+        """How often each life was said to be missing since its task began."""
 
     async def begin(self, agent_name: str) -> None:
         """This life is missing; does not wait for what comes of it."""
         await trio.lowlevel.checkpoint()
-        if agent_name not in self._missing:
-            self._missing[agent_name] = None
+        count = self._missing[agent_name] = self._missing.get(agent_name, 0) + 1
+        if count == 1:
             self._nursery.start_soon(self._see_off, agent_name)
 
     async def _see_off(self, agent_name: str) -> None:
@@ -55,7 +56,9 @@ class Farewells:
             while trio.current_time() < ends_at and await self._answers(agent_name):
                 await trio.sleep(min(wait_s, max(0.0, ends_at - trio.current_time())))
                 wait_s *= 2  # After an outage everybody asks about everybody.
-                if await self._is_named(agent_name):
+                count = self._missing[agent_name]
+                # News that came while we asked is younger than the answer may be.
+                if await self._is_named(agent_name) and self._missing[agent_name] == count:
                     _log.info("peer %s is in discovery again; nothing was lost", agent_name)
                     return
         finally:

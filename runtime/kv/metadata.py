@@ -65,8 +65,9 @@ class _Known:
     mod_revision: int
 
 
-Forget = Callable[[str], Awaitable[None]]
-"""Called with the `agent_name` of a peer that is gone."""
+Tell = Callable[[str], Awaitable[None]]
+"""Called with the `agent_name` of a peer that is not stored any more; whether it lives is another
+question (`farewells.py`)."""
 
 
 class NixlMetadataStore:
@@ -170,16 +171,16 @@ class NixlMetadataStore:
                 )
         return found
 
-    async def watch(self, forget: Forget) -> None:
-        """Keep the cache right until cancelled; call `forget` for every peer that is gone.
+    async def watch(self, tell_missing: Tell) -> None:
+        """Keep the cache right until cancelled; call `tell_missing` for every peer that is gone.
 
         Run it in the nursery that owns the transfer planes. A peer that restarted under the same
-        engine id is forgotten by its old agent name. `forget` is waited for, so keep it bounded.
+        engine id is told of by its old agent name. The call is waited for, so keep it bounded.
         """
         async with self._control.watch(self._key_prefix) as events:
             async for event in events:
                 for gone in self._learn(event):
-                    await forget(gone)
+                    await tell_missing(gone)
 
     def _learn(self, event: WatchEvent) -> list[str]:
         """Make the cache right; the agents that are gone."""

@@ -182,18 +182,16 @@ class TransferRouter:
             route.is_usable = False
             return
         self._metrics.usable(route.backend, route.incarnation, is_usable=route.is_usable)
-        if not (route.is_usable or route.is_stale or route.is_watched):
-            route.is_watched = True
-            self._nursery.start_soon(self._probe_again, route)
+        if not (route.is_usable or route.is_stale or route.probing):
+            route.probing = trio.CancelScope()
+            self._nursery.start_soon(self._probe_again, route, route.probing)
 
-    async def _probe_again(self, route: Route) -> None:
-        try:
-            while not route.is_usable and not route.is_stale and not route.is_forgotten:
+    async def _probe_again(self, route: Route, scope: trio.CancelScope) -> None:
+        with scope:
+            while not (route.is_usable or route.is_stale):
                 await trio.sleep(self._options.probe_interval_s)
-                if not route.is_forgotten:
-                    await self._try_out(route)
-        finally:
-            route.is_watched = False
+                await self._try_out(route)
+        route.probing = None
 
     async def forget(self, peer: RoutedPeer) -> None:
         """Discovery says that the peer is gone: its transfers fail, its connections close."""
@@ -202,10 +200,12 @@ class TransferRouter:
             await route.plane.forget(route.incarnation)
 
     def _drop(self, peer: RoutedPeer) -> None:
-        """Its routes are not used or probed any more; a probe that is running ends by itself."""
+        """Its routes are not used or probed any more, from now on."""
         self._peers.pop(peer, None)
         for route in peer.routes:
             route.is_forgotten = True
+            if route.probing:
+                route.probing.cancel()
             route.fail(ConnectError(f"peer {route.incarnation} was forgotten"))
             if not any(route.is_same_way(o) for other in self._peers for o in other.routes):
                 self._metrics.peer_gone(route.backend, route.incarnation)

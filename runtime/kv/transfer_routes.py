@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import trio
+
 from ..errors import ConnectError, StaleMemoryError, TrinamoError
 from ..planes import MemoryRegion, RemoteMemory, TransferPlane
 from ..protocol.transfer import MemoryDescription, decode_description
@@ -58,8 +60,8 @@ class Route:
         self.described = described
         self.incarnation = described.incarnation
         self.is_usable = False
-        self.is_watched = False
-        """Whether a task probes it again and again."""
+        self.probing: trio.CancelScope | None = None
+        """Round the task that probes it again and again, while there is one."""
         self.is_forgotten = False
         self.error: TrinamoError | None = None
         """Why it is not usable."""
