@@ -30,8 +30,11 @@ from trinamo.runtime.protocol.transfer import Direction
 pytestmark = pytest.mark.slow
 
 TRANSFERS = 200
+ROUNDS_MAX = 5
 GROWTH_BYTES_MAX = 8 << 20
-"""What allocators may keep. A buffer left behind by each transfer would be six times as much."""
+"""What allocators may keep. A buffer left behind by each transfer would be six times as much, in
+every round: one round that grows less proves that none is. More of it once is the process around
+the test, such as an arena that a thread of a library has been given."""
 SOCKETS_KEPT = 4
 """Of each peer that died: Mooncake's pool of connections never closes them."""
 LIBRARIES = {"nixl": "nixl_cu12", "mooncake": "mooncake.engine"}
@@ -99,16 +102,20 @@ async def test_two_hundred_transfers_of_which_many_are_aborted_leave_nothing(
 
         for number in range(60):
             await move(number)
-        before = await settled_census()
-        for number in range(TRANSFERS):
-            await move(number)
-        after = await settled_census()
+        found = [await settled_census()]
+        growths: list[int] = []
+        while len(growths) < ROUNDS_MAX and min(growths, default=1 << 60) >= GROWTH_BYTES_MAX:
+            for number in range(TRANSFERS):
+                await move(number)
+            found.append(await settled_census())
+            growths.append(found[-1].memory_bytes - found[-2].memory_bytes)
+    before, after = found[0], found[-1]
     assert after.tasks == before.tasks
     # Fewer, where something that an earlier test has closed was still on its way out.
     assert after.threads <= before.threads
     assert after.descriptors <= before.descriptors
     assert after.objects <= before.objects + 5
-    assert after.memory_bytes - before.memory_bytes < GROWTH_BYTES_MAX
+    assert min(growths) < GROWTH_BYTES_MAX, growths
 
 
 @pytest.mark.parametrize("backend", PROCESS_BACKENDS)
