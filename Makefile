@@ -45,8 +45,9 @@ docs: $(STAMPS)/dev ## Write the pages that are made from the code.
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m trinamo.runtime.state_diagrams
 
-bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md.
-	for each in bench/bench_*.py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
+bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=streaming ARGS=--help
+	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))
+	for each in bench/bench_$(or $(ONLY),*).py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
 
 clean: ## Remove the virtual environment, caches and build results; models stay.
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
