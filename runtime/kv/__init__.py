@@ -7,6 +7,7 @@ finds theirs, by what `metadata` keeps in the control plane. None of them decide
 that is `engines/scheduler.py`.
 """
 
+from .device_array import device_memory
 from .metadata import NixlMetadata, NixlMetadataStore
 from .transfer_router import TransferRouter, open_transfer_router
 from .transfers import BlockLeases, open_block_leases
@@ -16,6 +17,7 @@ __all__ = [
     "NixlMetadata",
     "NixlMetadataStore",
     "TransferRouter",
+    "device_memory",
     "open_block_leases",
     "open_transfer_router",
 ]
