@@ -20,6 +20,7 @@ import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
 from tests.proxy import open_proxy
+from trinamo.transports.etcd import open_etcd
 
 HOST, GUEST = "10.231.77.1", "10.231.77.2"
 
@@ -121,6 +122,17 @@ async def guest_worker(cluster: Cluster, cable: Cable, log: Path) -> AsyncIterat
             await worker.process.stdout.aclose()
 
 
+async def lease_is_over(cluster: Cluster, instance_id: str) -> None:
+    """Return once discovery has forgotten the instance."""
+    async with open_etcd(cluster.etcd.address) as control:
+
+        async def is_gone() -> bool:
+            found = await control.range("")
+            return not any(instance_id in entry.key for entry in found.entries)
+
+        await until(is_gone, "the lease has run out")
+
+
 async def test_a_pulled_cable_ends_the_stream_on_both_sides_and_the_worker_comes_back(
     cable: Cable, tmp_path: Path
 ) -> None:
@@ -145,6 +157,8 @@ async def test_a_pulled_cable_ends_the_stream_on_both_sides_and_the_worker_comes
         refused = await cluster.client.post(
             f"{cluster.url}/v1/chat/completions", json=chat("hello")
         )
+        # The frontend knew at once, by the connection; another life begins only after the lease.
+        await lease_is_over(cluster, worker.facts["instance_id"])
         cable.plug()
         await cluster.wait_live(1)
 
