@@ -70,9 +70,9 @@ class ResponseStream(Generic[T]):
     async def __anext__(self) -> T:
         """The next item.
 
-        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or left
-        discovery and said nothing for `router.silence_grace_s`; `KilledError` if the context was
-        killed, or what the handler raised.
+        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
+        nothing for `router.silence_grace_s` and has left discovery or does not answer
+        (`silence.py`); `KilledError` if the context was killed, or what the handler raised.
         """
         try:
             return self._decode(await self._channel.__anext__())
@@ -174,11 +174,18 @@ class Client:
                 return self._decode_result(result, result_type)
 
     async def _answer(self, instance: Instance, calling: Awaitable[bytes]) -> bytes:
-        """Wait for an answer, but not for that of a worker that has left and is silent."""
+        """Wait for an answer, but not for that of a worker that is silent and taken for lost."""
+        lost = ""
         with self.router.flight(instance) as flight, trio.CancelScope() as waiting:
-            flight.on_silent = waiting.cancel
+
+            def give_up(why: str) -> None:
+                nonlocal lost
+                lost = why
+                waiting.cancel()
+
+            flight.on_silent = give_up
             return await calling
-        raise _silent(instance)
+        raise _silent(instance, lost)
 
     def _decode_result(self, result: bytes, result_type: type[T]) -> T:
         try:
@@ -275,6 +282,8 @@ class _Attempt:
         self.channel = registration.channel
         self._flight = flight
         self._call_home_timeout_s = call_home_timeout_s
+        self._greeting_count = 0
+        """What has come of the worker before its first item: its call, and its prologue."""
 
     async def run(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
@@ -283,17 +292,23 @@ class _Attempt:
         self._flight.on_gone = lambda: self.channel.fail(self._vanished())
         if self._flight.is_gone:
             raise self._vanished()
+        self._flight.is_waiting = True
+        self._flight.heard = self._heard
+        self._flight.on_silent = lambda why: self.channel.fail(_silent(self.instance, why))
         if not self.channel.is_called:
             await self._wait_called()
+        self._greeting_count = 1
         await self.channel.wait_prologue()
+        self._greeting_count = 2
         # From here on the connection itself is the better witness of the worker's life, and a
         # worker that left discovery is given up only if it has fallen silent too.
         self._flight.on_gone = None
-        self._flight.heard = self._heard
-        self._flight.on_silent = lambda: self.channel.fail(_silent(self.instance))
+        self._flight.is_waiting = False
 
     def _heard(self) -> int | None:
-        return None if self.channel.is_paused else self.channel.arrival_count
+        if self.channel.is_paused:
+            return None
+        return self._greeting_count + self.channel.arrival_count
 
     async def _deliver(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
@@ -330,5 +345,5 @@ class _Attempt:
         return DisconnectedError(f"instance {self.instance.id} vanished from discovery")
 
 
-def _silent(instance: Instance) -> DisconnectedError:
-    return DisconnectedError(f"instance {instance.id} left discovery and has fallen silent")
+def _silent(instance: Instance, why: str) -> DisconnectedError:
+    return DisconnectedError(f"instance {instance.id} {why}")

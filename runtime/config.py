@@ -199,8 +199,9 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     silence_grace_s: Annotated[
         Seconds,
         about(
-            "A request whose worker left discovery and says nothing this long is given up. Longer"
-            " than a worker takes to register again: half of `lease_ttl_s`."
+            "A request that brings nothing this long is given up if its worker left discovery; if"
+            " not, the worker is asked, and given up after as long without an answer. At least"
+            " `lease_ttl_s`: a worker takes half of it to register again."
         ),
     ] = 10.0
     linger_s: Annotated[
@@ -313,6 +314,12 @@ def config_notices(config: Config) -> list[str]:
             f"router.silence_grace_s is {config.router.silence_grace_s:g}, not more than half of"
             f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
             " after an outage of etcd may lose its streams"
+        )
+    elif config.router.silence_grace_s < etcd.lease_ttl_s:
+        found.append(
+            f"router.silence_grace_s is {config.router.silence_grace_s:g}, less than"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker whose process stalls"
+            " may lose its silent requests before its lease"
         )
     linger_s = config.router.linger_s
     if linger_s is not None and linger_s <= etcd.lease_ttl_s / 2:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import attrs
+import trio
 
 from .protocol.instances import Instance
 
@@ -20,10 +21,12 @@ class Flight:
     on_gone: Callable[[], None] | None = None
     """Called once, synchronously, if the instance leaves. Set to None to stop caring."""
     is_gone: bool = False
+    is_waiting: bool = False
+    """For its first item: then it is `on_gone` that a deletion leads to."""
     heard: Callable[[], int | None] | None = None
     """How often something has come from the worker; None while its consumer does not read."""
-    on_silent: Callable[[], None] | None = None
-    """Called once, synchronously, if the instance is gone and nothing has come for the grace."""
+    on_silent: Callable[[str], None] | None = None
+    """Called once, synchronously, with why, if it is silent and its worker is taken for lost."""
 
 
 class Flights:
@@ -32,6 +35,7 @@ class Flights:
     def __init__(self) -> None:
         self._load: dict[str, int] = {}
         self._by_instance: dict[str, dict[Flight, None]] = {}
+        self._first: trio.Event | None = None
 
     @property
     def load(self) -> Mapping[str, int]:
@@ -53,6 +57,9 @@ class Flights:
         flight = Flight(instance)
         self._load[instance.id] = self._load.get(instance.id, 0) + 1
         self._by_instance.setdefault(instance.id, {})[flight] = None
+        if self._first is not None:
+            self._first.set()
+            self._first = None
         try:
             yield flight
         finally:
@@ -62,6 +69,13 @@ class Flights:
             if not flights:
                 # Or the tables would grow with every instance that ever lived.
                 del self._by_instance[instance.id], self._load[instance.id]
+
+    async def wait_any(self) -> None:
+        """Return once any request is under way. Safe to cancel."""
+        while not self._by_instance:
+            if self._first is None:
+                self._first = trio.Event()
+            await self._first.wait()
 
     def end_waits(self, instance_id: str) -> None:
         """The instance has left: tell every request to it, once."""

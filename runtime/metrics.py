@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from .env import Env
+from .metrics_tokens import TokenMetrics, TokenTally
 
 __all__ = [
     "CANCELLED",
@@ -45,10 +46,6 @@ _DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 _FIRST_TOKEN_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60),
-)
-_TOKEN_GAP_BUCKETS_S: Final = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
-    *(0.1, 0.25, 0.5, 1, 2.5),
 )
 
 
@@ -95,7 +92,7 @@ class Metrics:
             "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
         )
         self._silent = self._counter(
-            "silent_requests", "Requests given up: their worker left and was silent", "endpoint"
+            "silent_requests", "Requests given up as silent, by why", "endpoint", "reason"
         )
         self._fenced = self._counter(
             "registrations_fenced", "Writes of our keys refused: another process holds them"
@@ -139,9 +136,9 @@ class Metrics:
         """An entry of `kind` (`instance`, `model`) does not decode, or contradicts its key."""
         self._entries_refused.labels(kind).inc()
 
-    def silent_request(self, endpoint: str) -> None:
-        """A request was given up: its worker left discovery and then said nothing."""
-        self._silent.labels(endpoint).inc()
+    def silent_request(self, endpoint: str, reason: str) -> None:
+        """A request was given up: it was silent, and its worker `left`, `unanswered` or `replaced`."""
+        self._silent.labels(endpoint, reason).inc()
 
     def registration_fenced(self) -> None:
         """A key of ours was found in another process's hands."""
@@ -186,9 +183,8 @@ class _ModelSeries:
     in_flight: Gauge
     duration: Histogram
     first_token: Histogram
-    token_gap: Histogram
     tokens_in: Counter
-    tokens_out: Counter
+    tokens_out: TokenTally
     disconnects: Counter
 
 
@@ -215,14 +211,9 @@ class FrontendMetrics(Metrics):
             _FIRST_TOKEN_BUCKETS_S,
             *by_model,
         )
-        self._token_gap = self._histogram(
-            "inter_token_latency_seconds",
-            "From one step's tokens to the next, divided by the tokens of the step",
-            _TOKEN_GAP_BUCKETS_S,
-            *by_model,
-        )
         self._tokens_in = self._counter("input_tokens", "Prompt tokens", *by_model)
-        self._tokens_out = self._counter("output_tokens", "Generated tokens", *by_model)
+        self._tokens_out = TokenMetrics()
+        self.registry.register(self._tokens_out)
         self._disconnects = self._counter(
             "client_disconnects", "Clients that left before their answer's end", *by_model
         )
@@ -259,9 +250,8 @@ class FrontendMetrics(Metrics):
                 in_flight=self._in_flight.labels(*key),
                 duration=self._duration.labels(*key),
                 first_token=self._first_token.labels(*key),
-                token_gap=self._token_gap.labels(*key),
                 tokens_in=self._tokens_in.labels(*key),
-                tokens_out=self._tokens_out.labels(*key),
+                tokens_out=self._tokens_out.tally(*key),
                 disconnects=self._disconnects.labels(*key),
             )
         return series
@@ -298,9 +288,9 @@ class RequestRecord:
         if self._last_token_at is None:
             self.series.first_token.observe(now - self.started_at)
         else:
-            self.series.token_gap.observe((now - self._last_token_at) / tokens)
+            self.series.tokens_out.gap((now - self._last_token_at) / tokens)
         self._last_token_at = now
-        self.series.tokens_out.inc(tokens)
+        self.series.tokens_out.tokens += tokens
 
     def disconnected(self) -> None:
         """The client left before the answer's end."""

@@ -2,7 +2,7 @@
 
 The decisions are `protocol/instances.py` and `protocol/routing.py`; this is the pump that feeds
 them, plus the flights: requests under way, by instance, so that an instance which vanishes ends
-the waits for it at once, and a stream of it once it is silent too (`protocol/silence.py`).
+the waits for it at once. What becomes of requests that are silent is `silence.py`.
 
 An instance that discovery deletes without a word of leaving, while its connection stands, has not
 vanished yet: it lingers while it answers, for `linger_s` at most (decision 0011).
@@ -24,10 +24,10 @@ from .kv.index import KvIndex
 from .load import LoadTable
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
-from .probing import answers
+from .probing import Way, answers
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet, Standing
 from .protocol.routing import Policy, pick
-from .protocol.silence import Vigil
+from .silence import SilenceWatch
 
 __all__ = ["Router"]
 
@@ -63,16 +63,26 @@ class Router:
         self._control = control
         self._env = env
         self._inhibit_s = inhibit_s
-        self._silence_grace_s = silence_grace_s
         self._linger_s = linger_s or 0.0
         self._metrics = metrics
         self._loads = loads
         self._request_planes = request_planes or {}
         self._attending: dict[str, trio.CancelScope] = {}
-        self._vigils: dict[str, trio.CancelScope] = {}
         self._lingers: dict[str, trio.CancelScope] = {}
+        self._stood: dict[str, set[str]] = {}
+        """The transports over which a connection to an instance has stood, by its id."""
         self._live = LiveSet(keeps_deleted=linger_s is not None)
         self._flights = Flights()
+        self._silence = SilenceWatch(
+            endpoint,
+            self._flights,
+            self._live,
+            env,
+            grace_s=silence_grace_s,
+            ways=self._ways_to_ask,
+            on_change=self._observe,
+            metrics=metrics,
+        )
         self._turn = 0
         self._change_count = 0
         self._changed = trio.Event()
@@ -90,6 +100,7 @@ class Router:
                 trio.open_nursery() as nursery,
                 self._control.watch(self.endpoint.key_prefix) as events,
             ):
+                await nursery.start(self._silence.run)
                 async for event in events:
                     self._attend(self.apply(event), nursery)
                     if not started:
@@ -102,19 +113,18 @@ class Router:
     def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
         for instance in (*change.left, *change.moved):
             _cancel(self._attending.pop(instance.id, None))
+            self._stood.pop(instance.id, None)
         for instance in (*change.joined, *change.moved):
             scope = self._attending[instance.id] = trio.CancelScope()
             nursery.start_soon(self._witness, instance, scope)
         for instance in (*change.joined, *change.returned):
-            _cancel(self._vigils.pop(instance.id, None))
+            self._silence.returned(instance)
             _cancel(self._lingers.pop(instance.id, None))
         for instance in change.lingering:
             scope = self._lingers[instance.id] = trio.CancelScope()
             nursery.start_soon(self._linger, instance, scope)
         for instance in (*change.left, *change.lingering):
-            if instance.id in self._lingers or self._flights.of(instance.id):
-                scope = self._vigils[instance.id] = trio.CancelScope()
-                nursery.start_soon(self._keep_vigil, instance, scope)
+            self._silence.vanished(instance)
 
     async def _witness(self, instance: Instance, scope: trio.CancelScope) -> None:
         """Watch one instance by its connections; the lease tells too, but only after its TTL.
@@ -139,6 +149,7 @@ class Router:
         def stands() -> None:
             nonlocal has_stood
             has_stood = True
+            self._stood.setdefault(instance.id, set()).add(plane.transport)
             self._trust(instance)
 
         while True:
@@ -150,36 +161,6 @@ class Router:
             if has_stood:
                 self._suspect(instance)
             await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
-
-    async def _keep_vigil(self, instance: Instance, scope: trio.CancelScope) -> None:
-        """Give up requests to an instance that was deleted, once they are silent as well."""
-        vigil: Vigil[Flight] = Vigil(self._silence_grace_s)
-        with scope:
-            while (flights := self._flights.of(instance.id)) or (
-                # One that lingers may yet be given requests.
-                self._live.is_lingering(instance.id)
-            ):
-                heard = {each: each.heard() if each.heard else 0 for each in flights}
-                for flight in vigil.look(heard, trio.current_time()):
-                    self._give_up(flight)
-                await trio.sleep(vigil.wait_s)
-        if self._vigils.get(instance.id) is scope:
-            del self._vigils[instance.id]
-
-    def _give_up(self, flight: Flight) -> None:
-        act, flight.on_silent = flight.on_silent, None
-        if act is None:
-            return
-        _log.warning(
-            "instance %s of %s left and has been silent for %g s: a request to it is given up",
-            flight.instance.id,
-            self.endpoint,
-            self._silence_grace_s,
-        )
-        self._env.note("router.silence", instance=flight.instance.id)
-        if self._metrics is not None:
-            self._metrics.silent_request(str(self.endpoint))
-        act()
 
     async def _linger(self, instance: Instance, scope: trio.CancelScope) -> None:
         """Keep an instance that was deleted while it answers, for the grace at most."""
@@ -195,7 +176,7 @@ class Router:
 
     async def _answers(self, instance: Instance) -> bool:
         route = self.route(instance)
-        return route is not None and await answers(*route, instance, self._env)
+        return route is not None and await answers(route, instance, self._env)
 
     def _dismiss(self, instance: Instance, why: str) -> None:
         change = self._live.dismiss(instance.id)
@@ -203,6 +184,7 @@ class Router:
             _log.warning("instance %s of %s is given up: %s", instance.id, self.endpoint, why)
             _cancel(self._lingers.pop(instance.id, None))
             _cancel(self._attending.pop(instance.id, None))
+            self._stood.pop(instance.id, None)
             self._announce(change)
 
     def _suspect(self, instance: Instance) -> None:
@@ -219,7 +201,17 @@ class Router:
             self._env.note("router.trust", instance=instance.id)
             self._observe()
 
-    def route(self, instance: Instance) -> tuple[RequestPlane, str] | None:
+    def _ways_to_ask(self, instance: Instance) -> list[Way]:
+        """Those that requests take or that have stood, and that can carry something now."""
+        return [
+            way
+            for number, way in enumerate(self._routes(instance))
+            if way[0].is_usable
+            # As for `_hold`: no answer says nothing where the port may simply be closed.
+            and (not number or way[0].transport in self._stood.get(instance.id, ()))
+        ]
+
+    def route(self, instance: Instance) -> Way | None:
         """The plane and address to reach an instance by; None if no plane here reaches it.
 
         The preferred one, unless it can carry nothing now and another can.
@@ -227,7 +219,7 @@ class Router:
         ways = list(self._routes(instance))
         return next((way for way in ways if way[0].is_usable), ways[0] if ways else None)
 
-    def _routes(self, instance: Instance) -> Iterator[tuple[RequestPlane, str]]:
+    def _routes(self, instance: Instance) -> Iterator[Way]:
         """Every way to an instance, the preferred one first."""
         for transport, plane in self._request_planes.items():
             address = instance.transports.get(transport)

@@ -37,11 +37,13 @@ the peer took it.
 
 _PRESENCE_PREFACE: Final = """\
 Made from the table in the code by `python -m trinamo.runtime.state_diagrams`; why is in
-[decision 0009](../decisions/0009-silence-of-the-vanished.md). It begins with the first item of a
-stream, or when a unary request is sent. Before that a wait ends when the worker is DELETED; where the
-connection to it stands, once it does not answer either, or has not RETURNED within `router.linger_s`
+decisions [0009](../decisions/0009-silence-of-the-vanished.md) and
+[0013](../decisions/0013-silent-workers-are-asked.md). It begins with the ACK of a stream, or when a
+unary request is sent. Until the first item of a stream, VANISHED has another rule in place of SILENCE:
+the wait ends when the worker is DELETED; where the connection to it stands, once it does not answer
+either, or has not RETURNED within `router.linger_s`
 ([decision 0011](../decisions/0011-deleted-but-reached.md)).
-The grace is `router.silence_grace_s`.
+The grace is `router.silence_grace_s`; a probe is waited for until the next is due.
 """
 
 

@@ -136,7 +136,8 @@ class Worker:
         A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
         """
         if envelope.kind is RequestKind.PROBE:
-            return self._absence(envelope) or Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+            found = self._absence(envelope) or Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+            return msgspec.structs.replace(found, instance_id=self.instance_id)
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
             self._metrics.refused(self._label(envelope), ack.status)

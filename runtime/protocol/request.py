@@ -62,7 +62,7 @@ class RequestKind(enum.StrEnum):
     UNARY = "unary"
     """As one value on the request plane itself."""
     PROBE = "probe"
-    """The ACK or NACK is the answer: whether this worker is here and serves this. Nothing runs."""
+    """The ACK or NACK is the answer: who is here, and whether it serves this. Nothing runs."""
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +104,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     status: AckStatus
     message: str = ""
+    instance_id: str = ""
+    """Who answers; only a probe asks for it."""
 
 
 class WireError(msgspec.Struct, frozen=True):
@@ -124,6 +126,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     status: AckStatus | None = None
     message: str = ""
+    instance_id: str = ""
     error: WireError | None = None
 
     @property
@@ -131,7 +134,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The answer as an ACK or NACK; raises `RemoteProtocolError` if it is an error."""
         if self.status is None:
             raise RemoteProtocolError(f"request {self.id}: an error where an ACK was due")
-        return Ack(id=self.id, status=self.status, message=self.message)
+        return Ack(
+            id=self.id,
+            status=self.status,
+            message=self.message,
+            instance_id=self.instance_id,
+        )
 
 
 class _Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -62,7 +62,9 @@ class Service:
         self.admitted.append((envelope, payload))
         name = envelope.endpoint.rpartition("/")[2]
         if name in set(AckStatus):
-            return Ack(id=envelope.id, status=AckStatus(name), message=f"it is {name}")
+            whom = envelope.instance_id
+            text = f"it is {name}"
+            return Ack(id=envelope.id, status=AckStatus(name), message=text, instance_id=whom)
         return Ack(id=envelope.id, status=AckStatus.ACCEPTED)
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
@@ -93,7 +95,8 @@ def stream(request_id: str, endpoint: str = "accepted") -> Envelope:
 
 
 def probe(request_id: str, endpoint: str = "accepted") -> Envelope:
-    return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", kind=RequestKind.PROBE)
+    name = f"ns/c/{endpoint}"
+    return Envelope(id=request_id, endpoint=name, instance_id="a1", kind=RequestKind.PROBE)
 
 
 def unary(request_id: str, endpoint: str = "echo") -> Envelope:
@@ -161,10 +164,12 @@ async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckSt
     assert ack == Ack(id="r1", status=status, message=f"it is {status}")
 
 
-async def test_a_probe_is_decided_like_a_request_that_streams(pair: Pair) -> None:
+async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
+    pair: Pair,
+) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
-        assert ack == Ack(id="p1", status=status, message=f"it is {status}")
+        assert ack == Ack(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
 

@@ -91,10 +91,12 @@ async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckSt
     assert ack == Ack(id="r1", status=status, message=f"it is {status}")
 
 
-async def test_a_probe_is_decided_like_a_request_that_streams(pair: Pair) -> None:
+async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
+    pair: Pair,
+) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
-        assert ack == Ack(id="p1", status=status, message=f"it is {status}")
+        assert ack == Ack(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
 

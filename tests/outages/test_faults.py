@@ -37,8 +37,9 @@ pytestmark = [
 OK = 200
 
 
-async def ask(cluster: Cluster) -> int:
-    answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=chat("hello"))
+async def ask(cluster: Cluster, **more: Any) -> int:
+    body = chat("hello", **more)
+    answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
     return answer.status_code
 
 
@@ -324,6 +325,52 @@ async def long_stream(cluster: Cluster) -> AsyncIterator[Any]:
         lines = response.aiter_lines()
         await anext(lines)
         yield lines
+
+
+async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: Path) -> None:
+    """Nobody deletes it: it is asked, and answers nobody. The other worker serves on."""
+    settings = {
+        "router.silence_grace_s": 1,
+        "control_plane.etcd.silence_s": 1,
+        "control_plane.etcd.request_timeout_s": 2,
+        "data_plane.tcp.ack_timeout_s": 1,
+    }
+    async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
+        frozen, other = cluster.workers
+        # Round robin: one stream on each worker.
+        async with long_stream(cluster) as first, long_stream(cluster) as second:
+            cluster.etcd.freeze()
+            frozen.freeze()
+            with trio.fail_after(30):
+                ends = [
+                    [line async for line in first if line][-1],
+                    [line async for line in second if line][-1],
+                ]
+        answers = [await ask(cluster, max_tokens=2) for _ in range(6)]
+        found = {
+            reason: await cluster.metric(cluster.url, "silent_requests_total", reason=reason)
+            for reason in ("left", "unanswered", "replaced")
+        }
+        live = await cluster.metric(cluster.url, "live_instances")
+        frozen.thaw()
+
+        async def is_idle() -> bool:
+            url = frozen.facts["status_url"]
+            return await cluster.metric(url, "worker_requests_in_flight") == 0
+
+        await until(is_idle, "the worker that woke has heard Kill")
+        served = await cluster.metric(other.facts["status_url"], "worker_requests_total")
+        cluster.etcd.thaw()
+        told = cluster.frontend.log.read_text()
+
+    (error,) = (json.loads(end.removeprefix("data: ")) for end in ends if "[DONE]" not in end)
+    assert error["error"]["code"] == "disconnected"
+    assert "does not answer" in error["error"]["message"]
+    assert found == {"left": 0, "unanswered": 1, "replaced": 0}
+    assert answers == [OK] * 6
+    assert served >= 1
+    assert live == 2
+    assert " left " not in told
 
 
 async def kill_under_a_stream(cluster: Cluster) -> None:

@@ -34,6 +34,7 @@ from trinamo.runtime.protocol.request import (
     Ack,
     AckStatus,
     Envelope,
+    RequestKind,
     decode_cancel,
     decode_envelope,
 )
@@ -54,7 +55,10 @@ async def who_answers(client: Client) -> str:
 
 
 class ScriptedPlane:
-    """A request plane whose workers answer as told; it stands in for real ones that misbehave."""
+    """A request plane whose workers answer as told; it stands in for real ones that misbehave.
+
+    Probes are answered while they are `alive`.
+    """
 
     transport = "tcp"
     is_usable = True
@@ -63,9 +67,16 @@ class ScriptedPlane:
         self.answers: Sequence[AckStatus | TrinamoError | None] = list(answers)
         self.sent: list[Envelope] = []
         self.waiting = trio.Event()
+        self.alive = True
+        self.probe_count = 0
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         await trio.lowlevel.checkpoint()
+        if envelope.kind is RequestKind.PROBE:
+            self.probe_count += 1
+            if not self.alive:
+                await trio.sleep_forever()
+            return Ack(id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id)
         self.sent.append(envelope)
         answer, *self.answers = self.answers
         if answer is None:
@@ -287,8 +298,14 @@ async def test_after_the_prologue_the_connection_is_the_better_witness(cluster: 
                 assert [item async for item in stream] == [7]
 
         async with called_home(cluster, plane) as worker:
+            (flight,) = client.router._flights.of("1")
+            assert flight.heard is not None
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            # Its call is a sign of life, and so is its prologue; a deletion means less after it.
+            assert (flight.is_waiting, flight.heard()) == (True, 1)
             await worker.say(Opened())
             await trio.testing.wait_all_tasks_blocked(0.01)
+            assert (flight.is_waiting, flight.heard()) == (False, 2)
             await cluster.remove("1")
             await trio.testing.wait_all_tasks_blocked(0.01)
             await worker.say(Data(b"\x07"), Sentinel())
@@ -362,6 +379,63 @@ async def test_a_unary_request_to_a_worker_that_left_and_is_silent_ends(cluster:
 
         await plane.waiting.wait()
         await cluster.remove("1")
+    assert len(plane.sent) == 1
+
+
+async def test_a_listed_worker_that_answers_nothing_loses_its_stream_and_is_told(
+    cluster: Cluster,
+) -> None:
+    """A stopped process while the store is away: nobody deletes it, so it is asked."""
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1, silence_grace_s=0.05)
+    plane.alive = False
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            async with client.stream(1, int) as stream:
+                assert await anext(stream) == 7
+                with pytest.raises(DisconnectedError, match="does not answer") as caught:
+                    await anext(stream)
+                assert not caught.value.definite
+
+        async with called_home(cluster, plane) as worker:
+            await worker.say(Opened(), Data(b"\x07"))
+            assert await worker.hear_all() == [Kill()]
+    assert plane.probe_count >= 4
+
+
+async def test_before_its_first_item_a_request_to_such_a_worker_goes_elsewhere(
+    cluster: Cluster,
+) -> None:
+    client, plane = await scripted(
+        cluster, AckStatus.ACCEPTED, AckStatus.ACCEPTED, instances=2, silence_grace_s=0.05
+    )
+    plane.alive = False
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            async with client.stream(1, int) as stream:
+                assert [item async for item in stream] == [7]
+
+        async with called_home(cluster, plane) as frozen:
+            await frozen.wait_gone()
+        await eventually(lambda: len(plane.sent) == 2)
+        plane.alive = True
+        async with called_home(cluster, plane) as worker:
+            await worker.say(Opened(), Data(b"\x07"), Sentinel())
+            await worker.wait_gone()
+    assert len({envelope.instance_id for envelope in plane.sent}) == 2
+
+
+async def test_a_unary_request_to_a_listed_worker_that_answers_nothing_ends(
+    cluster: Cluster,
+) -> None:
+    client, plane = await scripted(cluster, None, instances=1, silence_grace_s=0.02)
+    plane.alive = False
+    with pytest.raises(DisconnectedError, match="does not answer") as caught:
+        await client.call(1, str)
+    assert not caught.value.definite
     assert len(plane.sent) == 1
 
 

@@ -370,6 +370,18 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "notice"),
+    [(5, "lose its streams"), (9, "lose its silent requests before its lease"), (10, "")],
+)
+def test_a_grace_shorter_than_the_lease_is_said(grace_s: float, notice: str) -> None:
+    """Above half of it a worker can register again, but one that stalls is judged too early."""
+    overrides = {"router.silence_grace_s": grace_s}
+    notices = config_notices(load_config(environ={}, overrides=overrides))
+    assert [each.split()[0] for each in notices] == ["router.silence_grace_s"] * bool(notice)
+    assert notice in "".join(notices)
+
+
 def test_the_defaults_and_the_small_preset_give_no_notice() -> None:
     assert config_notices(Config()) == []
     assert config_notices(load_config(preset="small", environ={})) == []

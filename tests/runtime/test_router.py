@@ -90,12 +90,12 @@ class Watched:
         """A stream of the instance that has begun."""
         with self.router.flight(instance("1")) as flight:
             flight.heard = lambda: self.count
-            flight.on_silent = lambda: self.given_up.append(trio.current_time())
+            flight.on_silent = lambda _: self.given_up.append(trio.current_time())
             yield flight
 
     @property
     def silent_count(self) -> float:
-        return self.metrics.value("silent_requests_total", endpoint=str(NAME))
+        return self.metrics.value("silent_requests_total", endpoint=str(NAME), reason="left")
 
 
 def router(*ids: str, policy: Policy = Policy.ROUND_ROBIN) -> Router:
@@ -574,7 +574,7 @@ async def test_a_stream_of_one_that_lingers_must_not_be_silent_either(
         await trio.sleep(2)
         with reached.flight() as flight:
             flight.heard = lambda: 1
-            flight.on_silent = lambda: reached.silent.append(trio.current_time())
+            flight.on_silent = lambda _: reached.silent.append(trio.current_time())
             await trio.sleep(30)
         assert len(reached.silent) == 1
         assert 11 <= reached.silent[0] <= 15
