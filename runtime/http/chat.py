@@ -29,6 +29,7 @@ from .exchange import (
     Receive,
     Scope,
     Send,
+    find_send_now,
     make_ids,
     read_body,
     send_error,
@@ -109,6 +110,7 @@ class Inference:
                     context,
                     record,
                     headers=headers,
+                    send_now=find_send_now(scope),
                     on_disconnect=self._limits.on_disconnect,
                     stop_grace_s=self._limits.stop_grace_s,
                     backlog_bytes_max=self._limits.backlog_bytes_max,
@@ -122,10 +124,11 @@ class Inference:
                     wants_usage=parsed.request.wants_usage,
                 )
                 deltas = parsed.engine.generate(parsed.generate, context)
+                telling = _Telling(answer, record)
                 if parsed.request.is_streamed:
-                    await writer.stream(_events(deltas, answer, record))
+                    await writer.stream(deltas, telling.event, telling.last_event)
                 else:
-                    await writer.whole(lambda: _body(deltas, answer, record))
+                    await writer.whole(lambda: telling.body(deltas))
             self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
         except ClientGoneError:
             self._state.metrics.refused(self._kind.name, "client_disconnect")
@@ -149,42 +152,43 @@ class Inference:
         return _Parsed(request, request.to_generate(model), engine)
 
 
-async def _events(
-    deltas: AsyncGenerator[Delta, None], answer: Answer, record: RequestRecord
-) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed answer; empty bytes say that there is nothing to tell yet."""
-    is_finished = False
-    async with aclosing(deltas):
-        # Read to the end, past the finish reason: leaving earlier would drop the stream before
-        # its Sentinel, which kills the worker's handler.
-        async for delta in deltas:
-            _count(delta, record)
-            is_finished |= delta.finish_reason is not None
-            yield answer.add_event(delta)
-    _check_finished(is_finished=is_finished)
-    yield answer.usage_event()
+@attrs.define
+class _Telling:
+    """One answer being told from its deltas: as events, or as one body."""
 
+    _answer: Answer
+    _record: RequestRecord
+    _is_finished: bool = False
 
-async def _body(
-    deltas: AsyncGenerator[Delta, None], answer: Answer, record: RequestRecord
-) -> bytes:
-    is_finished = False
-    async with aclosing(deltas):
-        async for delta in deltas:
-            _count(delta, record)
-            is_finished |= delta.finish_reason is not None
-            answer.add_text(delta)
-    _check_finished(is_finished=is_finished)
-    return answer.to_body()
+    def event(self, delta: Delta) -> bytes:
+        """The event that tells `delta`; empty if there is nothing to tell yet."""
+        self._count(delta)
+        return self._answer.add_event(delta)
 
+    def last_event(self) -> bytes:
+        """What follows the last delta. Raises `EngineError` if that was not the answer's end."""
+        self._check_finished()
+        return self._answer.usage_event()
 
-def _count(delta: Delta, record: RequestRecord) -> None:
-    if delta.prompt_tokens:
-        record.prompt(delta.prompt_tokens)
-    record.token(len(delta.token_ids))
+    async def body(self, deltas: AsyncGenerator[Delta, None]) -> bytes:
+        """The whole answer. Raises `EngineError` if the deltas stop before its end."""
+        async with aclosing(deltas):
+            # Read to the end, past the finish reason: leaving earlier would drop the stream before
+            # its Sentinel, which kills the worker's handler. `AnswerWriter` does the same.
+            async for delta in deltas:
+                self._count(delta)
+                self._answer.add_text(delta)
+        self._check_finished()
+        return self._answer.to_body()
 
+    def _count(self, delta: Delta) -> None:
+        if delta.prompt_tokens:
+            self._record.prompt(delta.prompt_tokens)
+        self._record.token(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._is_finished = True
 
-def _check_finished(*, is_finished: bool) -> None:
-    """An answer that was cut short must not look whole."""
-    if not is_finished:
-        raise EngineError("the engine ended its answer without a finish reason")
+    def _check_finished(self) -> None:
+        """An answer that was cut short must not look whole."""
+        if not self._is_finished:
+            raise EngineError("the engine ended its answer without a finish reason")

@@ -6,8 +6,10 @@ slow reader out. This stream mends that from below, without touching hypercorn:
 * A task of ours reads ahead, up to 64 KiB, so a client's FIN or RST is seen whatever hypercorn is
   doing. A client that pipelines more than that, behind a request in flight, hides its FIN; it is
   cut off after `write_timeout_s`.
-* `abort()` closes the socket under a blocked send, shielded or not. Writes that make no progress
-  for `write_timeout_s` abort the connection; it is noticed within twice that time.
+* `abort()` closes the socket under a blocked send, shielded or not. A write that makes no progress
+  for `write_timeout_s` aborts the connection.
+* `send_now` sends a piece without a checkpoint, which hypercorn's own way cannot: its lock, its
+  shield and trio's send are three. What the socket does not take at once is kept and sent first.
 * While a header is awaited, bytes are handed on in small pieces, so that the header limit holds.
 * A connection that closes before the request's body was read goes on reading it for a while:
   else the kernel would answer with RST, and the client might never see the answer.
@@ -55,14 +57,32 @@ def configure_socket(sock: trio.socket.SocketType, *, peer_timeout_s: float) -> 
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def _open_sender(
+    stream: trio.SocketStream,
+) -> tuple[trio.SocketStream, Callable[[bytes], int]]:
+    """`stream` anew, and a function that sends on it at once, as far as there is room.
+
+    trio's sockets send with a checkpoint only. So the socket is taken out of the one given and
+    shared. A socket that is not the kernel's offers `send_nowait` itself, as the simulator's does.
+    """
+    given = stream.socket
+    own: Callable[[bytes], int] | None = getattr(given, "send_nowait", None)
+    if own is not None:
+        return stream, own
+    shared = socket.socket(given.family, given.type, given.proto, fileno=given.detach())
+    return trio.SocketStream(trio.socket.from_stdlib_socket(shared)), shared.send
+
+
 class Connection:
     """The stream given to hypercorn: `socket`, `receive_some`, `send_all`, `send_eof`, `aclose`.
 
-    `aclose` only marks it closed; the socket is closed by who owns the accepted stream. The rest
-    of the methods are for that owner.
+    It takes the socket over from the accepted stream, which is of no use afterwards. `aclose` only
+    marks it closed; whoever made the connection closes `socket`. The rest of the methods are for
+    that owner.
     """
 
-    def __init__(self, stream: trio.SocketStream, *, write_timeout_s: float) -> None:
+    def __init__(self, accepted: trio.SocketStream, *, write_timeout_s: float) -> None:
+        stream, self._send_nowait = _open_sender(accepted)
         self.socket = stream.socket
         self.requests_in_flight = 0
         self.is_closed = False
@@ -75,9 +95,11 @@ class Connection:
         """A request's body was not read to its end."""
         self._stream = stream
         self._write_timeout_s = write_timeout_s
-        self._sending_since: float | None = None
+        self._is_sending = False
+        self._flushed: trio.Event | None = None
+        self._nursery: trio.Nursery | None = None
         self._buffer = bytearray()
-        self._changed = trio.Event()
+        self._waiters: list[tuple[Callable[[], bool], trio.Event]] = []
 
     # --- hypercorn's side --------------------------------------------------------------------
 
@@ -96,13 +118,33 @@ class Connection:
         return piece
 
     async def send_all(self, data: bytes) -> None:
-        """Send; raises `trio.ClosedResourceError` if it is aborted meanwhile."""
+        """Send; raises `trio.ClosedResourceError` if it is aborted meanwhile.
+
+        No checkpoint if the socket takes all of it at once: hypercorn shields this one in any
+        case, and whoever sends much waits for what to send.
+        """
+        while self._flushed is not None:
+            await self._flushed.wait()
+        try:
+            sent = self._send_nowait(data)
+        except OSError:
+            # It is full, or broken; `_send` will see which.
+            sent = 0
+        if sent < len(data):
+            await self._send(data[sent:])
+
+    async def _send(self, data: bytes) -> None:
+        self._is_sending = True
         try:
             for start in range(0, len(data), WRITE_BYTES):
-                self._sending_since = trio.current_time()
-                await self._stream.send_all(data[start : start + WRITE_BYTES])
+                # hypercorn's shield is outside of this scope, so it does not stop the deadline.
+                with trio.move_on_after(self._write_timeout_s) as scope:
+                    await self._stream.send_all(data[start : start + WRITE_BYTES])
+                if scope.cancelled_caught:
+                    self.abort()
+                    raise trio.ClosedResourceError("the peer does not read")
         finally:
-            self._sending_since = None
+            self._is_sending = False
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()
@@ -113,6 +155,46 @@ class Connection:
         await trio.lowlevel.checkpoint()
 
     # --- the owner's side --------------------------------------------------------------------
+
+    def attend(self, nursery: trio.Nursery) -> None:
+        """Read ahead, and send what `send_now` leaves, in `nursery`."""
+        self._nursery = nursery
+        nursery.start_soon(self._read_ahead)
+
+    def send_now(self, data: bytes) -> bool:
+        """Send without a checkpoint; False, and nothing is sent, if it is not the time for it.
+
+        That is while something else is being sent, and once a side has ended the connection. What
+        the socket has no room for is kept, one `data` at most, and goes out before anything else.
+        """
+        if self._is_sending or self._flushed is not None:
+            return False
+        if self.is_closed or self.is_input_over or self._nursery is None:
+            return False
+        try:
+            sent = self._send_nowait(data)
+        except OSError:
+            sent = 0
+        if sent < len(data):
+            self._flushed = trio.Event()
+            self._nursery.start_soon(self._flush, data[sent:])
+        return True
+
+    async def _flush(self, rest: bytes) -> None:
+        """Send what `send_now` could not. Fails silently: the reader and `send_all` meet the same."""
+        assert self._flushed is not None
+        is_sent = False
+        try:
+            await self._send(rest)
+            is_sent = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            if not is_sent:
+                # Half a piece is on the wire: nothing may follow it.
+                self.abort()
+            self._flushed.set()
+            self._flushed = None
 
     def request_started(self, *, has_body: bool) -> None:
         self.requests_in_flight += 1
@@ -133,7 +215,7 @@ class Connection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
-    async def read_ahead(self) -> None:
+    async def _read_ahead(self) -> None:
         """Read until the peer's FIN or RST, or until the socket is closed."""
         try:
             while True:
@@ -159,16 +241,6 @@ class Connection:
         with trio.move_on_after(self._write_timeout_s):
             await self._wait_for(self._has_room)
         return self._has_room()
-
-    async def watch_writes(self) -> None:
-        """Abort once a write has made no progress for `write_timeout_s`; then return."""
-        while True:
-            since = self._sending_since
-            wake_at = (trio.current_time() if since is None else since) + self._write_timeout_s
-            await trio.sleep_until(wake_at)
-            if self._sending_since is not None and self._sending_since == since:
-                self.abort()
-                return
 
     async def wait_gone(self) -> None:
         """Return once the peer or hypercorn has ended it, and hypercorn could know its requests.
@@ -199,8 +271,15 @@ class Connection:
 
     async def _wait_for(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            await self._changed.wait()
+            waiter = (is_so, trio.Event())
+            self._waiters.append(waiter)
+            try:
+                await waiter[1].wait()
+            finally:
+                self._waiters.remove(waiter)
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        """Wake those whose condition has come true; the others need not look."""
+        for is_so, event in self._waiters:
+            if is_so():
+                event.set()

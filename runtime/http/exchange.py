@@ -18,12 +18,15 @@ from ..protocol.request import REQUEST_ID_CHARS_MAX
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer
 
 __all__ = [
+    "SEND_NOW",
     "ClientGoneError",
     "Headers",
     "Receive",
     "Scope",
     "Send",
+    "SendNow",
     "find_header",
+    "find_send_now",
     "make_ids",
     "read_body",
     "send_error",
@@ -35,6 +38,15 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
+SendNow: TypeAlias = Callable[[bytes], bool]
+
+SEND_NOW: Final = "trinamo.send_now"
+"""The ASGI extension of our server by which a piece of a body goes out without a checkpoint.
+
+Its `send_now(body)` is for an answer under way whose length was not announced, between two calls
+of `send`, never during one. False, and nothing is sent, if it must go by `send`, which is always
+allowed. A server without the extension is only slower.
+"""
 JSON_TYPE: Final = b"application/json"
 _SUFFIX_CHARS: Final = 17
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -47,6 +59,12 @@ class ClientGoneError(Exception):
 def find_header(scope: Scope, name: bytes) -> bytes | None:
     """The first header called `name` (lower case), or None."""
     return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def find_send_now(scope: Scope) -> SendNow | None:
+    """What the server offers as `SEND_NOW`, if it does."""
+    extension = scope.get("extensions", {}).get(SEND_NOW)
+    return None if extension is None else extension["send_now"]
 
 
 def make_ids(scope: Scope, rng: random.Random) -> tuple[str, str]:

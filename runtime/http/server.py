@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from ..errors import ConfigError, OverloadedError
 from ..metrics import Metrics
 from .connection import Connection, configure_socket
-from .exchange import Receive, Scope, Send, find_header, send_error
+from .exchange import SEND_NOW, Receive, Scope, Send, find_header, send_error
 from .status import HttpVersionError, answer_error
 
 __all__ = ["Server", "open_listeners"]
@@ -157,7 +157,7 @@ class Server:
         self._metrics.connection_opened("http")
         try:
             with contextlib.suppress(OSError):
-                configure_socket(stream.socket, peer_timeout_s=self._peer_timeout_s)
+                configure_socket(connection.socket, peer_timeout_s=self._peer_timeout_s)
             await self._drive(connection)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             # The peer went away in the middle of something. It knows.
@@ -166,7 +166,7 @@ class Server:
             # Nothing a peer sends may end the process.
             log.exception("an HTTP connection failed", exc_info=errors)
         finally:
-            stream.socket.close()
+            connection.socket.close()
             del self._connections[connection]
             self._metrics.connection_closed("http")
             if self._closing.is_set() and not self._connections:
@@ -177,6 +177,10 @@ class Server:
             has_body = any(find_header(scope, name) for name in _BODY_HEADERS)
             connection.request_started(has_body=has_body)
 
+            def send_now(body: bytes) -> bool:
+                # An empty chunk would end the body.
+                return not body or connection.send_now(b"%x\r\n%b\r\n" % (len(body), body))
+
             async def receive_watched() -> Any:
                 message = await receive()
                 if not message.get("more_body", False):
@@ -184,6 +188,9 @@ class Server:
                 return message
 
             try:
+                if scope["type"] == "http" and scope.get("http_version") == "1.1":
+                    # h11 frames a body of unknown length as chunks, and counts nothing in them.
+                    scope.setdefault("extensions", {})[SEND_NOW] = {"send_now": send_now}
                 if scope.get("http_version") in _VERSIONS:
                     await self._app(scope, receive_watched, send)
                 else:
@@ -196,9 +203,10 @@ class Server:
         framework: Any = app
         stream: Any = connection
         server = TCPServer(ASGIWrapper(framework), self._config, self._context, {}, stream)
+        lock: Any = _SendLock()
+        server.send_lock = lock
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.read_ahead)
-            nursery.start_soon(connection.watch_writes)
+            connection.attend(nursery)
             with trio.CancelScope() as scope:
                 nursery.start_soon(_end_when_gone, connection, server, scope)
                 await server
@@ -231,6 +239,26 @@ _VERSION_ANSWER: Final = answer_error(
     HttpVersionError("HTTP/2 is not supported here; use HTTP/1.1, or a proxy that does")
 )
 _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
+
+
+class _SendLock:
+    """In place of hypercorn's `trio.Lock`, which yields to every other task even when it is free.
+
+    A cancelled task does not get it, so it sends nothing; hypercorn shields the send itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 async def _end_when_gone(

@@ -2,6 +2,10 @@
 
 Three tasks a stream: one drives the engine inside `context.scope`, one writes what is ready to
 the client, one waits in `receive()`, because a server tells nobody else that the client has left.
+An event that comes alone is sent by the first itself, if the server can do so without waiting, for
+waking the writer costs more than sending; what is ready together the writer puts into one send.
+The first can be cancelled where the engine waits, at the bound of the backlog, and every
+`SENDS_PER_CHECKPOINT` events that it sent itself; the second where it waits for events.
 The status is sent only once the first event is there, so an early failure has its real status;
 later errors become a last event, and the stream ends without `[DONE]`. What this file does not do:
 know what an answer looks like (`chat.py`).
@@ -11,9 +15,10 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -21,12 +26,19 @@ from ..context import Context, Reason
 from ..errors import KilledError
 from ..metrics import SUCCESS, RequestRecord
 from ..protocol.sse import DONE
-from .exchange import Headers, Receive, Send, send_error, send_whole
+from .exchange import Headers, Receive, Send, SendNow, send_error, send_whole
 from .status import answer_error
 
 __all__ = ["AnswerWriter", "OnDisconnect"]
 
+ItemT = TypeVar("ItemT")
+
 EVENT_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
+
+BURST_GAP_S: Final = 0.0002
+"""An event this soon after one that was sent alone is of a burst, and left to the writer."""
+SENDS_PER_CHECKPOINT: Final = 32
+"""So an engine that never waits, for a client that always reads, does not hold up the others."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -57,6 +69,7 @@ class AnswerWriter:
         record: RequestRecord,
         *,
         headers: Headers,
+        send_now: SendNow | None = None,
         on_disconnect: OnDisconnect = OnDisconnect.KILL,
         stop_grace_s: float = 30.0,
         backlog_bytes_max: int = 1 << 16,
@@ -66,6 +79,7 @@ class AnswerWriter:
         self._receive, self._send = receive, send
         self._context, self._record = context, record
         self._headers = headers
+        self._send_now = send_now
         self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
         self._backlog_bytes_max = backlog_bytes_max
         self._write_timeout_s = write_timeout_s
@@ -73,22 +87,36 @@ class AnswerWriter:
         self._write_scope = trio.CancelScope()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
+        self._is_started = False
+        self._is_writer_idle = False
+        self._sends = 0
+        self._sent_at = -math.inf
         self._is_disconnected = False
-        self._is_produced = False
         self._is_finished = False
         self._error: Exception | None = None
         self._to_write = trio.Event()
         self._room = trio.Event()
+        self._produced = trio.Event()
 
-    async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
-        """Send `events` as they come, then `[DONE]`."""
-        async with trio.open_nursery() as watcher:
-            self._start_watching(watcher)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._produce, events)
-                with self._write_scope:
-                    await self._write()
-            watcher.cancel_scope.cancel()
+    async def stream(
+        self,
+        items: AsyncGenerator[ItemT, None],
+        tell: Callable[[ItemT], bytes],
+        tell_end: Callable[[], bytes] = bytes,
+    ) -> None:
+        """Send what `tell` makes of each item as it comes, then `tell_end`'s event, then `[DONE]`.
+
+        Both return whole events, or nothing, and their errors are those of the answer. They are
+        plain functions because one more generator on an item's way would cost more than they do.
+        """
+        async with trio.open_nursery() as nursery:
+            self._start_watching(nursery)
+            nursery.start_soon(self._produce, items, tell, tell_end)
+            with self._write_scope:
+                await self._write()
+            # A client that left is watched until its request has ended.
+            await self._produced.wait()
+            nursery.cancel_scope.cancel()
         self._settle()
 
     async def whole(self, make_body: Callable[[], Awaitable[bytes]]) -> None:
@@ -117,19 +145,29 @@ class AnswerWriter:
             self._error = error
         return None
 
-    async def _produce(self, events: AsyncGenerator[bytes, None]) -> None:
+    async def _produce(
+        self,
+        items: AsyncGenerator[ItemT, None],
+        tell: Callable[[ItemT], bytes],
+        tell_end: Callable[[], bytes],
+    ) -> None:
         try:
             with self._context.scope as scope:
-                async with aclosing(events):
-                    async for event in events:
-                        await self._offer(event)
+                async with aclosing(items):
+                    async for item in items:
+                        event = tell(item)
+                        if not self._send_single(event):
+                            await self._offer(event)
+                        elif self._sends % SENDS_PER_CHECKPOINT == 0:
+                            await trio.lowlevel.checkpoint()
+                await self._offer(tell_end())
             if scope.cancelled_caught:
                 self._error = self._killed()
         except Exception as error:  # noqa: BLE001 -- whatever it is, the client is told
             self._error = error
         finally:
-            self._is_produced = True
-            self._to_write.set()
+            self._produced.set()
+            self._wake_writer()
             # What is left is at most the backlog. hypercorn shields its sends, and `Connection` has
             # a bound of its own; this one is for a server that does neither.
             self._write_scope.deadline = trio.current_time() + self._write_timeout_s
@@ -139,7 +177,7 @@ class AnswerWriter:
             return
         self._backlog.append(event)
         self._backlog_bytes += len(event)
-        self._to_write.set()
+        self._wake_writer()
         if self._backlog_bytes < self._backlog_bytes_max:
             return
         with trio.move_on_after(self._write_timeout_s):
@@ -149,6 +187,24 @@ class AnswerWriter:
             return
         self._client_left()
         self._context.kill(Reason.CLIENT_DISCONNECT)
+
+    def _send_single(self, event: bytes) -> bool:
+        """Send an event that comes alone, without a checkpoint; False if the writer must have it.
+
+        Only once the answer is under way and the writer has nothing to do, so order is kept.
+        """
+        if not (self._is_writer_idle and event and self._send_now is not None):
+            return False
+        now = trio.current_time()
+        if now - self._sent_at < BURST_GAP_S or not self._send_now(event):
+            return False
+        self._sent_at = now
+        self._sends += 1
+        return True
+
+    def _wake_writer(self) -> None:
+        self._is_writer_idle = False
+        self._to_write.set()
 
     def _killed(self) -> KilledError:
         reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
@@ -163,7 +219,7 @@ class AnswerWriter:
 
     async def _watch_clock(self, timeout_s: float) -> None:
         await trio.sleep(timeout_s)
-        if not (self._is_produced or self._is_finished):
+        if not (self._produced.is_set() or self._is_finished):
             self._context.kill(Reason.DEADLINE)
 
     # --- the client's side -------------------------------------------------------------------
@@ -184,7 +240,7 @@ class AnswerWriter:
         if not self._is_disconnected:
             self._is_disconnected = True
             self._record.disconnected()
-            self._to_write.set()
+            self._wake_writer()
             self._room.set()
 
     async def _write(self) -> None:
@@ -209,6 +265,7 @@ class AnswerWriter:
         )
         while batch:
             await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+            self._is_started = True
             batch = await self._take()
         await self._finish()
 
@@ -221,8 +278,9 @@ class AnswerWriter:
 
     async def _take(self) -> bytes:
         """Everything that is ready, joined; empty once nothing more is to be sent."""
-        while not (self._backlog or self._is_produced or self._is_disconnected):
+        while not (self._backlog or self._produced.is_set() or self._is_disconnected):
             self._to_write = trio.Event()
+            self._is_writer_idle = self._is_started
             await self._to_write.wait()
         if self._is_disconnected:
             return b""

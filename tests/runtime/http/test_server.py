@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import h11
 import httpx
 import pytest
 import trio
@@ -18,7 +19,9 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.server import open_listeners
-from trinamo.runtime.protocol.generate import Delta, GenerateRequest
+from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai_answers import ChatChunk, decode_chunk
+from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
@@ -323,3 +326,38 @@ async def test_an_engine_that_raises_is_one_line_in_the_log(
     assert "secret" not in response.text
     (record,) = [record for record in caplog.records if record.name == "trinamo.http"]
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_slow_reader_gets_every_byte_of_big_paced_events(
+    serve: Any, version: bytes
+) -> None:
+    """What the socket does not take at once is neither lost nor overtaken, chunked or not."""
+    texts = [chr(ord("a") + number) * 200_000 for number in range(20)]
+
+    async def paced(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for number, text in enumerate(texts):
+            await trio.sleep(0.001)
+            yield Delta(text, [number], FinishReason.STOP if number == 19 else None)
+
+    running = await serve(paced)
+    stream = await running.connect()
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    await stream.send_all(running.post(stream=True).replace(b"HTTP/1.1", b"HTTP/" + version))
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="POST", target="/", headers=[("host", "x")]))
+    client.send(h11.EndOfMessage())
+    body = bytearray()
+    with trio.fail_after(20):
+        while not isinstance(event := client.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                client.receive_data(await stream.receive_some(1 << 15))
+            elif isinstance(event, h11.Data):
+                body += event.data
+    assert all(line.startswith(b"data: ") for line in body.split(b"\n\n")[:-1])
+    events = [event.data for event in SseParser().feed(bytes(body))]
+    assert events.pop() == DONE_DATA
+    chunks = [decode_chunk(event, ChatChunk) for event in events]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == texts
+    await stream.aclose()
+    await running.wait_quiet()

@@ -5,7 +5,7 @@ On a virtual clock, so that every interleaving is cheap and repeats.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, Callable, MutableMapping
 from typing import Any
 
 import attrs
@@ -30,6 +30,9 @@ class AsgiClient:
     leave_at: float | None
     messages: list[MutableMapping[str, Any]] = attrs.field(factory=list)
     in_send: bool = False
+    takes: Callable[[], bool] = bool
+    """Whether it takes a piece without a checkpoint now."""
+    taken: int = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self.leave_at is None:
@@ -46,6 +49,15 @@ class AsgiClient:
         finally:
             self.in_send = False
         self.messages.append(message)
+
+    def send_now(self, body: bytes) -> bool:
+        assert not self.in_send, "two tasks write at once"
+        assert self.messages[-1].get("more_body"), "outside of a body under way"
+        if not self.takes():
+            return False
+        self.taken += 1
+        self.messages.append({"type": "http.response.body", "body": body, "more_body": True})
+        return True
 
     @property
     def body(self) -> bytes:
@@ -64,6 +76,7 @@ times = st.sampled_from([0, 0.001, 0.01, 0.1])
     leave_at=st.none() | st.floats(min_value=0, max_value=0.5),
     policy=st.sampled_from(OnDisconnect),
     backlog=st.sampled_from([1, 4, 1 << 16]),
+    takes=st.none() | st.lists(st.booleans(), max_size=8),
 )
 def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     *,
@@ -73,6 +86,7 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     leave_at: float | None,
     policy: OnDisconnect,
     backlog: int,
+    takes: list[bool] | None,
 ) -> None:
     """What the client reads is a gapless prefix of the events; `[DONE]` means all of them.
 
@@ -81,7 +95,8 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     """
     events = [b"data: %d\n\n" % i for i in range(len(gaps))]
     metrics = FrontendMetrics(RealEnv())
-    client = AsgiClient(read_s, leave_at)
+    dice = iter(takes or [])
+    client = AsgiClient(read_s, leave_at, takes=lambda: next(dice, True))
     context = Context("1")
     is_closed = False
 
@@ -104,10 +119,11 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
                 context,
                 record,
                 headers=[],
+                send_now=None if takes is None else client.send_now,
                 on_disconnect=policy,
                 backlog_bytes_max=backlog,
             )
-            await writer.stream(generate())
+            await writer.stream(generate(), bytes)
         return record.outcome
 
     outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -179,7 +195,7 @@ async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
             client.receive, client.send, context, record, headers=[], request_timeout_s=60
         )
         if is_streamed:
-            await writer.stream(hang())
+            await writer.stream(hang(), bytes)
         else:
             await writer.whole(trio.sleep_forever)
     assert trio.current_time() == 60
@@ -201,6 +217,93 @@ async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
         writer = AnswerWriter(
             client.receive, client.send, context, record, headers=[], request_timeout_s=5
         )
-        await writer.stream(quick())
+        await writer.stream(quick(), bytes)
     assert (record.outcome, context.reason) == (SUCCESS, None)
     assert client.body.endswith(DONE)
+
+
+async def write(
+    client: AsgiClient, items: AsyncGenerator[bytes, None], context: Context | None = None
+) -> str:
+    """Stream `items` to a client that takes pieces without a checkpoint; the outcome."""
+    with FrontendMetrics(RealEnv()).request("m", "chat") as record:
+        writer = AnswerWriter(
+            client.receive,
+            client.send,
+            context or Context("1"),
+            record,
+            headers=[],
+            send_now=client.send_now,
+        )
+        await writer.stream(items, bytes)
+    return record.outcome
+
+
+async def test_single_events_are_sent_where_they_are_made(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """All but the first, which brings the status, and the end."""
+
+    async def paced() -> AsyncGenerator[bytes, None]:
+        for number in range(10):
+            yield b"%d " % number
+            await trio.sleep(0.02)
+
+    client = AsgiClient(0, None, takes=lambda: True)
+    assert await write(client, paced()) == SUCCESS
+    assert client.body == b"0 1 2 3 4 5 6 7 8 9 " + DONE
+    assert client.taken == 9
+
+
+async def test_a_burst_goes_out_in_one_send(autojump_clock: trio.testing.MockClock) -> None:
+    """Of what is there at once only the first is a single event."""
+
+    async def bursts() -> AsyncGenerator[bytes, None]:
+        for number in range(30):
+            if number % 10 == 0:
+                await trio.sleep(0.02)
+            yield b"%d " % number
+
+    client = AsgiClient(0, None, takes=lambda: True)
+    assert await write(client, bursts()) == SUCCESS
+    assert client.body == b"".join(b"%d " % number for number in range(30)) + DONE
+    assert client.taken == 2
+    # The head, one piece of each burst but the first, the rest of each, and the end.
+    assert len(client.messages) == 1 + 2 + 3 + 1
+
+
+async def test_an_engine_that_never_waits_lets_the_others_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It computes, so time passes, but it has no checkpoint; nor has a client that takes it all.
+
+    Every so many events the others have their turn, and Kill its effect.
+    """
+    context, turns, made = Context("1"), 0, 0
+    is_busy = trio.Event()
+
+    async def busy() -> AsyncGenerator[bytes, None]:
+        nonlocal made
+        yield b"first "
+        await trio.sleep(1)
+        is_busy.set()
+        while made < 10_000:
+            made += 1
+            autojump_clock.jump(0.001)
+            yield b"x"
+
+    async def count() -> None:
+        nonlocal turns
+        await is_busy.wait()
+        while turns < 10:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        context.kill(Reason.STOP_REQUESTED)
+
+    client = AsgiClient(0, None, takes=lambda: True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        outcome = await write(client, busy(), context)
+    assert outcome == Reason.STOP_REQUESTED
+    assert client.taken > 100
+    assert made < 1000
