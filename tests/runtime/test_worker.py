@@ -166,6 +166,40 @@ async def test_a_handler_asleep_in_a_long_prefill_is_cancelled_when_its_consumer
     await left.wait()
 
 
+async def test_a_handler_that_never_waits_lets_others_run_and_can_be_killed(
+    cluster: Cluster,
+) -> None:
+    """Its items are always ready, its consumer takes them all, and the socket always has room."""
+    is_left = False
+
+    async def handler(request: int, _: Context) -> AsyncGenerator[int, None]:
+        nonlocal is_left
+        try:
+            while request == 0:
+                yield 0
+        finally:
+            is_left = is_left or request == 0
+        yield request
+
+    await cluster.serve("1", handler)
+    client = await cluster.client()
+    count = 0
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def consumer() -> None:
+            nonlocal count
+            async with client.stream(0, int) as stream:
+                async for _ in stream:
+                    count += 1
+
+        await eventually(lambda: count > 1000)
+        assert await ask(cluster, 5) == ([5], None)
+        assert not is_left
+        nursery.cancel_scope.cancel()
+    await eventually(lambda: is_left)
+
+
 async def test_stop_lets_the_handler_finish_within_the_grace(cluster: Cluster) -> None:
     async def handler(_: int, context: Context) -> AsyncGenerator[int, None]:
         yield 1
@@ -279,7 +313,8 @@ async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothin
         def status(**changes: str) -> AckStatus:
             probe = Envelope(id="p", endpoint=str(NAME), instance_id="1", kind=RequestKind.PROBE)
             ack = worker.admit(msgspec.structs.replace(probe, **changes), b"")
-            assert ack.id == "p"
+            # Whoever answers says who it is, and so does somebody else at the address.
+            assert (ack.id, ack.instance_id) == ("p", "1")
             return ack.status
 
         assert [status(), status()] == [AckStatus.ACCEPTED] * 2

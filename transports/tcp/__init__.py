@@ -1,8 +1,8 @@
 """TCP: the request plane, and the response plane in which workers call home.
 
 Read `stream_server.py` (caller) beside `stream_client.py` (worker), then `request_plane.py`
-(caller) beside `request_server.py` (worker). `outbox.py` is how everything is written,
-`channel.py` how items reach the consumer. KV blocks move by `transfer.py`. Works unchanged on
+(caller) beside `request_server.py` (worker). `outbox.py` is how everything is written
+(`sending.py`: what that costs), `channel.py` how items reach the consumer. KV blocks move by `transfer.py`. Works unchanged on
 simulated sockets.
 """
 

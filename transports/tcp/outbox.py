@@ -1,12 +1,15 @@
 """The writing half of a connection: many small frames, few system calls.
 
 `put_nowait` appends and wakes the writer; the writer joins all that is queued into one send. So
-an idle connection sends at once, and a busy one sends batches, without a timer.
+an idle connection sends at once, and a busy one sends batches, without a timer. An item that comes
+alone costs the writer one step: it sends, and waits for the next.
 """
 
 from __future__ import annotations
 
 import trio
+
+from .sending import send_promptly
 
 __all__ = ["Outbox"]
 
@@ -83,8 +86,11 @@ class Outbox:
             self._drained = trio.Event()
         await self._drained.wait()
 
-    async def run(self, stream: trio.abc.SendStream) -> None:
+    async def run(self, stream: trio.SocketStream) -> None:
         """Send what is queued, for as long as there may be more.
+
+        It gives way after every send: while one was taken at once nobody else ran, so nothing more
+        is queued, and it waits.
 
         Cancelled while sending, half a frame may be on the wire: the connection must be closed.
         Raises `trio.BrokenResourceError` when the peer is gone.
@@ -93,7 +99,7 @@ class Outbox:
             if self._parts:
                 data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                 self._parts.clear()
-                await stream.send_all(data)
+                await send_promptly(stream.socket, data)
                 if not self._discarding:
                     self._bytes -= len(data)
                 self._release()

@@ -127,7 +127,7 @@ class ResponseRegistration:
             self.channel.fail(error)
             self._say(Kill())
             self._controls.finish()
-        except trio.BrokenResourceError:
+        except OSError:
             self._disconnected("the worker's connection broke")
         finally:
             self._disconnected("this end of the stream closed")
@@ -151,19 +151,20 @@ class ResponseRegistration:
         frames: list[Frame],
         buffer_bytes: int,
     ) -> None:
-        machine, channel = self._machine, self.channel
+        machine, channel, socket = self._machine, self.channel, stream.socket
         while True:
             self._take(frames)
             decoder.check()
             if machine.states[Role.WORKER] is WorkerState.DONE:
                 return
             await channel.wait_room()
-            data = await stream.receive_some(buffer_bytes)
+            # From the socket itself: the stream only wraps its errors, once for every token.
+            data = await socket.recv(buffer_bytes)
             if not data:
                 machine.receive(Closed())
                 self._disconnected("the worker hung up without an end mark")
                 return
-            frames = decoder.feed(bytes(data))
+            frames = decoder.feed(data)
 
     def _take(self, frames: list[Frame]) -> None:
         items: list[bytes] = []
