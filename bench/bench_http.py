@@ -1,8 +1,9 @@
-"""HTTP streaming: CPU per server-sent event, our frontend's server beside a plain uvicorn app.
+"""HTTP streaming: CPU per server-sent event, our frontend's server beside two that do nothing else.
 
-Both stream the same OpenAI chunks from inside the process: ours through the whole HTTP edge
+All stream the same OpenAI chunks from inside the process: ours through the whole HTTP edge
 (hypercorn on trio, starlette, parsing, metrics, disconnect watching), uvicorn's through a bare ASGI
-function that does nothing else. So the ratio is the price of the edge, not of the answer.
+function, and `trio` is a task per connection that sleeps and writes to its socket: what the event
+loop itself costs. So the ratios are the price of the edge, not of the answer.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ CHUNK = {
     "choices": [{"index": 0, "delta": {"content": "token "}, "finish_reason": None}],
 }
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-KINDS = ("trinamo", "uvicorn")
+CHUNK_EVENT = b"data: " + json.dumps(CHUNK, separators=(",", ":")).encode() + b"\n\n"
+KINDS = ("trinamo", "uvicorn", "trio")
+OWN_PHASE = 1
+"""As a request's seed: its events are due at the request's arrival plus whole pauses, so streams that
+started apart stay apart. Without it each pause begins after the event before, and loops whose timers
+have whole milliseconds draw the streams together."""
 
 
-# --- the two servers, each a process of its own ---------------------------------------------------
+# --- the servers, each a process of its own ---------------------------------------------------
 
 
 def serve_trinamo() -> None:
@@ -45,8 +51,11 @@ def serve_trinamo() -> None:
             self, request: GenerateRequest, context: Context
         ) -> AsyncGenerator[Delta, None]:
             count = request.max_tokens or 1
+            start = trio.current_time()
             for number in range(count):
-                if request.temperature:
+                if request.seed == OWN_PHASE:
+                    await trio.sleep_until(start + number * request.temperature)
+                elif request.temperature:
                     await trio.sleep(request.temperature)
                 reason = FinishReason.LENGTH if number == count - 1 else None
                 yield Delta("token ", [number], reason)
@@ -65,8 +74,6 @@ def serve_uvicorn() -> None:
 
     import uvicorn
 
-    chunk = b"data: " + json.dumps(CHUNK, separators=(",", ":")).encode() + b"\n\n"
-
     async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         if scope["type"] != "http":
             return
@@ -79,10 +86,14 @@ def serve_uvicorn() -> None:
         asked = json.loads(body)
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for _ in range(asked["max_tokens"]):
-            if asked["temperature"]:
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        for number in range(asked["max_tokens"]):
+            if asked["seed"] == OWN_PHASE:
+                await asyncio.sleep(max(0, start + number * asked["temperature"] - clock()))
+            elif asked["temperature"]:
                 await asyncio.sleep(asked["temperature"])
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": CHUNK_EVENT, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def main() -> None:
@@ -92,6 +103,38 @@ def serve_uvicorn() -> None:
         await uvicorn.Server(config).serve(sockets=[listener])
 
     asyncio.run(main())
+
+
+def serve_trio() -> None:
+    chunk = b"%x\r\n%b\r\n" % (len(CHUNK_EVENT), CHUNK_EVENT)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        asked = json.loads((await stream.receive_some(65_536)).split(b"\r\n\r\n", 1)[1])
+        start = trio.current_time()
+        with socket.socket(fileno=stream.socket.detach()) as plain:
+            for number in range(asked["max_tokens"]):
+                if asked["seed"] == OWN_PHASE:
+                    await trio.sleep_until(start + number * asked["temperature"])
+                elif asked["temperature"]:
+                    await trio.sleep(asked["temperature"])
+                left = chunk
+                while left:
+                    try:
+                        left = left[plain.send(left) :]
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_writable(plain)
+            plain.setblocking(True)
+            plain.sendall(b"data: [DONE]\n\n")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            listeners = await nursery.start(trio.serve_tcp, answer, 0)
+            print(listeners[0].socket.getsockname()[1], flush=True)
+
+    trio.run(main)
+
+
+SERVERS = {"trinamo": serve_trinamo, "uvicorn": serve_uvicorn, "trio": serve_trio}
 
 
 # --- the load -------------------------------------------------------------------------------------
@@ -114,13 +157,14 @@ class Server:
         self.process.wait()
 
 
-async def load(port: int, streams: int, tokens: int, pause_s: float) -> None:
+async def load(port: int, streams: int, tokens: int, pause_s: float, phase: int = 0) -> None:
     body = json.dumps(
         {
             "model": "bench",
             "messages": [{"role": "user", "content": "hi"}],
             "max_tokens": tokens,
             "temperature": pause_s,
+            "seed": phase,
             "stream": True,
         }
     ).encode()
@@ -140,12 +184,16 @@ async def load(port: int, streams: int, tokens: int, pause_s: float) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(streams):
             nursery.start_soon(one)
+            if phase == OWN_PHASE:
+                await trio.sleep(pause_s / streams)
 
 
-def measure(server: Server, streams: int, tokens: int, pause_s: float) -> tuple[float, float]:
+def measure(
+    server: Server, streams: int, tokens: int, pause_s: float, phase: int = 0
+) -> tuple[float, float]:
     """CPU microseconds per event, and events a second."""
     cpu, started = server.cpu_s(), time.perf_counter()
-    trio.run(load, server.port, streams, tokens, pause_s)
+    trio.run(load, server.port, streams, tokens, pause_s, phase)
     wall = time.perf_counter() - started
     return (server.cpu_s() - cpu) / (streams * tokens) * 1e6, streams * tokens / wall
 
@@ -156,20 +204,21 @@ def main() -> None:
     parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        {"trinamo": serve_trinamo, "uvicorn": serve_uvicorn}[options.serve]()
+        SERVERS[options.serve]()
         return
     servers = {kind: Server(kind) for kind in KINDS}
     try:
         print("| load | server | events/s | CPU µs/event |\n|---|---|---|---|")
         # Enough events for the 10 ms ticks of the process clock.
-        for name, streams, tokens, pause_s in (
-            ("burst, 16 streams", 16, 4000, 0.0),
-            ("paced at 20 ms, 64 streams", 64, 150, 0.02),
+        for name, streams, tokens, pause_s, phase in (
+            ("burst, 16 streams", 16, 4000, 0.0, 0),
+            ("paced at 20 ms, 64 streams", 64, 150, 0.02, 0),
+            ("the same, each at its own phase", 64, 150, 0.02, OWN_PHASE),
         ):
             rounds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
             for number in range(options.rounds + 1):
                 for kind, server in servers.items():
-                    found = measure(server, streams, tokens, pause_s)
+                    found = measure(server, streams, tokens, pause_s, phase)
                     if number:
                         rounds[kind].append(found)
             for kind in KINDS:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
 from roles import (
+    IDLE_STEP_S,
+    PHASE_S,
     STEP_S,
     TOKEN,
     Command,
@@ -31,20 +34,39 @@ class Engine:
 
     def __init__(self) -> None:
         self.step = asyncio.Event()
+        self.paced_count = 0
+        self.turns: deque[asyncio.Event] = deque()
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(STEP_S if self.paced_count else IDLE_STEP_S)
             step, self.step = self.step, asyncio.Event()
             step.set()
+
+    async def run_phases(self) -> None:
+        while True:
+            await asyncio.sleep(PHASE_S if self.turns else IDLE_STEP_S)
+            if self.turns:
+                self.turns.popleft().set()
 
     async def tokens(self, count: int, _: object) -> AsyncIterator[str]:
         for _number in range(count):
             yield TOKEN
 
     async def paced(self, count: int, _: object) -> AsyncIterator[str]:
+        self.paced_count += 1
+        try:
+            for _number in range(count):
+                await self.step.wait()
+                yield TOKEN
+        finally:
+            self.paced_count -= 1
+
+    async def phased(self, count: int, _: object) -> AsyncIterator[str]:
         for _number in range(count):
-            await self.step.wait()
+            turn = asyncio.Event()
+            self.turns.append(turn)
+            await turn.wait()
             yield TOKEN
 
     async def echo(self, text: str, _: object) -> str:
@@ -64,15 +86,17 @@ async def _worker() -> None:
     handlers = {
         "tokens": streaming(engine.tokens),
         "paced": streaming(engine.paced),
+        "phased": streaming(engine.phased),
         "echo": grpc.unary_unary_rpc_method_handler(engine.echo, decode_any, encode),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    ticking = asyncio.create_task(engine.run())
+    ticking = [asyncio.create_task(each()) for each in (engine.run, engine.run_phases)]
     await answer_commands(read_line, {"cpu": cpu}, {"address": f"127.0.0.1:{port}"})
-    ticking.cancel()
+    for task in ticking:
+        task.cancel()
     await server.stop(None)
 
 
@@ -80,12 +104,14 @@ class Load:
     """What the client process is told to do."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.tokens = channel.unary_stream(f"/{SERVICE}/tokens", encode, decode_text)
-        self.paced = channel.unary_stream(f"/{SERVICE}/paced", encode, decode_text)
+        self.loads = {
+            load: channel.unary_stream(f"/{SERVICE}/{load}", encode, decode_text)
+            for load in ("tokens", "paced", "phased")
+        }
         self.echo = channel.unary_unary(f"/{SERVICE}/echo", encode, decode_text)
 
-    async def stream(self, streams: int, items: int, paced: bool) -> Command:
-        method = self.paced if paced else self.tokens
+    async def stream(self, load: str, streams: int, items: int) -> Command:
+        method = self.loads[load]
 
         async def one() -> None:
             count = 0

@@ -18,6 +18,10 @@ TOKEN = " token"
 """What every item is: six characters, seven bytes of msgpack."""
 STEP_S = 0.005
 """How long one engine step lasts in paced runs: every stream gets one item per step."""
+PHASE_S = 0.00125
+"""How long from one item to the next in phased runs, where it is another stream's."""
+IDLE_STEP_S = 0.05
+"""How often an engine looks that nobody waits for: so rarely that it costs the others nothing."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode_text = msgspec.msgpack.Decoder(str).decode

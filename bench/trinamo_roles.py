@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
-from roles import STEP_S, TOKEN, Command, answer_commands, cpu, measured
+from roles import (
+    IDLE_STEP_S,
+    PHASE_S,
+    STEP_S,
+    TOKEN,
+    Command,
+    answer_commands,
+    cpu,
+    measured,
+)
 
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context
@@ -26,8 +36,8 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
-TOKENS, PACED, ECHO, HOLD = (
-    EndpointName("bench", "engine", each) for each in ("tokens", "paced", "echo", "hold")
+TOKENS, PACED, PHASED, ECHO, HOLD = (
+    EndpointName("bench", "engine", each) for each in ("tokens", "paced", "phased", "echo", "hold")
 )
 
 
@@ -39,25 +49,45 @@ async def read_line() -> str:
 
 
 class Engine:
-    """The handlers: tokens at once, tokens by the step, an echo, and a prefill that never ends."""
+    """The handlers: tokens at once or by the step, an echo, and a prefill that never ends."""
 
     def __init__(self) -> None:
         self.step = trio.Event()
+        self.paced_count = 0
+        self.turns: deque[trio.Event] = deque()
         self.cancelled_at: dict[int, float] = {}
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(STEP_S)
+            await trio.sleep(STEP_S if self.paced_count else IDLE_STEP_S)
             self.step.set()
             self.step = trio.Event()
+
+    async def run_phases(self) -> None:
+        """One stream after the other gets an item, one of them per `PHASE_S`."""
+        while True:
+            await trio.sleep(PHASE_S if self.turns else IDLE_STEP_S)
+            if self.turns:
+                self.turns.popleft().set()
 
     async def tokens(self, count: int, _: Context) -> AsyncGenerator[str, None]:
         for _number in range(count):
             yield TOKEN
 
     async def paced(self, count: int, _: Context) -> AsyncGenerator[str, None]:
+        self.paced_count += 1
+        try:
+            for _number in range(count):
+                await self.step.wait()
+                yield TOKEN
+        finally:
+            self.paced_count -= 1
+
+    async def phased(self, count: int, _: Context) -> AsyncGenerator[str, None]:
         for _number in range(count):
-            await self.step.wait()
+            turn = trio.Event()
+            self.turns.append(turn)
+            await turn.wait()
             yield TOKEN
 
     async def echo(self, text: str, _: Context) -> str:
@@ -85,11 +115,13 @@ async def _worker() -> None:
         serving = Worker(TcpClient(options), RealEnv(), instance_id="1", requests_max=4096)
         serving.add_stream(TOKENS, engine.tokens, request_type=int)
         serving.add_stream(PACED, engine.paced, request_type=int)
+        serving.add_stream(PHASED, engine.phased, request_type=int)
         serving.add_stream(HOLD, engine.hold, request_type=int)
         serving.add_unary(ECHO, engine.echo, request_type=str)
         await nursery.start(serving.run)
         await nursery.start(server.serve, serving)
         nursery.start_soon(engine.run)
+        nursery.start_soon(engine.run_phases)
         commands = {"cpu": cpu, "cancellations": engine.cancellations}
         await answer_commands(read_line, commands, {"address": server.address})
         nursery.cancel_scope.cancel()
@@ -110,7 +142,7 @@ async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
             router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))
             return Client(router, home, env)
 
-        yield {each.endpoint: client(each) for each in (TOKENS, PACED, ECHO, HOLD)}
+        yield {each.endpoint: client(each) for each in (TOKENS, PACED, PHASED, ECHO, HOLD)}
 
 
 class Load:
@@ -119,8 +151,8 @@ class Load:
     def __init__(self, clients: dict[str, Client]) -> None:
         self.clients = clients
 
-    async def stream(self, streams: int, items: int, paced: bool) -> Command:
-        client = self.clients["paced" if paced else "tokens"]
+    async def stream(self, load: str, streams: int, items: int) -> Command:
+        client = self.clients[load]
 
         async def one() -> None:
             count = 0
