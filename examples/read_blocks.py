@@ -22,6 +22,14 @@ from trinamo.transports.servers import open_etcd_server
 LEND = EndpointName("examples", "owner", "lend")
 
 
+class Wish(msgspec.Struct):
+    """What a peer asks for."""
+
+    count: int
+    card: bytes | None
+    """Who it is: if it dies in the middle, its death is proven before the blocks are used again."""
+
+
 class Loan(msgspec.Struct):
     """What a peer must know to read blocks."""
 
@@ -35,11 +43,11 @@ async def lend_blocks(runtime: Runtime, kv: KvCache) -> None:
     transfers = runtime.transfers
     assert transfers is not None
 
-    async def lend(count: int, context: Context) -> AsyncGenerator[Loan, None]:
-        blocks = kv.pool.take(count)
+    async def lend(wish: Wish, context: Context) -> AsyncGenerator[Loan, None]:
+        blocks = kv.pool.take(wish.count)
         assert blocks is not None
         kv.memory.view[:, :, blocks] = 42
-        grant = transfers.grant(blocks)
+        grant = transfers.grant(blocks, wish.card)
         try:
             yield Loan(transfers.engine_id, blocks, grant.ticket)
             notice = await transfers.receive()
@@ -49,7 +57,7 @@ async def lend_blocks(runtime: Runtime, kv: KvCache) -> None:
             grant.withdraw()  # No effect once it is complete.
             kv.pool.give_back(blocks)
 
-    await runtime.serve(LEND, lend, request_type=int)
+    await runtime.serve(LEND, lend, request_type=Wish)
 
 
 async def read_blocks(runtime: Runtime, kv: KvCache) -> None:
@@ -59,7 +67,7 @@ async def read_blocks(runtime: Runtime, kv: KvCache) -> None:
     await client.router.wait_instances()
     ours = kv.pool.take(3)
     assert ours is not None
-    async with client.stream(3, Loan) as loans:
+    async with client.stream(Wish(3, transfers.card()), Loan) as loans:
         async for loan in loans:
             reports = await transfers.read(
                 loan.engine_id, ours, loan.blocks, ticket=loan.ticket, notify=b"three blocks read"

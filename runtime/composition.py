@@ -23,6 +23,7 @@ from .planes import (
     ResponsePlane,
     TransferPlane,
 )
+from .planes.settlement import SettlementPlane
 
 __all__ = ["DataPlane", "TransferChain", "Transports"]
 
@@ -49,6 +50,9 @@ class TransferChain:
     """The names of all that are configured, open or not."""
     missing: Mapping[str, str] = attrs.field(factory=dict)
     """Backends that are configured but cannot be used on this machine, and why, in a sentence."""
+    settlement: SettlementPlane | None = None
+    """Asks peers whether they have let go of our blocks; it is open longer than all of `planes`.
+    None: nobody is asked, and we have no card."""
 
 
 class Transports(Protocol):

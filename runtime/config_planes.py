@@ -343,7 +343,10 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     ] = 5.0
     quarantine_after_s: Annotated[
         Seconds,
-        about("Until an ended transfer must let go of its blocks; then they are never used again."),
+        about(
+            "Until an ended transfer must let go of its blocks; then nobody gets them until it is "
+            "proven that nothing touches them."
+        ),
     ] = 10.0
     probe_timeout_s: Annotated[Seconds, about("For one sign of life of a peer's backend.")] = 2.0
     probe_interval_s: Annotated[Seconds, about("Between two probes of one that failed.")] = 5.0

@@ -66,7 +66,15 @@ class TransferMetrics:
             "trinamo_transfer_backend_usable", "1 if new transfers may use it", "backend", "peer"
         )
         self._quarantined = gauge(
-            "trinamo_quarantined_blocks", "Blocks lost to transfers that could not be stopped"
+            "trinamo_quarantined_blocks", "Blocks that a transfer may touch which did not stop"
+        )
+        self._readmitted = Counter(
+            "trinamo_readmitted_blocks",
+            "Blocks that left quarantine, since it was proven that nothing touches them",
+            registry=registry,
+        )
+        self._inquiries = counter(
+            "inquiries", "Questions to peers whether they let go of blocks", "standing"
         )
         self._latency = Histogram(
             "nixl_transfer_latency",
@@ -137,9 +145,19 @@ class TransferMetrics:
         self._usable.remove_by_labels({"backend": backend, "peer": peer})
 
     def quarantined(self, count: int) -> None:
-        """`count` more blocks are lost until the process ends."""
+        """`count` more blocks are in quarantine."""
         self._quarantined.inc(count)
         self.quarantined_count += count
+
+    def readmitted(self, count: int) -> None:
+        """`count` blocks have left quarantine."""
+        self._quarantined.dec(count)
+        self.quarantined_count -= count
+        self._readmitted.inc(count)
+
+    def inquired(self, standing: str) -> None:
+        """A peer was asked what became of a ticket; what was learned is a `Standing`."""
+        self._inquiries.labels(standing).inc()
 
     def value(self, name: str, **labels: str) -> float:
         """The sample with exactly this name and these labels, as of now; 0 if there is none."""

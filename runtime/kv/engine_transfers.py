@@ -1,13 +1,12 @@
 """The KV transfers of one engine: its memory, offered to peers, and peers' memory, by engine id.
 
 `open_engine_transfers` registers the engine's cache with every backend of the chain. `publish` puts
-the offer into the control plane, where peers find it by the engine's id; `watch` forgets peers that
-are gone: not in discovery any more, and not answering either, for a lease that was lost while the
-store was away says nothing about its holder. A peer is connected to when it is first needed, and
-again after it was forgotten.
+the offer into the control plane, where peers find it by the engine's id. Peers are found and
+forgotten by `engine_peers.py`.
 
 What may be touched is still said block by block: the owner `grant`s blocks and hands the ticket to
 its peer by any other plane, and only with that ticket the peer's `read` or `write` gets anywhere.
+The peer's request brings its `card`, so that it can be asked whether it has let go (`grants.py`).
 Which backend moves the blocks is decided in `transfer_router.py`.
 """
 
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -24,26 +23,22 @@ import trio
 from ..config import Config
 from ..config_planes import TransferConfig
 from ..env import Env
-from ..errors import (
-    ConnectError,
-    RequestError,
-    StaleMemoryError,
-    TrinamoError,
-    UnavailableError,
-)
+from ..errors import ConnectError, UnavailableError
 from ..planes import ControlPlane, TransferReport
+from ..protocol.settlement import PeerCard, decode_card, encode_card
 from ..protocol.transfer import Direction
 from ..protocol.transfer_notice import Notice
 from ..registration import Registrar
 from ..transfer_metrics import TransferMetrics
 from .cache import KvCache
-from .farewells import Farewells
+from .engine_peers import REGION, EnginePeers
+from .grants import Grant, Inquiries
 from .metadata import NixlMetadata, NixlMetadataStore
 from .transfer_chain import RouterOptions
 from .transfer_router import TransferRouter, open_transfer_router
-from .transfer_routes import RoutedMemory, RoutedPeer
+from .transfer_routes import RoutedMemory
 from .transfer_statistics import BackendStatistics, TransferStatistics
-from .transfers import BlockLeases, Grant, open_block_leases
+from .transfers import BlockLeases, open_block_leases
 
 if TYPE_CHECKING:
     from ..composition import TransferChain
@@ -51,27 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["REGION", "EngineTransfers", "open_engine_transfers"]
 
 _log = logging.getLogger("trinamo.transfer")
-REGION: Final = "kv"
-"""What an engine's cache is called in its metadata."""
-_CONNECTS_MAX: Final = 3
 _OFFER_S: Final = 5.0
-_RETRY_S: Final = 5.0
 
 
-@attrs.define(eq=False)
-class _Peer:
-    """One engine that we move blocks to and from."""
-
-    lock: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while connecting: one connection, however many ask. Peers do not share it."""
-    agent_name: str = ""
-    """The life of its process that `routed` leads to, or is being connected to."""
-    routed: RoutedPeer | None = None
-    is_gone: bool = False
-    """Whether that life ended while it was being connected to."""
-
-
-class EngineTransfers:
+class EngineTransfers(EnginePeers):
     """One engine's transfers; made by `open_engine_transfers`."""
 
     def __init__(
@@ -86,16 +64,11 @@ class EngineTransfers:
         *,
         section: TransferConfig,
     ) -> None:
-        self.engine_id = engine_id
-        """What peers know us by."""
+        super().__init__(engine_id, router, store, section)
         self.kv = kv
         self.memory = memory
-        self.router = router
         self.leases = leases
-        self.store = store
         self._chain = chain
-        self._section = section
-        self._peers: dict[str, _Peer] = {}
         self._is_draining = False
 
     # --- our side --------------------------------------------------------------------------------
@@ -121,14 +94,43 @@ class EngineTransfers:
         metadata = NixlMetadata.of(self.engine_id, agent_name, {REGION: self.memory})
         return self.store.encode(self.engine_id, metadata)
 
-    def grant(self, blocks: Sequence[int]) -> Grant:
+    def card(self) -> bytes | None:
+        """Who we are, for whoever grants us blocks; None where nobody could ask us.
+
+        It belongs into the very request for the blocks, so that the life which gets the ticket is
+        the life that is asked about.
+        """
+        plane = self._chain.settlement
+        if plane is None:
+            return None
+        return encode_card(PeerCard(self.engine_id, plane.address, plane.incarnation))
+
+    async def meet(self, card: bytes) -> bool:
+        """Whether what is granted to the peer with this card will come back, should it die.
+
+        False over an unfenced backend if that life does not answer at its address, as one that has
+        died since it asked: granted blocks could stay in quarantine then. Await it when the blocks
+        are about to be granted, and rather refuse. Takes `data_plane.transfer.probe_timeout_s` or a
+        little more. Raises `RemoteProtocolError` for a card that is none.
+        """
+        whom = decode_card(card)
+        if self.memory.is_fenced:
+            await trio.lowlevel.checkpoint()
+            return True
+        return await self.leases.meet(whom)
+
+    def grant(self, blocks: Sequence[int], card: bytes | None = None) -> Grant:
         """Let one peer move these blocks of the pool; hand it `Grant.ticket`. Never waits.
 
-        The caller owns the blocks, and ends the grant. Raises `RequestError` for blocks that are
-        not there, `UnavailableError` while shutting down, and what the backends raise.
+        The caller owns the blocks, and ends the grant. `card` is what the peer's request brought of
+        its `card`: without one a withdrawn grant over an unfenced backend ends in quarantine unless
+        it is acknowledged. Raises `RequestError` for blocks that are not there, `UnavailableError`
+        while shutting down, `RemoteProtocolError` for a card that is none, and what the backends
+        raise.
         """
         self._check_open()
-        return self.leases.grant(self.memory, self.kv.memory.range_ids(blocks))
+        whom = None if card is None else decode_card(card)
+        return self.leases.grant(self.memory, self.kv.memory.range_ids(blocks), whom)
 
     async def receive(self) -> Notice:
         """The next peer's `notify`, heard once; see `TransferRouter.receive`."""
@@ -233,99 +235,6 @@ class EngineTransfers:
             ticket=ticket,
         )
 
-    async def connect(self, engine_id: str) -> RoutedPeer:
-        """The peer with this engine id; from now on it is kept until it is gone.
-
-        Raises `MetadataNotFoundError` if nobody has this id, `RequestError` if we have,
-        `RemoteProtocolError` for metadata that is none, `ConnectError` if no backend reaches it,
-        `StaleMemoryError` if it is not there any more, and what the control plane raises.
-        """
-        if engine_id == self.engine_id:
-            raise RequestError("an engine does not transfer to itself")
-        peer = self._peers.setdefault(engine_id, _Peer())
-        try:
-            async with peer.lock:
-                for _ in range(_CONNECTS_MAX):
-                    if peer.routed is None:
-                        peer.routed = await self._connected(engine_id, peer)
-                if peer.routed is None:
-                    raise ConnectError(f"engine {engine_id} restarts faster than it is reached")
-                return peer.routed
-        finally:
-            # Whoever has the lock now goes on with this entry.
-            if peer.routed is None and not peer.lock.locked():
-                self._peers.pop(engine_id, None)
-
-    async def _connected(self, engine_id: str, peer: _Peer) -> RoutedPeer | None:
-        """One connection; None if the peer's life ended meanwhile, so there is news to read."""
-        metadata = await self.store.get(engine_id)
-        offer = metadata.memory_descriptors.get(REGION)
-        if offer is None:
-            raise StaleMemoryError(f"engine {engine_id} offers no memory called {REGION!r}")
-        peer.agent_name, peer.is_gone = metadata.agent_name, False
-        try:
-            routed = await self.router.connect(offer)
-        except (ConnectError, StaleMemoryError):
-            # What we had cached may be older than what is stored: look once past the cache.
-            self.store.drop(engine_id)
-            if (await self.store.get(engine_id)).agent_name != metadata.agent_name:
-                return None
-            raise
-        if peer.is_gone:
-            await self.router.forget(routed)
-            return None
-        _log.info("engine %s is connected by %s", engine_id, ", ".join(routed.usable))
-        return routed
-
-    async def watch(self) -> None:
-        """Forget peers that are gone, as `Farewells` says; runs until cancelled.
-
-        What the store refuses is logged and tried again: a worker serves without transfers, too.
-        """
-        async with trio.open_nursery() as nursery:
-            farewells = Farewells(
-                nursery,
-                grace_s=self._section.missing_grace_s,
-                answers=self._answers,
-                is_named=self._is_named,
-                forget=self.forget,
-            )
-            while True:
-                try:
-                    await self.store.watch(farewells.begin)
-                except TrinamoError as error:
-                    text = "peers' memory is not watched: %s; again in %g s"
-                    _log.error(text, error.message, _RETRY_S)
-                await trio.sleep(_RETRY_S)
-
-    async def _answers(self, agent_name: str) -> bool:
-        """Whether we are connected to this life of a peer, and it says so itself."""
-        for peer in self._peers.values():
-            if peer.agent_name == agent_name and peer.routed is not None:
-                return await self.router.probe(peer.routed)
-        return False
-
-    async def _is_named(self, agent_name: str) -> bool:
-        """Whether the store names it now; False too if it cannot be asked."""
-        for engine_id, peer in list(self._peers.items()):
-            if peer.agent_name == agent_name:
-                with suppress(TrinamoError):
-                    return (await self.store.get(engine_id)).agent_name == agent_name
-        return False
-
-    async def forget(self, agent_name: str) -> None:
-        """One life of a peer has ended: its transfers fail, and `connect` looks for a new one."""
-        for engine_id, peer in list(self._peers.items()):
-            if peer.agent_name != agent_name:
-                continue
-            peer.is_gone = True
-            routed, peer.routed = peer.routed, None
-            if routed is not None:
-                if not peer.lock.locked():
-                    del self._peers[engine_id]
-                _log.info("engine %s is gone: its transfers end", engine_id)
-                await self.router.forget(routed)
-
 
 @asynccontextmanager
 async def open_engine_transfers(
@@ -352,13 +261,20 @@ async def open_engine_transfers(
         probe_s=section.probe_timeout_s,
         probe_interval_s=section.probe_interval_s,
     )
+    inquiries: Inquiries | None = None
+    if chain.settlement is not None:
+        inquiries = Inquiries(
+            chain.settlement, timeout_s=section.probe_timeout_s, on_standing=metrics.inquired
+        )
     async with (
         open_block_leases(
             kv.pool,
             drain_s=section.quarantine_after_s,
             on_quarantine=metrics.quarantined,
+            on_readmit=metrics.readmitted,
             dice=env.rng,
             block_of=kv.memory.block_of,
+            inquiries=inquiries,
         ) as leases,
         open_transfer_router(
             chain.planes, metrics=metrics, leases=leases, options=options
@@ -370,7 +286,7 @@ async def open_engine_transfers(
             fingerprint=kv.fingerprint,
             needs_ticket=True,
         )
-        yield EngineTransfers(
+        transfers = EngineTransfers(
             engine_id,
             kv,
             memory,
@@ -380,3 +296,6 @@ async def open_engine_transfers(
             chain,
             section=section,
         )
+        if inquiries is not None:
+            inquiries.on_gone = transfers.bury
+        yield transfers

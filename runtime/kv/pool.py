@@ -6,7 +6,7 @@ that was never taken, is a bug and fails an assertion.
 
 A transfer that may touch a block *leases* it (`transfers.py`). A leased block that its owner gives
 back becomes free only when the last lease ends; one whose transfer cannot be stopped is put in
-*quarantine* and is never free again.
+*quarantine*, until it is proven that nothing touches it any more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class BlockPool:
         self._free = list(range(block_count - 1, -1, -1))
         self._is_used = bytearray(block_count)
         self._leases: dict[int, int] = {}
-        self._quarantined: dict[int, None] = {}
+        self._quarantined: dict[int, int] = {}
+        """How many transfers keep each block there; those it has leases of, too, are not counted."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when the end of a transfer has freed blocks or lost them, for whoever waits."""
 
@@ -61,11 +62,11 @@ class BlockPool:
     @property
     def in_flight_count(self) -> int:
         """Blocks that a transfer may touch, whether or not somebody still owns them."""
-        return len(self._leases)
+        return len(self._leases) - sum(b in self._leases for b in self._quarantined)
 
     @property
     def quarantined_count(self) -> int:
-        """Blocks that nobody may ever take again: a transfer into them could not be stopped."""
+        """Blocks that nobody may take: a transfer into them could not be stopped."""
         return len(self._quarantined)
 
     @property
@@ -105,37 +106,61 @@ class BlockPool:
         """A transfer may touch these blocks from now on; their owner must have them still."""
         for block_id in block_ids:
             self._check_used(block_id, "leased")
-            if block_id not in self._quarantined:
-                self._leases[block_id] = self._leases.get(block_id, 0) + 1
+            self._leases[block_id] = self._leases.get(block_id, 0) + 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One transfer will not touch these blocks any more; once for every `lease`."""
         before = len(self._free)
         for block_id in block_ids:
-            if block_id in self._quarantined:
-                continue
-            assert block_id in self._leases, f"block {block_id} is released but was not leased"
-            self._leases[block_id] -= 1
-            if not self._leases[block_id]:
-                del self._leases[block_id]
-                if not self._is_used[block_id]:
-                    self._free.append(block_id)
+            self._end_lease(block_id, "released")
+            self._free_if_unheld(block_id)
         if len(self._free) > before:
             self.on_change()
 
     def quarantine(self, block_ids: Iterable[int]) -> int:
-        """Never give these leased blocks to anybody again; how many were not there before."""
+        """One lease of each of these blocks does not end; how many were not in quarantine before.
+
+        Nobody is given them until `readmit` has ended every quarantine of them.
+        """
         before = len(self._quarantined)
         for block_id in block_ids:
-            assert block_id in self._leases or block_id in self._quarantined, (
-                f"block {block_id} is put in quarantine but was not leased"
-            )
-            self._leases.pop(block_id, None)
-            self._quarantined[block_id] = None
+            self._end_lease(block_id, "put in quarantine")
+            self._quarantined[block_id] = self._quarantined.get(block_id, 0) + 1
         added = len(self._quarantined) - before
         if added:
             self.on_change()
         return added
+
+    def readmit(self, block_ids: Iterable[int]) -> int:
+        """It is proven that what put these into quarantine will not touch them; once for every one.
+
+        How many have left quarantine. Those that nobody owns and no transfer may touch are free.
+        """
+        before = len(self._quarantined)
+        for block_id in block_ids:
+            assert block_id in self._quarantined, (
+                f"block {block_id} is readmitted but was not in quarantine"
+            )
+            self._quarantined[block_id] -= 1
+            if not self._quarantined[block_id]:
+                del self._quarantined[block_id]
+                self._free_if_unheld(block_id)
+        left = before - len(self._quarantined)
+        if left:
+            self.on_change()
+        return left
+
+    def _end_lease(self, block_id: int, what: str) -> None:
+        assert block_id in self._leases, f"block {block_id} is {what} but was not leased"
+        self._leases[block_id] -= 1
+        if not self._leases[block_id]:
+            del self._leases[block_id]
+
+    def _free_if_unheld(self, block_id: int) -> None:
+        """Free a block that its owner has given back, if this was the last that kept it."""
+        is_held = block_id in self._leases or block_id in self._quarantined
+        if not is_held and not self._is_used[block_id]:
+            self._free.append(block_id)
 
     def _check_used(self, block_id: int, what: str) -> None:
         assert 0 <= block_id < len(self._is_used), f"block {block_id} is not of this pool"

@@ -323,7 +323,7 @@ class TransferRouter:
         )
         self._metrics.started(backend)
         if self._leases is not None:
-            self._leases.follow(transfer, here)
+            self._leases.follow(transfer, here, job.ticket)
         outcome = "cancelled"
         try:
             report = await _progressing(transfer, backend, attempt_s)

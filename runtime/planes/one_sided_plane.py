@@ -117,6 +117,8 @@ class OneSidedPlane:
         self.backend: Final = mover.backend
         self.incarnation: Final = incarnation
         self.inbox = inbox
+        self.is_left_moving = False
+        """Set by who closes the mover: whether bytes may move until the process ends."""
         self._mover, self._nursery = mover, nursery
         self._connect_timeout_s, self._drain_s = connect_timeout_s, drain_s
         self._chunk_bytes = chunk_bytes

@@ -15,6 +15,12 @@ Abort  -> Failed                                    no slice of it follows the a
 Ping   -> Finished;  Notify -> Finished
 ```
 
+A stream that begins with `Inquiry` in place of `Hello` carries one question and one answer.
+
+```
+Inquiry -> Answer                                   has this life let go of a ticket?
+```
+
 Every request may be answered with `Failed` instead. Sums come after the bytes, so a sender that
 loses its right to the blocks in the middle of a slice can say so instead of vouching for them.
 Peer bytes raise nothing but `RemoteProtocolError`.
@@ -40,6 +46,7 @@ __all__ = [
     "PREFIX",
     "SUM_BYTES",
     "Abort",
+    "Answer",
     "Check",
     "Commit",
     "Confirmed",
@@ -51,6 +58,7 @@ __all__ = [
     "Finished",
     "Hello",
     "HostProof",
+    "Inquiry",
     "Message",
     "Notify",
     "Ping",
@@ -239,9 +247,26 @@ class Commit(Request, frozen=True, tag=18):
     """They were."""
 
 
+class Inquiry(Message, frozen=True, tag=19):
+    """Has the life that I mean let go of what I granted by this ticket, which is revoked by now?"""
+
+    version: int
+    life: _Word
+    ticket: _U63
+
+
+class Answer(Message, frozen=True, tag=20):
+    """The last message of its stream."""
+
+    life: _Word
+    """Who answers."""
+    is_settled: bool
+    """False, too, if it cannot say, or is not the life that was meant."""
+
+
 _AnyMessage = (
     Hello | Welcome | Read | Write | Slice | Sums | Confirmed | Finished | Failed | Abort
-    | Notify | Ping | Expose | Exposed | Check | Fetch | Fetched | Commit
+    | Notify | Ping | Expose | Exposed | Check | Fetch | Fetched | Commit | Inquiry | Answer
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_AnyMessage] = msgspec.msgpack.Decoder(_AnyMessage)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from trinamo.cli import transfer_planes
 from trinamo.cli.transfer_planes import open_transfer_chain
 from trinamo.runtime.config import Config, DataPlaneConfig, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 from trinamo.runtime.kv.transfer_router import open_transfer_router
 from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
+from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.runtime.transfer_metrics import TransferMetrics
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
-from trinamo.transports.tcp import TcpTransferPlane
+from trinamo.transports.tcp import TcpTransferPlane, open_transfer_plane
 
 
 def section(**overrides: Any) -> DataPlaneConfig:
@@ -49,6 +53,34 @@ async def test_without_a_word_in_the_configuration_it_is_tcp() -> None:
         assert chain.order == ["tcp"]
         assert not chain.missing
     assert "MC_FORCE_TCP" not in os.environ
+
+
+async def test_peers_are_asked_over_the_port_that_is_opened_first_and_closed_last() -> None:
+    async with open_transfer_chain(Config().data_plane, RealEnv()) as chain:
+        assert isinstance(chain.settlement, TcpTransferPlane)
+        assert list(chain.planes) == [chain.settlement]
+
+
+@pytest.mark.parametrize("is_left_moving", [False, True])
+async def test_the_port_is_not_refused_while_a_backend_still_moves_bytes(
+    is_left_moving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else peers would take this process for dead, and use blocks that it writes."""
+    plane = object.__new__(OneSidedPlane)
+
+    @asynccontextmanager
+    async def leaving(*_: Any) -> AsyncIterator[OneSidedPlane]:
+        yield plane
+        plane.is_left_moving = is_left_moving
+
+    plane.backend = "nixl"  # type: ignore[misc]
+    monkeypatch.setattr(transfer_planes, "_open_nixl", leaving)
+    async with open_transfer_chain(section(nixl__enabled=True), RealEnv()) as chain:
+        tcp = chain.settlement
+        assert isinstance(tcp, TcpTransferPlane)
+    async with open_transfer_plane() as asker:
+        found = await asker.inquire(tcp.address, tcp.incarnation, 1, timeout_s=0.2)
+    assert found.sign is (Sign.SILENT if is_left_moving else Sign.REFUSED)
 
 
 @pytest.mark.usefixtures("without_libraries")

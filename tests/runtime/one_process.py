@@ -70,7 +70,12 @@ class OneProcess:
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         async with open_transfer_plane(env=env) as tcp:
-            yield TransferChain(planes=[tcp], order=["nixl", "tcp"], missing={"nixl": "not here"})
+            yield TransferChain(
+                planes=[tcp],
+                order=["nixl", "tcp"],
+                missing={"nixl": "not here"},
+                settlement=tcp,
+            )
 
     @property
     def open_streams(self) -> int:

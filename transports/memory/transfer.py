@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Final
 
 import attrs
@@ -33,9 +33,11 @@ from trinamo.runtime.planes import (
     RemoteMemory,
     TransferReport,
 )
+from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
 from trinamo.runtime.planes.transfer_inbox import NotificationQueue
 from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
 from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState, plan_transfer
+from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 
 from .transfer_faults import TransferFaults
@@ -54,6 +56,8 @@ class TransferFabric:
 
     def __init__(self) -> None:
         self.planes: dict[str, MemoryTransferPlane] = {}
+        self.listeners: dict[str, MemoryTransferPlane] = {}
+        """Who answers inquiries, by address."""
 
 
 @attrs.frozen
@@ -172,14 +176,20 @@ class MemoryTransfer(TransferState):
 
 
 class MemoryTransferPlane:
-    """Implements `planes.transfer.TransferPlane`; made by `open_memory_transfer_plane`."""
+    """Implements `TransferPlane` and `SettlementPlane`; made by `open_memory_transfer_plane`."""
 
     def __init__(
-        self, fabric: TransferFabric, env: Env, nursery: trio.Nursery, backend: str
+        self,
+        fabric: TransferFabric,
+        env: Env,
+        nursery: trio.Nursery,
+        backend: str,
+        address: str | None,
     ) -> None:
         self.backend: Final = backend
         self.env = env
         self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.address = address or f"memory-{self.incarnation}"
         self.faults = TransferFaults()
         self._fabric, self._nursery = fabric, nursery
         self._regions: dict[int, HostRegion] = {}
@@ -187,7 +197,9 @@ class MemoryTransferPlane:
         self._forgotten: dict[str, None] = {}
         self._transfers: dict[int, MemoryTransfer] = {}
         self._inbox = NotificationQueue()
+        self._answers = Answers()
         fabric.planes[self.incarnation] = self
+        fabric.listeners[self.address] = self
 
     async def register(
         self,
@@ -303,9 +315,30 @@ class MemoryTransferPlane:
     async def receive(self) -> Notification:
         return await self._inbox.receive()
 
+    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
+        return self._answers.answering(is_settled)
+
+    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+        await trio.lowlevel.checkpoint()
+        peer = self._fabric.listeners.get(address)
+        if self.faults.is_unreachable:
+            await trio.sleep(timeout_s)
+            return Finding(Sign.UNREACHED)
+        if peer is None:
+            return Finding(Sign.REFUSED)
+        if peer.faults.is_frozen:
+            await trio.sleep(timeout_s)
+            return Finding(Sign.SILENT, address)
+        if peer.incarnation != life:
+            return Finding(Sign.OTHER_LIFE, address)
+        is_settled = peer._answers.is_settled(ticket)  # noqa: SLF001 -- the same class
+        return Finding(Sign.SAYS_SETTLED if is_settled else Sign.SAYS_MOVING, address)
+
     def close(self) -> None:
         """Nobody reaches it any more; its transfers end, wherever they are."""
         self._fabric.planes.pop(self.incarnation, None)
+        if self._fabric.listeners.get(self.address) is self:
+            del self._fabric.listeners[self.address]
         for region in self._regions.values():
             region.withdraw()
         for transfer in list(self._transfers.values()):
@@ -314,11 +347,19 @@ class MemoryTransferPlane:
 
 @asynccontextmanager
 async def open_memory_transfer_plane(
-    fabric: TransferFabric, env: Env | None = None, *, backend: str = "memory"
+    fabric: TransferFabric,
+    env: Env | None = None,
+    *,
+    backend: str = "memory",
+    address: str | None = None,
 ) -> AsyncIterator[MemoryTransferPlane]:
-    """A plane on `fabric`, until the block is left. `backend` lets a test make two kinds."""
+    """A plane on `fabric`, until the block is left. `backend` lets a test make two kinds.
+
+    `address` is where it is asked; None makes one up. The last to have opened one is found there.
+    """
+    env = RealEnv() if env is None else env
     async with trio.open_nursery() as nursery:
-        plane = MemoryTransferPlane(fabric, RealEnv() if env is None else env, nursery, backend)
+        plane = MemoryTransferPlane(fabric, env, nursery, backend, address)
         try:
             yield plane
         finally:

@@ -9,10 +9,12 @@ __all__ = ["TransferFaults"]
 
 @attrs.define(kw_only=True)
 class TransferFaults:
-    """What goes wrong with the transfers that one plane starts, from now on."""
+    """What goes wrong with the transfers and inquiries that one plane starts, from now on."""
 
     is_unreachable: bool = False
     """Peers cannot be reached, and transfers fail before a block has moved."""
+    is_frozen: bool = False
+    """Whoever asks this plane gets no answer, as of a process that was stopped."""
     breaks_after: int | None = None
     """The connection breaks after so many blocks of a transfer."""
     stalls_after: int | None = None

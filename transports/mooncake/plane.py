@@ -127,10 +127,11 @@ class MooncakeMover:
         job.fail(error)
         self._left.setdefault(job.incarnation, []).append(job)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """End the threads, give all memory back and destroy the engine if it is our own.
 
-        Nothing of it if a thread is stuck in a call.
+        Nothing of it if a thread is stuck in a call. Whether bytes may still move: there, and by
+        calls that were left behind with an engine that stays.
         """
         self._workers.stop()
         if await trio.to_thread.run_sync(self._workers.join, self._drain_s):
@@ -138,10 +139,11 @@ class MooncakeMover:
                 await self.deregister(memory)
             if self._owns_engine:
                 await trio.to_thread.run_sync(self._engine.close)
-            return
+            return bool(self._left) and not self._owns_engine
         _log.error("Mooncake is stuck in a call; the engine is left to the end of the process")
         for kept in (self._engine, self.scratch):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        return True
 
 
 def make_engine(options: MooncakeOptions) -> Engine:
@@ -178,6 +180,7 @@ async def open_mooncake_plane(
         engine = await trio.to_thread.run_sync(make_engine, options)
     inbox = Inbox()
     mover = MooncakeMover(engine, options, path, incarnation, inbox, owns_engine=owns_engine)
+    plane: OneSidedPlane | None = None
     try:
         await mover.start()
         async with open_one_sided_plane(
@@ -191,4 +194,6 @@ async def open_mooncake_plane(
             yield plane
     finally:
         with trio.CancelScope(shield=True):
-            await mover.close()
+            is_left_moving = await mover.close()
+        if plane is not None:
+            plane.is_left_moving = is_left_moving

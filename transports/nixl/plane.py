@@ -111,18 +111,19 @@ class NixlMover:
                     region = int.from_bytes(message[:8], "little")
                     self._inbox.put(peer, region, message[8:])
 
-    async def close(self) -> None:
-        """End the thread and let go of the agent, unless it still moves bytes."""
+    async def close(self) -> bool:
+        """End the thread and let go of the agent, unless it still moves bytes; whether it does."""
         self.owner.stop()
         has_ended = await trio.to_thread.run_sync(self.owner.join, 5.0)
         if has_ended and self.owner.is_idle:
             self.owner.close()
-            return
+            return False
         # Destroying an agent under a transfer ends the process, and freeing the memory under one
         # is worse: both are kept until the process ends.
         _log.error("NIXL still moves bytes; the agent is left to the end of the process")
         for kept in (self.agent, self.scratch, self.owner):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        return True
 
 
 @asynccontextmanager
@@ -149,6 +150,7 @@ async def open_nixl_plane(
         )
     inbox = Inbox()
     mover = NixlMover(agent, options, f"ucx:{environment['UCX_TLS']}", inbox)
+    plane: OneSidedPlane | None = None
     try:
         await mover.start()
         async with open_one_sided_plane(
@@ -162,4 +164,6 @@ async def open_nixl_plane(
             yield plane
     finally:
         with trio.CancelScope(shield=True):
-            await mover.close()
+            is_left_moving = await mover.close()
+        if plane is not None:
+            plane.is_left_moving = is_left_moving

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -30,11 +30,19 @@ from trinamo.runtime.errors import (
     error_from_wire,
 )
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
 from trinamo.runtime.planes.transfer_inbox import NotificationQueue
 from trinamo.runtime.planes.transfer_region import whole_blocks
 from trinamo.runtime.planes.transfer_state import plan_transfer
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
-from trinamo.runtime.protocol.transfer_stream import Failed, Finished, Hello, Ping, Welcome
+from trinamo.runtime.protocol.transfer_stream import (
+    Failed,
+    Finished,
+    Hello,
+    Inquiry,
+    Ping,
+    Welcome,
+)
 
 from .accepting import accept_connections
 from .checksum import Checksum, ChecksumChoice, choose, offered
@@ -43,7 +51,8 @@ from .sockets import TcpOptions, dial, open_listener, tune
 from .transfer_copy import Neighbour
 from .transfer_flight import TcpTransfer
 from .transfer_initiator import InitiatorLink, Peer
-from .transfer_link import Link
+from .transfer_inquiry import answer, inquire
+from .transfer_link import Link, serve
 from .transfer_memory import TcpRegion
 from .transfer_owner import OwnerLink
 
@@ -79,7 +88,7 @@ class _Remote:
 
 
 class TcpTransferPlane:
-    """Implements `planes.transfer.TransferPlane`; made by `open_transfer_plane`."""
+    """Implements `TransferPlane` and `SettlementPlane`; made by `open_transfer_plane`."""
 
     backend: str = "tcp"
 
@@ -91,6 +100,9 @@ class TcpTransferPlane:
         self.incarnation = f"{env.rng.getrandbits(64):016x}"
         self.malformed_count = 0
         """Streams that were ended because the peer talked nonsense."""
+        self.outlives_us = False
+        """Whether the port stays open until the process ends; see `open_transfer_plane`."""
+        self._answers = Answers()
         self._env, self._nursery = env, nursery
         self._regions: dict[int, TcpRegion] = {}
         self._numbers = 0
@@ -185,6 +197,16 @@ class TcpTransferPlane:
         assert isinstance(remote, _Remote), "memory of a peer of another plane"
         return remote
 
+    # --- settlement ------------------------------------------------------------------------------
+
+    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
+        """Answer peers' inquiries until the block is left."""
+        return self._answers.answering(is_settled)
+
+    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+        """Ask over a connection of its own, whatever streams there are to the peer."""
+        return await inquire(address, life, ticket, self.options.tcp, timeout_s)
+
     # --- transfers -------------------------------------------------------------------------------
 
     def start(
@@ -251,7 +273,7 @@ class TcpTransferPlane:
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
             task_status.started(link)
-            await _serve(link)
+            await serve(link)
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
         slot = self._slot(link)
@@ -283,8 +305,9 @@ class TcpTransferPlane:
                 link = OwnerLink(stream, self, nursery, slice_bytes=self.options.slice_bytes)
                 try:
                     async with _bounded(self.options.tcp.handshake_timeout_s):
-                        await self._welcome(link)
-                    await _serve(link)
+                        has_come_to_stay = await self._welcome(link)
+                    if has_come_to_stay:
+                        await serve(link)
                 finally:
                     link.close()
                     nursery.cancel_scope.cancel()
@@ -294,8 +317,12 @@ class TcpTransferPlane:
         except* TrinamoError:
             pass  # The peer hung up, was refused, or did not greet in time.
 
-    async def _welcome(self, link: OwnerLink) -> None:
+    async def _welcome(self, link: OwnerLink) -> bool:
+        """Read the peer's first message; whether there will be more."""
         hello = await link.read_now()
+        if isinstance(hello, Inquiry):
+            await answer(link, hello, self.incarnation, self._answers)
+            return False
         if not isinstance(hello, Hello) or hello.version != _VERSION:
             raise RemoteProtocolError("the peer did not greet, or speaks another version")
         try:
@@ -310,6 +337,7 @@ class TcpTransferPlane:
             link.neighbour = Neighbour(hello.proof, slot)
         proof = None if slot is None else slot.proof
         await link.send_now(Welcome(self.incarnation, link.checksum.name, proof))
+        return True
 
     def _accept(self, hello: Hello) -> Checksum:
         if hello.wanted != self.incarnation:
@@ -326,46 +354,39 @@ async def _bounded(timeout_s: float) -> AsyncIterator[None]:
         raise ConnectError(f"no greeting from the peer within {timeout_s:g} s") from None
 
 
-async def _serve(link: Link) -> None:
-    """Read and write until one of them raises; the group is taken apart again."""
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write)
-            await link.read()
-    except* RemoteProtocolError as group:
-        raise RemoteProtocolError(_first(group).message) from group
-    except* DisconnectedError as group:
-        raise DisconnectedError(_first(group).message) from group
-
-
-def _first(group: BaseExceptionGroup[TrinamoError]) -> TrinamoError:
-    found = group.exceptions[0]
-    return found if isinstance(found, TrinamoError) else _first(found)
-
-
 @asynccontextmanager
 async def open_transfer_plane(
     options: TransferOptions | None = None, env: Env | None = None
 ) -> AsyncIterator[TcpTransferPlane]:
     """Bind the transfer port and serve registered memory until the block is left.
 
-    Raises `ConfigError` if the address cannot be bound. Leaving it ends all transfers.
+    Raises `ConfigError` if the address cannot be bound. Leaving it ends all transfers. Who is
+    refused at the port takes the process for dead, so it must be opened before, and left after, all
+    other planes of the process; where one of those has left bytes moving, `outlives_us` set before
+    leaving keeps the port bound, and nobody answered, until the process ends.
     """
     options = TransferOptions() if options is None else options
     listener, address = await open_listener(options.tcp)
-    async with listener, trio.open_nursery() as nursery:
-        plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
-        nursery.start_soon(
-            partial(
-                accept_connections,
-                listener,
-                plane.serve_stream,
-                nursery,
-                connections_max=options.tcp.connections_max,
+    plane: TcpTransferPlane | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
+            nursery.start_soon(
+                partial(
+                    accept_connections,
+                    listener,
+                    plane.serve_stream,
+                    nursery,
+                    connections_max=options.tcp.connections_max,
+                )
             )
-        )
-        try:
-            yield plane
-        finally:
-            plane.close()
-            nursery.cancel_scope.cancel()
+            try:
+                yield plane
+            finally:
+                plane.close()
+                nursery.cancel_scope.cancel()
+    finally:
+        if plane is not None and plane.outlives_us:
+            listener.socket.detach()
+        else:
+            listener.socket.close()

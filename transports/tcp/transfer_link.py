@@ -39,7 +39,7 @@ from trinamo.runtime.protocol.transfer_stream import (
 from .transfer_memory import Flow
 from .transfer_pacing import send_unpaced
 
-__all__ = ["Link"]
+__all__ = ["Link", "serve"]
 
 _AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
 _QUEUE_BYTES_MAX: Final = 1 << 20
@@ -352,3 +352,20 @@ def _fill(flow: Flow, data: memoryview) -> None:
         flow.views[0][:count] = data[:count]
         data = data[count:]
         flow.advance(count)
+
+
+async def serve(link: Link) -> None:
+    """Read and write until one of them raises; the group is taken apart again."""
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write)
+            await link.read()
+    except* RemoteProtocolError as group:
+        raise RemoteProtocolError(_first(group).message) from group
+    except* DisconnectedError as group:
+        raise DisconnectedError(_first(group).message) from group
+
+
+def _first(group: BaseExceptionGroup[TrinamoError]) -> TrinamoError:
+    found = group.exceptions[0]
+    return found if isinstance(found, TrinamoError) else _first(found)

@@ -19,6 +19,7 @@ from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.kv.transfer_chain import chain_of
 from trinamo.runtime.lifespan import TransferChain
 from trinamo.runtime.planes import TransferPlane
+from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
 from trinamo.transports.tcp import (
     TcpOptions,
     TcpTransferPlane,
@@ -43,8 +44,10 @@ async def open_transfer_chain(section: DataPlaneConfig, env: Env) -> AsyncIterat
     missing: dict[str, str] = {}
     order: list[str] = []
     async with AsyncExitStack() as stack:
-        # First, though it is tried last: it knows the address that peers reach this machine at.
+        # First, though it is tried last: it knows the address that peers reach this machine at, and
+        # its port must be refused to nobody before all others are closed (`protocol/settlement.py`).
         tcp = await stack.enter_async_context(_open_tcp(section, env))
+        stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
         for name in chain_of(section):
             # Nothing after this hook knows the word `mooncake_tcp`, but what it stands for.
@@ -66,7 +69,14 @@ async def open_transfer_chain(section: DataPlaneConfig, env: Env) -> AsyncIterat
                 _log.warning("transfers do without %s: %s; see trinamo doctor", backend, error)
         planes = [found[backend] for backend in order if backend in found]
         _log.info("transfers by %s", ", then ".join(plane.backend for plane in planes))
-        yield TransferChain(planes=planes, order=order, missing=missing)
+        yield TransferChain(planes=planes, order=order, missing=missing, settlement=tcp)
+
+
+def _outlive(tcp: TcpTransferPlane, found: dict[str, TransferPlane]) -> None:
+    """The others are closed. Where one of them still moves bytes, nobody may take us for dead."""
+    tcp.outlives_us = any(
+        isinstance(plane, OneSidedPlane) and plane.is_left_moving for plane in found.values()
+    )
 
 
 def _told(name: str, section: DataPlaneConfig) -> DisaggregationOptions:

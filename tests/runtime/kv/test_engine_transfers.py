@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -25,11 +26,13 @@ from trinamo.runtime.errors import (
     ControlPlaneError,
     DisconnectedError,
     MetadataNotFoundError,
+    RemoteProtocolError,
     RequestError,
     StaleMemoryError,
     TransferError,
     UnavailableError,
 )
+from trinamo.runtime.kv import engine_peers
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.engine_transfers import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
@@ -37,6 +40,7 @@ from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.lifespan import Runtime
 from trinamo.runtime.planes import ControlPlane, PutOutcome
 from trinamo.runtime.protocol.instances import EndpointName
+from trinamo.runtime.protocol.settlement import decode_card
 from trinamo.runtime.transfer_metrics import TransferMetrics
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.transfer import (
@@ -70,6 +74,12 @@ def block(kv: KvCache, number: int) -> list[int]:
 def transfers_of(runtime: Runtime) -> EngineTransfers:
     assert runtime.transfers is not None
     return runtime.transfers
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not in discovery is not waited for."""
+    monkeypatch.setattr(engine_peers, "_PATIENCE_S", 0.0)
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
@@ -209,7 +219,9 @@ async def test_many_askers_share_one_connection() -> None:
         assert pair.here.statistics().peers == 1
 
 
-async def test_an_engine_that_is_not_there_is_a_typed_error_and_leaves_nothing() -> None:
+async def test_an_engine_that_is_not_there_is_a_typed_error_and_leaves_nothing(
+    impatient: None,
+) -> None:
     async with open_pair(OneProcess()) as pair:
         for _ in range(3):
             with pytest.raises(MetadataNotFoundError):
@@ -217,7 +229,7 @@ async def test_an_engine_that_is_not_there_is_a_typed_error_and_leaves_nothing()
         assert pair.here.statistics().peers == 0
 
 
-async def test_an_engine_that_leaves_is_forgotten_and_its_transfers_end() -> None:
+async def test_an_engine_that_leaves_is_forgotten_and_its_transfers_end(impatient: None) -> None:
     transports = OneProcess()
     async with open_process(transports, serving=True, kv=cache(2)) as reader:
         tasks = task_count()
@@ -285,6 +297,79 @@ class Unfenced:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._region, name)
+
+
+async def test_a_peer_that_is_gone_gives_back_what_it_was_granted_by_its_card() -> None:
+    transports = OneProcess()
+    async with open_process(transports, serving=True, kv=cache(1)) as owner:
+        there = transfers_of(owner)
+        unfenced: Any = Unfenced(there.memory.regions["tcp"])
+        there.memory.regions["tcp"] = unfenced
+        async with open_process(transports, serving=True, kv=cache(2)) as reader:
+            # Nor is its connection kept.
+            await there.connect(transfers_of(reader).engine_id)
+            settled, gone = (there.grant([n], transfers_of(reader).card()) for n in (1, 2))
+            # The questions come back for the settled one at once.
+            settled.withdraw()
+            await eventually(lambda: settled.is_settled)
+        gone.withdraw()
+        await eventually(lambda: gone.is_settled)
+        assert there.kv.pool.in_flight_count == there.kv.pool.quarantined_count == 0
+        metric = "trinamo_transfer_inquiries_total"
+        counted = [
+            owner.metrics.registry.get_sample_value(metric, {"standing": each}) or 0
+            for each in ("settled", "gone")
+        ]
+        assert counted[0] >= 1
+        assert counted[1] >= 1
+
+
+async def test_a_life_that_is_proven_dead_is_not_transferred_with_any_more() -> None:
+    async with open_pair(OneProcess()) as pair:
+        card = pair.here.card()
+        assert card is not None
+        peer = await pair.there.connect(pair.here.engine_id)
+        told = decode_card(card)
+        await pair.there.bury(msgspec.structs.replace(told, life="00"))
+        assert peer.usable == ["tcp"], "another life of it"
+        await pair.there.bury(told)
+        assert peer.usable == []
+        assert pair.there.statistics().peers == 0
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+async def test_who_has_died_since_it_asked_can_be_refused(is_fenced: bool) -> None:
+    """Where nobody fences: elsewhere its death costs nothing."""
+    transports = OneProcess()
+    async with open_process(transports, serving=True, kv=cache(1)) as owner:
+        there = transfers_of(owner)
+        if not is_fenced:
+            unfenced: Any = Unfenced(there.memory.regions["tcp"])
+            there.memory.regions["tcp"] = unfenced
+        async with open_process(transports, serving=True, kv=cache(2)) as reader:
+            unmet = transfers_of(reader).card()
+        async with open_process(transports, serving=True, kv=cache(2)) as reader:
+            met = transfers_of(reader).card()
+            assert met is not None
+            assert await there.meet(met)
+        assert unmet is not None
+        assert await there.meet(unmet) is is_fenced
+        assert await there.meet(met), "it was met before it died"
+        with pytest.raises(RemoteProtocolError):
+            await there.meet(b"not a card")
+
+
+async def test_a_card_that_is_none_grants_nothing() -> None:
+    async with open_pair(OneProcess()) as pair:
+        with pytest.raises(RemoteProtocolError):
+            pair.there.grant([1], b"not a card")
+        assert pair.owned.pool.in_flight_count == 0
+
+
+async def test_where_nobody_could_be_asked_there_is_no_card() -> None:
+    async with Village().live("decode", cache(1)) as (here, _):
+        assert here.card() is None
+        here.grant([1], None).complete()
 
 
 async def test_transfers_can_be_switched_off() -> None:
@@ -443,7 +528,7 @@ async def test_stale_metadata_in_the_cache_is_looked_up_again() -> None:
             assert block(mine, 1) == block(second_life, 2)
 
 
-async def test_a_peer_that_goes_while_it_is_connected_to_is_not_kept() -> None:
+async def test_a_peer_that_goes_while_it_is_connected_to_is_not_kept(impatient: None) -> None:
     village = Village()
     async with village.live("decode", cache(1)) as (here, plane), trio.open_nursery() as nursery:
         nursery.start_soon(here.watch)

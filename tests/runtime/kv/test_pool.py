@@ -48,6 +48,35 @@ def test_whoever_waits_is_told_when_a_transfer_s_end_frees_or_loses_blocks() -> 
     assert pool.count_unleased([1, 2, 3]) == 2
 
 
+def test_a_block_in_quarantine_for_two_reasons_is_free_when_both_are_gone() -> None:
+    pool, told = BlockPool(2), list[int]()
+    assert pool.take(1) == [0]
+    pool.lease([0])
+    pool.lease([0])
+    pool.lease([0])
+    assert pool.quarantine([0]) == 1
+    assert pool.quarantine([0]) == 0
+    pool.give_back([0])
+    pool.on_change = lambda: told.append(pool.free_count)
+    pool.release([0])
+    assert pool.readmit([0]) == 0
+    assert told == []
+    assert pool.readmit([0]) == 1
+    assert told == [2]
+    with pytest.raises(AssertionError, match="was not in quarantine"):
+        pool.readmit([0])
+
+
+def test_a_block_that_leaves_quarantine_is_its_owner_s_if_it_has_one_still() -> None:
+    pool = BlockPool(2)
+    assert pool.take(1) == [0]
+    pool.lease([0])
+    pool.quarantine([0])
+    assert pool.usable_count == 1
+    pool.readmit([0])
+    assert (pool.usable_count, pool.used_count, pool.free_count) == (2, 1, 1)
+
+
 def test_giving_a_block_back_twice_is_a_bug() -> None:
     pool = BlockPool(2)
     taken = pool.take(1)

@@ -64,7 +64,11 @@ async def house() -> AsyncIterator[House]:
         open_memory_transfer_plane(fabric) as plane,
         open_memory_transfer_plane(fabric) as peer,
         open_block_leases(
-            pool, drain_s=5, on_quarantine=lost.append, dice=random.Random(1)
+            pool,
+            drain_s=5,
+            on_quarantine=lost.append,
+            on_readmit=lambda count: lost.append(-count),
+            dice=random.Random(1),
         ) as leases,
     ):
         region = await plane.register(memory, block_bytes=16, needs_ticket=True)
@@ -102,7 +106,7 @@ async def test_a_block_given_back_in_flight_is_not_taken_before_it_has_landed(
     assert not house.lost
 
 
-async def test_what_does_not_settle_in_time_is_never_used_again(
+async def test_what_does_not_settle_in_time_is_not_used_again(
     house: House, autojump_clock: trio.testing.MockClock
 ) -> None:
     house.plane.faults.stalls_after = 1
@@ -116,6 +120,23 @@ async def test_what_does_not_settle_in_time_is_never_used_again(
     house.pool.give_back(blocks)
     assert house.counts() == (6, 0, 0, 2)
     assert sorted(house.take(6) + blocks) == list(range(BLOCKS))
+
+
+async def test_what_settles_late_leaves_quarantine(
+    house: House, autojump_clock: trio.testing.MockClock
+) -> None:
+    house.plane.faults.block_s = 10
+    house.plane.faults.lands_late = True
+    blocks = house.take(2)
+    transfer = house.start(blocks, deadline_s=1000)
+    transfer.abort()
+    house.pool.give_back(blocks)
+    await house.leases.drain()
+    assert house.counts() == (6, 0, 0, 2)
+    await transfer.wait_settled()
+    await trio.testing.wait_all_tasks_blocked()
+    assert house.counts() == (8, 0, 0, 0)
+    assert house.lost == [2, -2]
 
 
 async def test_a_block_of_two_transfers_is_free_after_both(

@@ -1,0 +1,84 @@
+"""Asking a peer whether it has let go of our blocks, and answering when we are asked.
+
+The question is carried by a plane that listens for as long as any transfer of its process can touch
+memory of others, so that a refused connection is an answer, too. What each sign means is a table in
+`protocol/settlement.py`; who asks, and when, is `kv/grants.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import attrs
+
+from ..protocol.settlement import Sign
+
+__all__ = ["Answers", "Finding", "IsSettled", "SettlementPlane"]
+
+IsSettled = Callable[[int], bool]
+"""Whether no transfer of ours with this ticket is under way. Synchronous, so that what it says is
+true of one instant."""
+
+
+@attrs.frozen
+class Finding:
+    """What came of one question."""
+
+    sign: Sign
+    reached: str = ""
+    """Where the connection was taken, by number and not by name; empty if it was not."""
+
+
+class SettlementPlane(Protocol):
+    """One end of the question in one process; the tcp transfer plane is one."""
+
+    @property
+    def address(self) -> str:
+        """Where we are asked: for our card."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """The life that is asked for, new every time the plane is opened."""
+        ...
+
+    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
+        """Answer peers by `is_settled` until the block is left.
+
+        Whoever owns transfers says so, and while nobody does, the answer is MOVING. After the block
+        is left `is_settled` is still asked, and must still be right: what its owner left behind
+        unsettled may move.
+        """
+        ...
+
+    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+        """Ask the peer at `address` about a ticket that we have revoked before.
+
+        Takes `timeout_s` seconds at most and raises nothing: what fails is a sign. Cancelled, it
+        leaves nothing behind.
+        """
+        ...
+
+
+class Answers:
+    """What a plane needs to implement `answering`: it asks every owner of transfers there was."""
+
+    def __init__(self) -> None:
+        self._owners: list[IsSettled] = []
+        self._active_count = 0
+
+    @contextmanager
+    def answering(self, is_settled: IsSettled) -> Iterator[None]:
+        """See `SettlementPlane.answering`."""
+        self._owners.append(is_settled)
+        self._active_count += 1
+        try:
+            yield
+        finally:
+            self._active_count -= 1
+
+    def is_settled(self, ticket: int) -> bool:
+        """Whether all say so, and somebody is there to start or refuse transfers."""
+        return self._active_count > 0 and all(owner(ticket) for owner in self._owners)
