@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import attrs
 import msgspec
+import trio
 
 from ..errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
@@ -37,6 +38,7 @@ METADATA_BYTES_MAX: Final = 512 * 1024
 """Of one engine's metadata as it is stored; control planes take 1 MiB at most."""
 _REGIONS_MAX: Final = 64
 _READS_MAX: Final = 100
+_PAUSE_MIN_S: Final = 0.05
 _ENGINE_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -137,6 +139,27 @@ class NixlMetadataStore:
                 self._cached[engine_id] = _Known(metadata, entry.mod_revision)
                 return metadata
         raise MetadataNotFoundError(f"metadata not found for engine {engine_id}")
+
+    async def find(self, engine_id: str, *, patience_s: float) -> NixlMetadata:
+        """As `get`, but an engine that is not there is asked for again for `patience_s` seconds.
+
+        Whoever names a peer knows that it lives. It may not be registered for a moment: a store
+        that was away for longer than the leases comes back with nobody in it, and everybody puts
+        itself there again, while all who waited for the store ask it first.
+        """
+        ends_at: float | None = None
+        pause_s = _PAUSE_MIN_S
+        while True:
+            try:
+                return await self.get(engine_id)
+            except MetadataNotFoundError:
+                now = trio.current_time()
+                if ends_at is None:
+                    ends_at = now + patience_s
+                if now >= ends_at:
+                    raise
+            await trio.sleep(min(pause_s, ends_at - now))
+            pause_s *= 2
 
     def drop(self, engine_id: str) -> None:
         """Forget what is cached: `get` asks the control plane again. Never waits."""

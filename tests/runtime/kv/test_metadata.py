@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from trinamo.runtime.errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from trinamo.runtime.kv.metadata import (
@@ -82,6 +83,51 @@ async def test_the_end_of_the_lease_takes_the_metadata_along(
     await control.revoke_lease(lease.id)
     with pytest.raises(MetadataNotFoundError):
         await store.get("e")
+
+
+async def test_an_engine_that_comes_in_time_is_found(
+    store: NixlMetadataStore, autojump_clock: MockClock
+) -> None:
+    async def register() -> None:
+        await trio.sleep(0.9)
+        await store.put("e", metadata("e", "a1"), lease_id=0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(register)
+        found = await store.find("e", patience_s=1.0)
+    assert found.agent_name == "a1"
+    assert autojump_clock.current_time() < 2
+
+
+async def test_an_engine_that_does_not_come_is_waited_for_so_long_and_no_longer(
+    store: NixlMetadataStore, autojump_clock: MockClock
+) -> None:
+    began_at = autojump_clock.current_time()
+    with pytest.raises(MetadataNotFoundError):
+        await store.find("e", patience_s=1.0)
+    assert autojump_clock.current_time() == pytest.approx(began_at + 1.0)
+
+
+async def test_patience_begins_when_the_store_has_answered(autojump_clock: MockClock) -> None:
+    """While the store is away nobody can register; all that wait for it are answered first."""
+    control = MemoryControlPlane()
+    get = control.get
+
+    async def slow(key: str) -> Entry | None:
+        await trio.sleep(5)
+        return await get(key)
+
+    control.get = slow  # type: ignore[method-assign]
+    store = NixlMetadataStore("dynamo", control)
+
+    async def register() -> None:
+        await trio.sleep(5.5)
+        await store.put("e", metadata("e", "a1"), lease_id=0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(register)
+        assert (await store.find("e", patience_s=1.0)).agent_name == "a1"
+    assert autojump_clock.current_time() < 12
 
 
 async def test_a_watch_forgets_who_is_gone_and_who_was_replaced(
