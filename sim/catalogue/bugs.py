@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from trinamo.runtime import client
+from trinamo.runtime import client, silence
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.http import server
@@ -21,7 +21,9 @@ from trinamo.runtime.protocol.codec import FrameDecoder
 from trinamo.runtime.protocol.control import Kill, Stop
 from trinamo.runtime.protocol.machine import Role
 from trinamo.runtime.protocol.response_stream import WorkerState
+from trinamo.runtime.protocol.silence import Inquiry, Reply
 from trinamo.runtime.router import Router
+from trinamo.runtime.silence import SilenceWatch
 from trinamo.transports.tcp import accepting, request_server, sockets, stream_server
 from trinamo.transports.tcp.channel import Channel
 from trinamo.transports.tcp.response_connection import ResponseRegistration
@@ -263,7 +265,40 @@ def silence_unheard() -> list[Patch]:
     async def deaf(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
         await trio.lowlevel.checkpoint()
 
-    return [(Router, "_keep_vigil", deaf)]
+    # Either would end it: it is deleted, and it does not answer.
+    return [(SilenceWatch, "_keep_vigil", deaf), *silent_unasked()]
+
+
+@bug
+def silent_unasked() -> list[Patch]:
+    """As long as discovery names a worker, or cannot be asked, its silence is waited out."""
+
+    async def incurious(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+
+    return [(SilenceWatch, "_question", incurious)]
+
+
+@bug
+def silence_is_death() -> list[Patch]:
+    """A silent request is given up whatever its worker answers."""
+    take = Inquiry.take
+
+    def hasty(self: Any, reply: Reply, asked_at: float, now: float) -> Any:  # noqa: ARG001 -- the method's parameter
+        return take(self, Reply.REPLACED, asked_at, now)
+
+    return [(Inquiry, "take", hasty)]
+
+
+@bug
+def answers_unheard() -> list[Patch]:
+    """Workers are asked, and what they answer is not heard."""
+
+    async def ask(*_: object) -> Reply:
+        await trio.lowlevel.checkpoint()
+        return Reply.NOTHING
+
+    return [(silence, "question", ask)]
 
 
 @bug
