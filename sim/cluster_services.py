@@ -10,8 +10,8 @@ Everything the store does to a lease, and everything a watch delivers, becomes a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from typing_extensions import override
@@ -308,14 +308,17 @@ class NotedControlPlane:
         view = WatchView(f"{self._name}#{self._watches}", prefix)
         self.views.append(view)
         try:
-            async with self._plane.watch(prefix) as events:
-                yield self._noted(view, events)
+            async with (
+                self._plane.watch(prefix) as events,
+                aclosing(self._noted(view, events)) as noted,
+            ):
+                yield noted
         finally:
             self.views.remove(view)
 
     async def _noted(
         self, view: WatchView, events: AsyncIterator[WatchEvent]
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         async for event in events:
             view.take(event)
             self._env.note(

@@ -66,7 +66,7 @@ class FaultWord:
 FAULTS: Final = {
     "kill": FaultWord(has_link=False, about="SIGKILL; with `for`, a new process afterwards"),
     "power_off": FaultWord(has_link=False, about="dead and silent; with `for`, booted afterwards"),
-    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end", of=("cluster",)),
+    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end"),
     "boot": FaultWord(has_link=False, about="start the process of a host that is down"),
     "pause": FaultWord(has_link=False, about="SIGSTOP until `for` is over"),
     "isolate": FaultWord(has_link=False, about="cut every link of the host"),
@@ -74,15 +74,12 @@ FAULTS: Final = {
     "lose_replies": FaultWord(
         has_link=False,
         about="the next `count` writes to the store happen, and seem to fail",
-        of=("cluster",),
     ),
     "exhaust": FaultWord(has_link=False, about="no file descriptor left for accept"),
     "cut": FaultWord(has_link=True, about="nothing passes, both ways"),
     "cut_one_way": FaultWord(has_link=True, about="nothing passes from `on` to `to`"),
     "reset": FaultWord(has_link=True, about="RST on every connection between the two"),
-    "compact": FaultWord(
-        has_link=False, about="the store forgets its history", has_host=False, of=("cluster",)
-    ),
+    "compact": FaultWord(has_link=False, about="the store forgets its history", has_host=False),
     "stall_adapter": FaultWord(
         has_link=False, about="what its adapter moves arrives after `for`, late", of=("transfers",)
     ),
@@ -119,7 +116,8 @@ class Nemesis:
         self.cluster = outcome.cluster
         self.stage: Stage = outcome.cluster if stage is None else stage
         self._pending = 0
-        self._over_s = 0.0
+        self.over_s = 0.0
+        """When the last fault so far that ends is over."""
 
     def arm(self) -> None:
         """Ready every fault of the scenario; called when the load begins."""
@@ -149,7 +147,7 @@ class Nemesis:
         self.world.note("fault", do=fault.do, on=host, to=other)
         undo = self._effect(fault, host, other)
         if fault.lasts_s != math.inf and undo is not None:
-            self._over_s = max(self._over_s, self.world.current_time() + fault.lasts_s)
+            self.over_s = max(self.over_s, self.world.current_time() + fault.lasts_s)
             self.world.after(fault.lasts_s, self._undo, fault, host, undo)
 
     def _undo(self, fault: FaultPlan, host: str, undo: Callable[[], None]) -> None:
@@ -248,4 +246,4 @@ class Nemesis:
     async def wait_over(self) -> None:
         """Return once every fault that ends has ended; at once after the faulty phase."""
         if self.outcome.healed_s is None:
-            await trio.sleep_until(self._over_s)
+            await trio.sleep_until(self.over_s)

@@ -17,6 +17,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {}
 
 def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     """Enter a mistake in `BUGS` under the function's name."""
+    assert make.__name__ not in BUGS, f"two mistakes are called {make.__name__}"
     BUGS[make.__name__] = make
     return make
 

@@ -7,8 +7,19 @@ from typing import Any
 import trio
 
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.kv import BlockLeases, TransferRouter
-from trinamo.runtime.kv.transfers import Grant
+from trinamo.runtime.kv import (
+    BlockLeases,
+    NixlMetadata,
+    NixlMetadataStore,
+    TransferRouter,
+    grants,
+    transfers,
+)
+from trinamo.runtime.kv.engine_transfers import EngineTransfers
+from trinamo.runtime.kv.grants import Grant, Inquiries
+from trinamo.runtime.kv.tickets import Tickets
+from trinamo.runtime.protocol.settlement import Sign, Standing, standing_of
+from trinamo.runtime.protocol.transfer_access import AccessTable
 
 from ..services.memory_transfer import SimulatedTransfer
 from .planting import Patch, bug
@@ -62,3 +73,122 @@ def lost_peer_is_done() -> list[Patch]:
             return None
 
     return [(TransferRouter, "_attempt", hopeful)]
+
+
+# --- engines that find each other -------------------------------------------------------------------
+
+
+@bug
+def missing_is_gone() -> list[Patch]:
+    """A peer that the store does not name any more is forgotten, however well it answers."""
+
+    async def silent(self: Any, agent_name: str) -> bool:  # noqa: ARG001 -- the method's parameters
+        await trio.lowlevel.checkpoint()
+        return False
+
+    return [(EngineTransfers, "_answers", silent)]
+
+
+@bug
+def unregistered_is_nobody() -> list[Patch]:
+    """A peer that is not in the store in the moment when it is looked for cannot be found."""
+
+    async def hasty(self: Any, engine_id: str, **_: Any) -> NixlMetadata:
+        found: NixlMetadata = await self.get(engine_id)
+        return found
+
+    return [(NixlMetadataStore, "find", hasty)]
+
+
+@bug
+def metadata_kept() -> list[Patch]:
+    """What was once read of an engine is believed for ever."""
+    return [
+        (NixlMetadataStore, "drop", lambda *_: None),
+        (NixlMetadataStore, "_learn", lambda *_: []),
+    ]
+
+
+@bug
+def tickets_unchecked() -> list[Patch]:
+    """Memory is open to whoever knows where it is."""
+    admit, is_open_to = AccessTable.admit, AccessTable.is_open_to
+
+    def without_tickets(method: Any) -> Any:
+        def careless(self: Any, *args: Any, **options: Any) -> Any:
+            grants, self._grants = self._grants, None
+            try:
+                return method(self, *args, **options)
+            finally:
+                self._grants = grants
+
+        return careless
+
+    return [
+        (AccessTable, "admit", without_tickets(admit)),
+        (AccessTable, "is_open_to", without_tickets(is_open_to)),
+    ]
+
+
+@bug
+def leaves_undrained() -> list[Patch]:
+    """A process that leaves does not wait for the transfers of its blocks."""
+
+    async def hasty(self: Any) -> None:
+        self._is_draining = True
+        await trio.lowlevel.checkpoint()
+
+    return [(EngineTransfers, "drain", hasty)]
+
+
+# --- blocks that a peer may still write ---------------------------------------------------------------
+
+
+@bug
+def nobody_asked() -> list[Patch]:
+    """Whoever granted blocks waits for a word, which the dead do not say."""
+
+    async def patient(self: Any, *_: Any, **__: Any) -> float:  # noqa: ARG001 -- the method's
+        await trio.sleep_forever()
+        raise AssertionError("sleeps for ever")
+
+    return [(Inquiries, "prove", patient)]
+
+
+@bug
+def missed_answer_is_death() -> list[Patch]:
+    """A peer that cannot be reached, or does not answer, passes for dead."""
+
+    def rash(sign: Sign, *, is_known: bool) -> Standing:
+        if sign in (Sign.SILENT, Sign.UNREACHED):
+            return Standing.GONE
+        return standing_of(sign, is_known=is_known)
+
+    return [(grants, "standing_of", rash)]
+
+
+@bug
+def settled_while_moving() -> list[Patch]:
+    """Asked for a ticket, a process says that nothing moves, without a look."""
+    return [(Tickets, "is_settled", lambda *_: True)]
+
+
+@bug
+def strangers_are_granted() -> list[Patch]:
+    """Nobody looks whether a peer that asked some time ago is still there."""
+
+    async def careless(*_: Any) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    return [(EngineTransfers, "meet", careless)]
+
+
+@bug
+def lands_at_once() -> list[Patch]:
+    """Once a peer is proven to have stopped, nothing of it is thought to be on its way."""
+
+    async def hasty(_: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return [(transfers, "linger", hasty)]

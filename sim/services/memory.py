@@ -8,8 +8,9 @@ an abort, a deadline or the death of the process that started it: only then is t
 settled. Blocks arrive in order, so a failed transfer has moved some and not others.
 
 With `is_fenced` every block is checked against the owner's access table when it lands, as the tcp
-backend does; without, as with RDMA, only that the region is still registered: stale generations and
-revoked tickets are then refused nowhere, and whoever relies on them is found out.
+backend does. Without, as with RDMA, the table is read from afar before and after every `window`
+blocks: what was withdrawn in between is not confirmed, but it lands, and whoever has used the
+blocks again is found out.
 
 What this module does not do: corrupt or verify bytes, or move memory of devices.
 """
@@ -86,9 +87,13 @@ class MemoryFabric:
         arrive: Callable[[], None],
         give_up: Callable[[], None],
         *,
+        by: str = "",
         started_s: float | None = None,
     ) -> None:
-        """Bring `size` bytes over; call `arrive` when they are there, or `give_up` in the end."""
+        """Bring `size` bytes over; call `arrive` when they are there, or `give_up` in the end.
+
+        `by` is the host that started it all.
+        """
         world, links = self.world, self.network.links
         began_s = world.current_time() if started_s is None else started_s
         delay_s = links.delay_s(source, destination, size=size, has_jitter=False)
@@ -104,7 +109,7 @@ class MemoryFabric:
                 world.after(
                     self.give_up_s / 16,
                     lambda: self.carry(
-                        source, destination, size, arrive, give_up, started_s=began_s
+                        source, destination, size, arrive, give_up, by=by, started_s=began_s
                     ),
                 )
 
@@ -227,9 +232,9 @@ class SimulatedMemoryPlane:
                 for name, plane in self.fabric.planes.items()
                 if plane.host.name == there and plane.is_alive
             )
-            self.fabric.carry(there, here, 0, answered.set, answered.set)
+            self.fabric.carry(there, here, 0, answered.set, answered.set, by=here)
 
-        self.fabric.carry(here, there, 0, ask, answered.set)
+        self.fabric.carry(here, there, 0, ask, answered.set, by=here)
         await answered.wait()
         if not living:
             raise ConnectError(f"{there} does not answer")

@@ -43,8 +43,15 @@ class SimulatedTransfer(TransferState):
         self._forget = forget
         self._here = plane.host.name
         self._there = plan.remote.address.decode(errors="replace")
-        self._next = self._in_flight = 0
+        self._next = self._in_flight = self._landed = 0
+        self._admitted = len(plan.local_blocks) if self._fabric.is_fenced else 0
+        """So many blocks may go: all where each is checked when it lands, else up to a look."""
         self._began_s = self._fabric.world.current_time()
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether any block was let go: before, it has touched nothing yet."""
+        return self._admitted > 0
 
     def begin(self) -> None:
         """Put the first blocks on their way."""
@@ -53,6 +60,8 @@ class SimulatedTransfer(TransferState):
             # Nothing to move, but the peer is to be told, and must be there.
             self._in_flight = 1
             self._carry(self._here, self._there, 0, partial(self._answer, -1))
+        elif not self._admitted:
+            self._look(self._admit)
         self._launch()
 
     @override
@@ -64,11 +73,40 @@ class SimulatedTransfer(TransferState):
     def _time_is_up(self) -> None:
         self.fail(DeadlineError(f"no more than {self._confirmed} blocks were moved in time"))
 
+    def _look(self, then: Callable[[], None]) -> None:
+        """Read the owner's page, where nothing is checked as it lands; go on if it admits us."""
+        plan = self.plan
+        blocks = plan.remote_blocks[self._landed : self._landed + self._fabric.window]
+        is_target = plan.direction is Direction.WRITE
+
+        def read() -> None:
+            try:
+                access = self._remote().access
+                access.admit(plan.remote.generation, plan.ticket, blocks, is_target=is_target)
+            except TrinamoError as error:
+                self._refuse(error)
+            else:
+                self._carry(self._there, self._here, 0, seen)
+
+        def seen() -> None:
+            self._in_flight -= 1
+            if self.is_over or not self._plane.is_alive:
+                self._settle_if_landed()
+            else:
+                then()
+
+        self._in_flight += 1
+        self._carry(self._here, self._there, 0, read)
+
+    def _admit(self) -> None:
+        self._admitted = min(self._landed + self._fabric.window, len(self.plan.local_blocks))
+        self._launch()
+
     def _launch(self) -> None:
         """Fill the window. A process that is gone has no queue any more; a paused one has."""
-        plan, blocks = self.plan, len(self.plan.local_blocks)
+        plan = self.plan
         while (
-            self._next < blocks
+            self._next < self._admitted
             and self._in_flight < self._fabric.window
             and not self.is_over
             and self._plane.is_alive
@@ -86,7 +124,7 @@ class SimulatedTransfer(TransferState):
         self._settle_if_landed()
 
     def _carry(self, source: str, target: str, size: int, arrive: Callable[[], None]) -> None:
-        self._fabric.carry(source, target, size, arrive, self._lost)
+        self._fabric.carry(source, target, size, arrive, self._lost, by=self._here)
 
     def _lost(self) -> None:
         self._in_flight -= 1
@@ -143,10 +181,27 @@ class SimulatedTransfer(TransferState):
     def _confirm(self, position: int) -> None:
         self._in_flight -= 1
         if position >= 0 and not self.is_over:
-            self._confirmed += 1
+            if self._fabric.is_fenced:
+                self._confirmed += 1
+            else:
+                self._land()
         if self._confirmed == len(self.plan.local_blocks) and not self.is_over:
             self._succeed()
         self._launch()
+
+    def _land(self) -> None:
+        """What came while something was withdrawn may be anything: it counts after another look."""
+        arrived = self._next - self._in_flight
+        if arrived == self._admitted:
+            self._look(self._count)
+
+    def _count(self) -> None:
+        self._confirmed = self._landed = self._admitted
+        if self._confirmed == len(self.plan.local_blocks):
+            self._succeed()
+            self._settle_if_landed()
+        else:
+            self._look(self._admit)
 
     def _succeed(self) -> None:
         plan = self.plan

@@ -7,17 +7,61 @@ or a lease that is wrong does not hide it. Bytes are compared by the hosts thems
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.planes import Transfer, TransferPlane
+from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
+from trinamo.runtime.protocol.transfer import Direction
 
 from ..errors import Violation
 
-__all__ = ["BlockAudit", "WatchedPlane"]
+__all__ = ["BlockAudit", "Landings", "WatchedPlane"]
+
+
+@attrs.define
+class _Landing:
+    """A transfer that writes blocks of another process, and that nobody there can stop."""
+
+    into: str
+    """The life of the plane that has the blocks."""
+    blocks: frozenset[int]
+    transfer: Transfer
+    owner: str
+    is_alive: Callable[[], bool]
+    """Whether the process that started it still is; what a dead one has sent lands soon."""
+
+    @property
+    def may_land(self) -> bool:
+        was_admitted: bool = getattr(self.transfer, "was_admitted", True)
+        return was_admitted and self.is_alive() and not self.transfer.is_settled
+
+
+class Landings:
+    """The transfers of all processes that write memory of others without a fence."""
+
+    def __init__(self) -> None:
+        self._all: list[_Landing] = []
+        self._targets: dict[str, Callable[[], bool]] = {}
+
+    def admit(self, life: str, is_alive: Callable[[], bool]) -> None:
+        """A plane has been opened, and may be written to as long as its process lives."""
+        self._targets[life] = is_alive
+
+    def add(self, landing: _Landing) -> None:
+        """One more has been started."""
+        self._all = [each for each in self._all if not each.transfer.is_settled]
+        self._all.append(landing)
+
+    def into(self, lives: Collection[str], block: int) -> Iterator[str]:
+        """Whose transfers may write this block of a process, known by the lives of its planes."""
+        for each in self._all:
+            is_meant = each.into in lives and block in each.blocks and self._targets[each.into]()
+            if is_meant and each.may_land:
+                yield each.owner
 
 
 @attrs.define
@@ -26,6 +70,16 @@ class BlockAudit:
 
     host: str
     pool: BlockPool
+    block_of: Callable[[int], int] = lambda part: part
+    """Which block of the pool a plane's block is a part of."""
+    on_move: Callable[[str, str, int], None] = lambda *_: None
+    """Called when a transfer begins: whose blocks, by which backend, how many."""
+    landings: Landings = attrs.Factory(Landings)
+    """Shared by the audits of all processes."""
+    is_alive: Callable[[], bool] = lambda: True
+    """Whether this process is; a paused one is."""
+    lives: set[str] = attrs.field(factory=set, init=False)
+    """Of its planes."""
     owners: dict[int, str] = attrs.Factory(dict)
     """Whose each block is that somebody has taken."""
     _moves: list[tuple[Transfer, tuple[int, ...], str]] = attrs.Factory(list)
@@ -48,14 +102,47 @@ class BlockAudit:
             del self.owners[block]
         self.count()
 
-    def moves(self, transfer: Transfer, blocks: Sequence[int]) -> None:
-        """A transfer that we started may touch these blocks until it is settled."""
-        owner = self.owners.get(blocks[0], "nobody") if blocks else "nobody"
-        self._moves.append((transfer, tuple(blocks), owner))
+    def moves(
+        self,
+        transfer: Transfer,
+        parts: Sequence[int],
+        backend: str = "",
+        *,
+        is_target: bool = False,
+    ) -> str:
+        """A transfer that we started may touch these blocks until it is settled; whose they are.
 
-    def transfers_of(self, owner: str) -> list[Transfer]:
-        """Those that moved blocks of `owner` and may still do so."""
-        return [move for move, _, name in self._moves if name == owner and not move.is_settled]
+        Raises `Violation` if it writes blocks that another one still may write, or read.
+        """
+        blocks = tuple(dict.fromkeys(map(self.block_of, parts)))
+        owner = self.owners.get(blocks[0], "nobody") if blocks else "nobody"
+        if is_target:
+            for name in itertools.chain.from_iterable(map(self._touching, blocks)):
+                raise self._broken(
+                    f"blocks {blocks} of {owner} are written by two transfers, the first of {name}"
+                )
+        self._moves.append((transfer, blocks, owner))
+        self.on_move(owner, backend, len(blocks))
+        return owner
+
+    def opened(self, life: str) -> None:
+        """A plane of this process, by its incarnation."""
+        self.lives.add(life)
+        self.landings.admit(life, self.is_alive)
+
+    def writes(
+        self, transfer: Transfer, remote: RemoteMemory, parts: Sequence[int], owner: str
+    ) -> None:
+        """A transfer that we started may write these blocks of a peer until it is settled.
+
+        Raises `Violation` if another one still may.
+        """
+        blocks = frozenset(map(self.block_of, parts))
+        into = remote.description.incarnation
+        for block in blocks:
+            for name in self.landings.into((into,), block):
+                raise self._broken(f"{owner} writes block {block} of {into}, and so may {name}")
+        self.landings.add(_Landing(into, blocks, transfer, owner, self.is_alive))
 
     def count(self) -> None:
         """Free, used, in flight and quarantined blocks are all there are, and none is two."""
@@ -68,11 +155,12 @@ class BlockAudit:
         self._moves = [move for move in self._moves if not move[0].is_settled]
 
     def _touching(self, block: int) -> list[str]:
-        return [
+        ours = [
             name
             for transfer, blocks, name in self._moves
             if block in blocks and not transfer.is_settled
         ]
+        return [*ours, *self.landings.into(self.lives, block)]
 
     def _broken(self, text: str) -> Violation:
         return Violation("I9", f"{self.host}: {text}")
@@ -83,14 +171,25 @@ class WatchedPlane:
 
     def __init__(self, plane: TransferPlane, audit: BlockAudit) -> None:
         self._plane, self._audit = plane, audit
+        audit.opened(plane.incarnation)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plane, name)
 
     def start(
-        self, direction: Any, local: Any, local_blocks: Sequence[int], *args: Any, **options: Any
+        self,
+        direction: Direction,
+        local: MemoryRegion,
+        local_blocks: Sequence[int],
+        remote: RemoteMemory,
+        remote_blocks: Sequence[int],
+        **options: Any,
     ) -> Transfer:
         """See `TransferPlane.start`."""
-        transfer = self._plane.start(direction, local, local_blocks, *args, **options)
-        self._audit.moves(transfer, local_blocks)
+        plane, audit = self._plane, self._audit
+        transfer = plane.start(direction, local, local_blocks, remote, remote_blocks, **options)
+        is_target = direction is Direction.READ
+        owner = audit.moves(transfer, local_blocks, plane.backend, is_target=is_target)
+        if not is_target and not local.is_fenced:
+            audit.writes(transfer, remote, remote_blocks, owner)
         return transfer

@@ -27,7 +27,7 @@ class Word:
     """One word about one request."""
 
     kind: str
-    """`ask`; `ready`; `done`, `drop`, `abort`; `written`, `settled`, `failed`."""
+    """`ask`; `ready`, `failed`; `granted`; `written`, `done`, `drop`."""
     request: str
     source: str
     body: Any = None

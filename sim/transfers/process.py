@@ -1,32 +1,40 @@
-"""One life of a host that moves KV blocks: its memory, its pool, its backends.
+"""One life of a host that moves KV blocks: its memory, its lease in the store, its transfers.
 
-Blocks hold a pattern of the request they belong to, so that a byte that is not right shows at once.
-Who asks whom for blocks is in `pull.py` and `push.py`.
+What a worker's process opens for its engine (`runtime/lifespan.py`): a control plane, a chain of
+backends, `open_engine_transfers`, a `Registrar` that keeps the offer registered, and the watch that
+forgets who is gone. The engine's id is the host's name, so a restarted host is a new life under the
+same id. Blocks hold a pattern of the request they belong to, so that a byte that is not right shows
+at once. Who asks whom for blocks is in `pull.py` and `push.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
 from typing_extensions import override
 
-from trinamo.runtime.kv import BlockLeases, TransferRouter, open_block_leases, open_transfer_router
+from trinamo.runtime.composition import TransferChain
+from trinamo.runtime.errors import FencedError, TrinamoError
+from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.kv.engine_transfers import EngineTransfers, open_engine_transfers
+from trinamo.runtime.kv.memory import KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer_router import RouterOptions
-from trinamo.runtime.kv.transfer_routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.metrics import WorkerMetrics
 from trinamo.runtime.planes import TransferPlane
+from trinamo.runtime.registration import Registrar
 from trinamo.runtime.transfer_metrics import TransferMetrics
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
+from ..cluster_services import NotedControlPlane, Services
 from ..env import SimEnv
 from ..errors import Violation
+from ..host import Host, HostState
 from ..services import open_simulated_memory
-from .audit import BlockAudit, WatchedPlane
+from .audit import BlockAudit, Landings, WatchedPlane
 from .mail import Mail
 
 if TYPE_CHECKING:
@@ -38,10 +46,15 @@ __all__ = ["KvProcess", "open_process"]
 POLL_S: Final = 0.005
 """How often a request that waits for blocks looks for them, as an engine does every step."""
 TIME_STEPS: Final = 16
+FENCED_S: Final = 0.5
+"""Until a process that found its former life registered is started again."""
+REVOKE_S: Final = 2.0
+PORT: Final = 7000
+"""Of every life of a host, so that the next one answers where the last one did."""
 
 
 class _NotedMetrics(TransferMetrics):
-    """Metrics that note when a transfer goes on over another backend."""
+    """Metrics that note what becomes of blocks, and of peers."""
 
     def __init__(self, env: SimEnv) -> None:
         super().__init__(WorkerMetrics(env).registry)
@@ -52,44 +65,91 @@ class _NotedMetrics(TransferMetrics):
         super().fell_back(failed, to)
         self._env.note("kv.fallback", failed=failed, backend=to)
 
+    @override
+    def peer_gone(self, backend: str, peer: str) -> None:
+        super().peer_gone(backend, peer)
+        self._env.note("kv.forget", backend=backend, peer=peer)
+
+    @override
+    def quarantined(self, count: int) -> None:
+        super().quarantined(count)
+        self._env.note("kv.quarantine", blocks=count)
+
+    @override
+    def readmitted(self, count: int) -> None:
+        super().readmitted(count)
+        self._env.note("kv.readmit", blocks=count)
+
+    @override
+    def inquired(self, standing: str) -> None:
+        super().inquired(standing)
+        self._env.note("kv.asked", standing=standing)
+
 
 class KvProcess:
-    """Made by `open_process`, which fills in what must be opened."""
+    """What it holds, for its requests and for the checkers; `open_process` opens the rest of it."""
 
-    def __init__(self, name: str, env: SimEnv, plan: TransferPlan, mail: Mail) -> None:
-        self.name, self.env, self.plan, self.mail = name, env, plan, mail
-        self.pool = BlockPool(plan.pool_blocks)
-        self.audit = BlockAudit(name, self.pool)
-        self.memory = bytearray(plan.pool_blocks * plan.block_bytes)
+    def __init__(
+        self, host: Host, env: SimEnv, plan: TransferPlan, mail: Mail, landings: Landings
+    ) -> None:
+        self.name, self.env, self.plan, self.mail = host.name, env, plan, mail
+        self.generation = host.generation
+        """Which life of its host it is."""
+        self.kv = _cache(plan)
+        self.pool = self.kv.pool
+        self.audit = BlockAudit(
+            host.name,
+            self.pool,
+            block_of=self.kv.memory.block_of,
+            on_move=self._moves,
+            landings=landings,
+            is_alive=lambda: _is_alive(host, self.generation),
+        )
+        self.told = trio.Event()
+        """Set to ask for an orderly end, as SIGTERM does."""
         self.open_requests = 0
-        self.region: RoutedMemory
-        self.leases: BlockLeases
-        self.router: TransferRouter
-        self._peers: dict[bytes, RoutedPeer] = {}
+        self.control: NotedControlPlane
+        self.registrar: Registrar
+        self.transfers: EngineTransfers
 
     def note(self, kind: str, **fields: Any) -> None:
         self.env.note(kind, **fields)
+
+    def _moves(self, owner: str, backend: str, count: int) -> None:
+        self.note("kv.move", request=owner, backend=backend, blocks=count)
 
     def drawn(self, span: tuple[float, float]) -> float:
         """A time of the span, in seconds."""
         low, high = span
         return low + (high - low) * self.env.rng.randrange(TIME_STEPS) / (TIME_STEPS - 1)
 
-    # --- transfers ---------------------------------------------------------------------------------
+    # --- its life ----------------------------------------------------------------------------------
 
-    async def peer(self, offer: bytes) -> RoutedPeer:
-        """The owner of what `offer` describes; raises as `TransferRouter.connect`."""
-        if offer not in self._peers:
-            self._peers[offer] = await self.router.connect(offer)
-        return self._peers[offer]
+    async def publish(self) -> None:
+        """Return once peers can find us; while our former life is still registered, they cannot."""
+        while True:
+            try:
+                await self.transfers.publish(self.registrar)
+                break
+            except FencedError:
+                self.note("kv.fenced")
+                await trio.sleep(FENCED_S)
+        self.note("kv.ready")
 
-    async def settle(self, request: str) -> bool:
-        """Wait until no transfer of the request touches our blocks; whether that is certain."""
-        transfers = self.audit.transfers_of(request)
-        with trio.move_on_after(self.plan.drain_s):
-            for transfer in transfers:
-                await transfer.wait_settled()
-        return all(transfer.is_settled for transfer in transfers)
+    async def leave(self) -> None:
+        """Refuse, let transfers and requests end, give the lease up; see `runtime/shutdown.py`."""
+        self.note("kv.told")
+        with trio.move_on_after(self.plan.leave_s) as scope:
+            await self.transfers.drain()
+        moving = self.pool.in_flight_count
+        if moving and not scope.cancelled_caught:
+            raise Violation("I9", f"{self.name} leaves while {moving} of its blocks are moved")
+        with trio.move_on_after(self.plan.leave_s):
+            while self.open_requests:  # noqa: ASYNC110 -- on the virtual clock
+                await trio.sleep(POLL_S)
+        with trio.move_on_after(REVOKE_S), suppress(TrinamoError):
+            await self.registrar.revoke()
+        self.note("kv.left")
 
     # --- blocks ------------------------------------------------------------------------------------
 
@@ -109,31 +169,67 @@ class KvProcess:
 
     def fill(self, blocks: Sequence[int], what: str) -> None:
         """Write the pattern of `what` into the blocks, in their order."""
-        size = self.plan.block_bytes
         for number, block in enumerate(blocks):
-            self.memory[block * size : (block + 1) * size] = _pattern(what, number, size)
+            self._ranges(block, _pattern(what, number, self.plan.block_bytes))
 
     def check(self, blocks: Sequence[int], request: str, when: str) -> None:
         """Every byte is the request's, or `Violation`."""
-        size = self.plan.block_bytes
         for number, block in enumerate(blocks):
-            found = self.memory[block * size : (block + 1) * size]
-            if found != _pattern(request, number, size):
+            if self._ranges(block) != _pattern(request, number, self.plan.block_bytes):
                 raise Violation(
                     "I9",
                     f"{self.name}: block {block}, number {number} of {request}, is not what was"
                     f" computed {when}",
                 )
 
+    def _ranges(self, block: int, data: bytes = b"") -> bytes:
+        """The bytes of a block, wherever the layout has them; `data` in their place if given."""
+        memory, found, start = self.kv.memory.buffer, b"", 0
+        for offset, length in self.kv.memory.descriptors([block]):
+            if data:
+                memory[offset : offset + length] = data[start : start + length]
+            found += memory[offset : offset + length]
+            start += length
+        return found
+
+    # --- what is left ------------------------------------------------------------------------------
+
     def leftovers(self) -> dict[str, float]:
         """What this process holds of any request, by name; empty at quiescence."""
         counts = {
             "used blocks": self.pool.used_count,
             "blocks in flight": self.pool.in_flight_count,
-            "leases": self.leases.in_flight_count,
+            "leases": self.transfers.leases.in_flight_count,
             "requests": self.open_requests,
         }
         return {f"{self.name} {what}": count for what, count in counts.items() if count}
+
+    def stale(self, held: dict[str, tuple[int, bytes]]) -> Iterator[str]:
+        """What it believes of its peers, and is not what the store holds; nothing at quiescence."""
+        store = self.transfers.store
+        for view in self.control.views:
+            if view.known != held:
+                yield f"watch {view.name} knows {sorted(view.known)}, not {sorted(held)}"
+        for engine_id, known in store._cached.items():  # noqa: SLF001 -- looks inside
+            if held.get(store.key(engine_id), (0, b""))[0] != known.mod_revision:
+                yield f"{self.name} has old metadata of {engine_id}"
+        for engine_id, peer in self.transfers._peers.items():  # noqa: SLF001 -- as above
+            _, value = held.get(store.key(engine_id), (0, b""))
+            if peer.agent_name.encode() not in value:
+                yield f"{self.name} has not forgotten {peer.agent_name}, a life of {engine_id}"
+
+
+def _is_alive(host: Host, generation: int) -> bool:
+    return host.generation == generation and host.state in (HostState.UP, HostState.PAUSED)
+
+
+def _cache(plan: TransferPlan) -> KvCache:
+    shape = KvShape(layers=1, heads=1, channels=plan.block_bytes // 2, block_tokens=1, dtype="|u1")
+    return KvCache(
+        memory=KvMemory(shape, plan.pool_blocks, plan.layout),
+        pool=BlockPool(plan.pool_blocks),
+        fingerprint=fingerprint("pattern", "0", shape, plan.layout),
+    )
 
 
 def _pattern(what: str, number: int, size: int) -> bytes:
@@ -143,39 +239,45 @@ def _pattern(what: str, number: int, size: int) -> bytes:
 
 @asynccontextmanager
 async def open_process(
-    name: str, env: SimEnv, plan: TransferPlan, mail: Mail, fabric: TroubledFabric
-) -> AsyncIterator[KvProcess]:
-    """Open everything that a host needs, on the running task's host."""
-    process = KvProcess(name, env, plan, mail)
-    metrics = _NotedMetrics(env)
-    options = RouterOptions(attempt_s=plan.attempt_s, drain_s=plan.drain_s, probe_interval_s=1.0)
-
-    def quarantined(count: int) -> None:
-        process.note("kv.quarantine", blocks=count)
-
+    process: KvProcess, fabric: TroubledFabric, services: Services
+) -> AsyncIterator[None]:
+    """Open everything that a host needs, on the running task's host; peers can find it then."""
+    name, env, plan = process.name, process.env, process.plan
+    config = plan.config
     async with AsyncExitStack() as stack:
+        plane = await stack.enter_async_context(services.open_control(name, config, env))
+        process.control = NotedControlPlane(plane, env, name)
+        # First and so closed last: who is refused at its port takes the process for dead.
+        tcp = await stack.enter_async_context(open_transfer_plane(_tcp_options(name), env))
         planes: list[TransferPlane] = []
         for backend in plan.backends:
-            plane = await stack.enter_async_context(_backend(backend, name, env, fabric))
-            planes.append(cast("TransferPlane", WatchedPlane(plane, process.audit)))
-        process.leases = await stack.enter_async_context(
-            open_block_leases(
-                process.pool, drain_s=plan.drain_s, on_quarantine=quarantined, dice=env.rng
+            opened: Any = tcp
+            if backend == "simulated":
+                opened = await stack.enter_async_context(open_simulated_memory(fabric, env))
+            planes.append(cast("TransferPlane", WatchedPlane(opened, process.audit)))
+        process.transfers = await stack.enter_async_context(
+            open_engine_transfers(
+                TransferChain(planes=planes, order=plan.backends, settlement=tcp),
+                process.kv,
+                config,
+                env,
+                process.control,
+                engine_id=name,
+                metrics=_NotedMetrics(env),
             )
         )
-        process.router = await stack.enter_async_context(
-            open_transfer_router(planes, metrics=metrics, leases=process.leases, options=options)
+        process.registrar = Registrar(
+            process.control, env, ttl_s=config.control_plane.etcd.lease_ttl_s
         )
-        process.region = await process.router.register(
-            process.memory, block_bytes=plan.block_bytes, needs_ticket=True
-        )
-        yield process
+        async with trio.open_nursery() as nursery:
+            await nursery.start(process.registrar.run)
+            nursery.start_soon(process.transfers.watch)
+            await process.publish()
+            yield
+            nursery.cancel_scope.cancel()
 
 
-def _backend(backend: str, name: str, env: SimEnv, fabric: TroubledFabric) -> Any:
-    if backend == "simulated":
-        return open_simulated_memory(fabric, env)
-    tcp = TcpOptions(host="0.0.0.0", port=0, advertise_host=name)  # noqa: S104 -- simulated
+def _tcp_options(name: str) -> TransferOptions:
+    tcp = TcpOptions(host="0.0.0.0", port=PORT, advertise_host=name)  # noqa: S104 -- simulated
     # One checksum on every machine, and no way through the real kernel.
-    options = TransferOptions(tcp=tcp, checksum="crc32", same_host=False, slice_bytes=4096)
-    return open_transfer_plane(options, env)
+    return TransferOptions(tcp=tcp, checksum="crc32", same_host=False, slice_bytes=4096)

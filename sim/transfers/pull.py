@@ -1,13 +1,13 @@
 """A decode host reads the blocks that a prefill host has computed and granted.
 
-    decode    ask ─────────────▶ prefill    takes blocks, computes, grants
-              ◀──────────── ready
+    decode    ask (with its card) ─▶ prefill    meets it, takes blocks, computes, grants
+              ◀────────────── ready
               reads
-              done | drop, settled ─▶        ends the grant
+              done | drop ─────────▶            ends the grant
 
 An aborted or failed read may go on touching both ends' blocks, so `drop` frees nothing by itself:
-the reader's blocks are leased until its transfers have settled, the prefill host's, where nobody
-fences, until the reader says `settled`.
+the reader's blocks are leased until its transfers have settled; the prefill host, where nobody
+fences, asks the life on the card.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.protocol.transfer import Direction
 
 from ..load import COMPLETE
 
@@ -25,32 +24,34 @@ if TYPE_CHECKING:
     from .mail import Inbox, Word
     from .process import KvProcess
 
-__all__ = ["fetch_by_reading", "serve_reader"]
+__all__ = ["answer_to", "fetch_by_reading", "serve_reader", "use"]
 
 
 async def serve_reader(process: KvProcess, ask: Word) -> None:
     """At the prefill host: compute, let the asker read, and wait for its word."""
     plan, mail, name = process.plan, process.mail, ask.request
+    count, card = ask.body
     with mail.inbox(name) as inbox:
-        blocks = await process.take(name, ask.body)
+        is_met = await process.transfers.meet(card)
+        blocks = await process.take(name, count) if is_met else None
         if blocks is None:
             mail.post(ask.source, "failed", name)
             return
         await trio.sleep(process.drawn(plan.compute_s))
         process.fill(blocks, name)
-        grant = process.leases.grant(process.region, blocks)
-        body = (process.region.describe(), tuple(blocks), grant.ticket)
-        mail.post(ask.source, "ready", name, body)
+        try:
+            grant = process.transfers.grant(blocks, card)
+        except TrinamoError:
+            process.give_back(blocks)
+            mail.post(ask.source, "failed", name)
+            return
+        mail.post(ask.source, "ready", name, (process.name, tuple(blocks), grant.ticket))
         word = await inbox.word(2 * plan.deadline_s)
         if word is not None and word.kind == "done":
             grant.complete()
         else:
             grant.withdraw()
         process.give_back(blocks)
-        while word is not None and word.kind == "drop":
-            word = await inbox.word(plan.drain_s)
-        if word is not None and word.kind == "settled":
-            grant.acknowledge()
 
 
 async def fetch_by_reading(
@@ -60,51 +61,39 @@ async def fetch_by_reading(
     plan, mail = process.plan, process.mail
     count = process.env.rng.randint(*plan.request_blocks)
     with mail.inbox(name) as inbox:
-        mail.post(prefill, "ask", name, count)
-        ready = await inbox.word(plan.deadline_s)
-        if ready is None or ready.kind != "ready":
-            _drop(process, name, prefill)
-            return "unanswered"
+        mail.post(prefill, "ask", name, (count, process.transfers.card()))
+        ready = await answer_to(inbox, plan.deadline_s)
+        if isinstance(ready, str):
+            mail.post(prefill, "drop", name)
+            return ready
         blocks = await process.take(name, count)
         if blocks is None:
-            _drop(process, name, prefill)
+            mail.post(prefill, "drop", name)
             return "no blocks"
         process.fill(blocks, f"{name} before")
-        outcome = await _read(process, name, blocks, ready, abort_after_s)
+        outcome = await _read(process, blocks, ready, abort_after_s)
+        mail.post(prefill, "done" if outcome == COMPLETE else "drop", name)
         if outcome == COMPLETE:
-            mail.post(prefill, "done", name)
             await use(process, name, blocks)
         process.give_back(blocks)
-        if outcome != COMPLETE:
-            mail.post(prefill, "drop", name)
-            if await process.settle(name):
-                mail.post(prefill, "settled", name)
         return outcome
 
 
-def _drop(process: KvProcess, name: str, prefill: str) -> None:
-    # Nothing was ever started.
-    process.mail.post(prefill, "drop", name)
-    process.mail.post(prefill, "settled", name)
+async def answer_to(inbox: Inbox, wait_s: float) -> Word | str:
+    """The word `ready` after we have asked; what became of the request if there is none."""
+    word = await inbox.word(wait_s)
+    if word is None:
+        return "unanswered"
+    return word if word.kind == "ready" else "refused"
 
 
-async def _read(
-    process: KvProcess, name: str, blocks: list[int], ready: Word, abort_after_s: float
-) -> str:
-    offer, there, ticket = ready.body
+async def _read(process: KvProcess, blocks: list[int], ready: Word, abort_after_s: float) -> str:
+    engine_id, there, ticket = ready.body
     outcome = "aborted"
     with trio.move_on_after(abort_after_s):
         try:
-            peer = await process.peer(offer)
-            process.note("kv.move", request=name, blocks=len(blocks))
-            await process.router.move(
-                Direction.READ,
-                process.region,
-                blocks,
-                peer,
-                there,
-                deadline_s=process.plan.deadline_s,
-                ticket=ticket,
+            await process.transfers.read(
+                engine_id, blocks, there, ticket=ticket, deadline_s=process.plan.deadline_s
             )
             outcome = COMPLETE
         except TrinamoError as error:
@@ -118,9 +107,3 @@ async def use(process: KvProcess, name: str, blocks: list[int]) -> None:
     process.note("kv.done", request=name)
     await trio.sleep(process.drawn(process.plan.hold_s))
     process.check(blocks, name, "while it was in use")
-
-
-async def written_or_over(inbox: Inbox, wait_s: float) -> str:
-    """The next word's kind, `unanswered` if none comes in time."""
-    word = await inbox.word(wait_s)
-    return "unanswered" if word is None else word.kind

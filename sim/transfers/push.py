@@ -1,12 +1,14 @@
 """A prefill host writes the blocks it has computed into those that a decode host grants.
 
-    decode    takes blocks, grants
-              ask ─────────────▶ prefill    takes blocks, computes, writes
-              ◀──── written (the transfer's own notification) | settled
-              abort ───────────▶            cancels the transfer
-              ◀────────── settled
+    decode    ask ─────────────────▶ prefill    takes blocks, computes
+              ◀─ ready (with its card)
+              meets it, takes blocks, grants
+              granted ─────────────▶            writes
+              ◀── written (the transfer's own notification) | failed
+              drop ────────────────▶            cancels the transfer
 
-The writer's word `settled` is what frees granted blocks after an abort where nobody fences.
+After a `drop`, and where nobody fences, the life on the card is asked before granted blocks are used
+again.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.protocol.transfer import Direction
 
 from ..load import COMPLETE
-from .pull import use, written_or_over
+from .pull import answer_to, use
 
 if TYPE_CHECKING:
+    from trinamo.runtime.kv.transfers import Grant
+
     from .mail import Inbox, Word
     from .process import KvProcess
 
@@ -30,46 +33,45 @@ __all__ = ["fetch_by_being_written", "serve_by_writing"]
 
 
 async def serve_by_writing(process: KvProcess, ask: Word) -> None:
-    """At the prefill host: compute, write, and say when nothing of it is under way any more."""
-    mail, name = process.mail, ask.request
+    """At the prefill host: compute, ask for blocks, and write."""
+    plan, mail, name = process.plan, process.mail, ask.request
     with mail.inbox(name) as inbox:
-        blocks = await process.take(name, len(ask.body[1]))
+        blocks = await process.take(name, ask.body)
         if blocks is None:
-            mail.post(ask.source, "settled", name)
+            mail.post(ask.source, "failed", name)
             return
-        outcome = "aborted"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed_abort, inbox, nursery.cancel_scope)
-            await trio.sleep(process.drawn(process.plan.compute_s))
-            process.fill(blocks, name)
-            outcome = await _write(process, name, blocks, ask)
-            nursery.cancel_scope.cancel()
+        await trio.sleep(process.drawn(plan.compute_s))
+        process.fill(blocks, name)
+        mail.post(ask.source, "ready", name, process.transfers.card())
+        granted = await inbox.word(plan.deadline_s)
+        if granted is not None and granted.kind == "granted":
+            outcome = "aborted"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_heed_drop, inbox, nursery.cancel_scope)
+                outcome = await _write(process, name, blocks, granted)
+                nursery.cancel_scope.cancel()
+            if outcome != COMPLETE:
+                mail.post(ask.source, "failed", name)
         process.give_back(blocks)
-        if outcome != COMPLETE and await process.settle(name):
-            mail.post(ask.source, "settled", name)
 
 
-async def _heed_abort(inbox: Inbox, scope: trio.CancelScope) -> None:
+async def _heed_drop(inbox: Inbox, scope: trio.CancelScope) -> None:
     while True:
         word = await inbox.word(60.0)
-        if word is not None and word.kind == "abort":
+        if word is not None and word.kind == "drop":
             scope.cancel()
 
 
-async def _write(process: KvProcess, name: str, blocks: list[int], ask: Word) -> str:
-    offer, there, ticket = ask.body
+async def _write(process: KvProcess, name: str, blocks: list[int], granted: Word) -> str:
+    engine_id, there, ticket = granted.body
     try:
-        peer = await process.peer(offer)
-        process.note("kv.move", request=name, blocks=len(blocks))
-        await process.router.move(
-            Direction.WRITE,
-            process.region,
+        await process.transfers.write(
+            engine_id,
             blocks,
-            peer,
             there,
+            ticket=ticket,
             deadline_s=process.plan.deadline_s,
             notify=name.encode(),
-            ticket=ticket,
         )
     except TrinamoError as error:
         return error.code
@@ -81,31 +83,40 @@ async def fetch_by_being_written(
 ) -> str:
     """At the decode host: one request; how it ended, `COMPLETE` if every block came."""
     plan, mail = process.plan, process.mail
+    count = process.env.rng.randint(*plan.request_blocks)
     with mail.inbox(name) as inbox:
-        blocks = await process.take(name, process.env.rng.randint(*plan.request_blocks))
+        mail.post(prefill, "ask", name, count)
+        ready = await answer_to(inbox, plan.deadline_s)
+        if isinstance(ready, str) or not await process.transfers.meet(ready.body):
+            mail.post(prefill, "drop", name)
+            return ready if isinstance(ready, str) else "unmet"
+        blocks = await process.take(name, count)
         if blocks is None:
+            mail.post(prefill, "drop", name)
             return "no blocks"
         process.fill(blocks, f"{name} before")
-        grant = process.leases.grant(process.region, blocks)
-        body = (process.region.describe(), tuple(blocks), grant.ticket)
-        mail.post(prefill, "ask", name, body)
-        wait_s = min(abort_after_s, 2 * plan.deadline_s)
-        kind = await written_or_over(inbox, wait_s)
-        if kind == "written":
-            grant.complete()
-            await use(process, name, blocks)
+        try:
+            grant = process.transfers.grant(blocks, ready.body)
+        except TrinamoError as error:
             process.give_back(blocks)
-            return COMPLETE
-        if kind == "settled":
-            grant.acknowledge()
-        grant.withdraw()
+            mail.post(prefill, "drop", name)
+            return error.code
+        mail.post(prefill, "granted", name, (process.name, tuple(blocks), grant.ticket))
+        outcome = await _be_written(process, inbox, grant, abort_after_s)
+        if outcome == COMPLETE:
+            await use(process, name, blocks)
+        else:
+            mail.post(prefill, "drop", name)
         process.give_back(blocks)
-        if kind == "settled":
-            return "failed"
-        mail.post(prefill, "abort", name)
-        while not grant.is_settled:
-            if await written_or_over(inbox, plan.drain_s) in ("settled", "written"):
-                grant.acknowledge()
-            else:
-                break
-        return "aborted" if math.isfinite(abort_after_s) else kind
+        return outcome
+
+
+async def _be_written(process: KvProcess, inbox: Inbox, grant: Grant, abort_after_s: float) -> str:
+    word = await inbox.word(min(abort_after_s, 2 * process.plan.deadline_s))
+    if word is not None and word.kind == "written":
+        grant.complete()
+        return COMPLETE
+    grant.withdraw()
+    if word is not None:
+        return "failed"
+    return "aborted" if math.isfinite(abort_after_s) else "unanswered"

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trinamo.runtime.kv import TransferRouter
+from trinamo.runtime.kv.metadata import NIXL_METADATA_KEY
 
 from ..bus import Bus
+from ..cluster_services import STORE, Services
 from ..env import SimEnv
+from ..errors import Violation
 from ..host import HostState
 from .adapters import TroubledFabric
+from .audit import Landings
 from .mail import Mail, Word
 from .process import KvProcess, open_process
 from .pull import fetch_by_reading, serve_reader
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["KvRecord", "TransferStage"]
 
 ASKS_MAX: Final = 256
+READY_S: Final = 10.0
 TOLD_MAX: Final = 1024
 """How many requests a prefill host remembers that were aborted before it began them."""
 
@@ -59,8 +63,10 @@ class KvRecord:
 class TransferStage:
     """The hosts of `plan` in `world`. Implements `Stage`."""
 
-    def __init__(self, world: World, network: Network, plan: TransferPlan) -> None:
-        self.world, self.plan = world, plan
+    def __init__(
+        self, world: World, network: Network, plan: TransferPlan, services: Services
+    ) -> None:
+        self.world, self.plan, self.services = world, plan, services
         self.bus = Bus(world, network)
         self.fabric = TroubledFabric(
             world,
@@ -68,10 +74,13 @@ class TransferStage:
             window=plan.window,
             give_up_s=plan.give_up_s,
             is_fenced=plan.is_fenced,
+            is_copied=plan.is_copied,
         )
+        self.landings = Landings()
         self.processes: dict[str, KvProcess] = {}
         """The present life of every host, once it is open."""
         self.records: list[KvRecord] = []
+        self._has_begun = trio.Event()
         self._begun: Counter[str] = Counter()
         """Requests that each slot of each decode host has begun, over all its lives."""
 
@@ -84,26 +93,47 @@ class TransferStage:
 
     def boot(self, name: str) -> None:
         """See `Stage`."""
-        self.world.boot(name, self._run, name)
+        if name == STORE:
+            self.services.boot(name)
+        else:
+            self.world.boot(name, self._run, name)
 
     def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
         """See `Stage`."""
-        if fault.do == "stall_adapter":
-            self.fabric.stalled.add(host)
-            return lambda: self.fabric.go_on(host)
-        if fault.do == "break_adapter":
-            self.fabric.broken.add(host)
-            return lambda: self.fabric.broken.discard(host)
+        match fault.do:
+            case "stall_adapter":
+                self.fabric.stalled.add(host)
+                return lambda: self.fabric.go_on(host)
+            case "break_adapter":
+                self.fabric.broken.add(host)
+                return lambda: self.fabric.broken.discard(host)
+            case "stop":
+                for name, process in self._living():
+                    if name == host:
+                        process.told.set()
+            case "lose_replies":
+                self.services.lose_replies(host, fault.count)
+            case "compact":
+                self.services.compact()
+            case _:
+                pass  # One of the link's.
         return None
 
     # --- asked by the driver -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Boot every prefill host, then the decode hosts, which begin at once."""
+        """Boot every host; returns once the store names them all. `begin` lets them begin."""
         for name in self.hosts:
             self.boot(name)
-            while name.startswith("prefill") and name not in self.processes:  # noqa: ASYNC110
+        with trio.move_on_after(READY_S):
+            while len(self.processes) < len(self.plan.engines):  # noqa: ASYNC110
                 await trio.sleep(0.01)
+            return
+        raise Violation("I15", f"only {sorted(self.processes)} are ready after {READY_S:g} s")
+
+    def begin(self) -> None:
+        """Let the decode hosts ask."""
+        self._has_begun.set()
 
     @property
     def is_load_over(self) -> bool:
@@ -130,18 +160,56 @@ class TransferStage:
     def leftovers(self) -> dict[str, float]:
         """What living processes hold of any request; empty at quiescence."""
         found: dict[str, float] = {}
-        for name, process in self.processes.items():
-            if self._is_up(name):
-                found |= process.leftovers()
+        for _, process in self._living():
+            found |= process.leftovers()
         return found
 
     def lost(self) -> Iterator[str]:
         """Blocks of living processes that are neither free nor quarantined; none at quiescence."""
-        for name, process in self.processes.items():
+        for name, process in self._living():
             pool = process.pool
             total = pool.free_count + pool.quarantined_count
-            if self._is_up(name) and total != pool.block_count:
+            if total != pool.block_count:
                 yield f"{name}: {total} of {pool.block_count} blocks are free or quarantined"
+
+    def quarantined(self) -> Iterator[str]:
+        """Living processes that have blocks in quarantine; none once all can be asked."""
+        for name, process in self._living():
+            count = process.pool.quarantined_count
+            if count:
+                yield f"{name}: {count} blocks are still in quarantine"
+
+    def unknown(self) -> Iterator[str]:
+        """Living processes that the store does not name, or that do not know what it does."""
+        prefix = f"{self.plan.config.worker.namespace}/{NIXL_METADATA_KEY}/"
+        held = self.services.store.values(prefix)
+        living = dict(self._living())
+        for name in self.plan.engines:
+            if not self._is_up(name) or not self.services.is_reachable(name):
+                continue
+            process = living.get(name)
+            if process is None:
+                yield f"{name} was booted and does not come up"
+                continue
+            if process.told.is_set():
+                continue
+            agent = process.transfers.memory.description.incarnation
+            if agent.encode() not in held.get(prefix + name, (0, b""))[1]:
+                yield f"{name} lives and is not in the store"
+            yield from process.stale(held)
+
+    def tell_to_leave(self) -> list[str]:
+        """Ask all living processes for an orderly end; which they are."""
+        living = [name for name, _ in self._living()]
+        for name in living:
+            self.processes[name].told.set()
+        return living
+
+    def _living(self) -> Iterator[tuple[str, KvProcess]]:
+        """The present lives of hosts that may take a step now, once they are open."""
+        for name, process in self.processes.items():
+            if self._is_up(name) and process.generation == self.world.host(name).generation:
+                yield name, process
 
     def _is_up(self, name: str) -> bool:
         return self.world.host(name).state is HostState.UP
@@ -155,28 +223,34 @@ class TransferStage:
     # --- on a host ---------------------------------------------------------------------------------
 
     async def _run(self, name: str) -> None:
-        env = SimEnv(self.world, f"{name}.{self.world.host(name).generation}")
-        mail = Mail(self.bus, name)
+        host, mail = self.world.host(name), Mail(self.bus, name)
+        env = SimEnv(self.world, f"{name}.{host.generation}")
+        process = KvProcess(host, env, self.plan, mail, self.landings)
         async with (
-            open_process(name, env, self.plan, mail, self.fabric) as process,
+            open_process(process, self.fabric, self.services),
             trio.open_nursery() as nursery,
         ):
             self.processes[name] = process
             nursery.start_soon(mail.run)
-            nursery.start_soon(_tell_of_writes, process.router, mail)
+            nursery.start_soon(_tell_of_writes, process)
             if name.startswith("prefill"):
                 self._serve(process, nursery)
             else:
                 mail.on_stray = _Stray(process).at_decode
                 for number in range(self.plan.slots):
                     nursery.start_soon(self._ask, process, number)
-            await trio.sleep_forever()
+            await process.told.wait()
+            await process.leave()
+            nursery.cancel_scope.cancel()
 
     def _serve(self, process: KvProcess, nursery: trio.Nursery) -> None:
         asks, asked = trio.open_memory_channel[Word](ASKS_MAX)
         stray = _Stray(process)
 
         def on_ask(word: Word) -> None:
+            if process.told.is_set():
+                process.mail.post(word.source, "failed", word.request)
+                return
             try:
                 asks.send_nowait(word)
             except trio.WouldBlock:
@@ -192,8 +266,6 @@ class TransferStage:
                 process.open_requests += 1
                 await serve(process, word)
                 process.open_requests -= 1
-                if process.audit.transfers_of(word.request):
-                    stray.unsure[word.request] = None
 
         for _ in range(self.plan.slots * self.plan.decodes):
             nursery.start_soon(work)
@@ -203,14 +275,15 @@ class TransferStage:
         fetch: Callable[..., Awaitable[str]] = (
             fetch_by_reading if plan.move == "read" else fetch_by_being_written
         )
-        while self._begun[key] < plan.requests:
+        await self._has_begun.wait()
+        while self._begun[key] < plan.requests and not process.told.is_set():
             name = f"{process.name}.{number}.{self._begun[key]}"
             self._begun[key] += 1
             record = KvRecord(
                 name,
                 process.name,
                 trio.current_time(),
-                generation=self.world.host(process.name).generation,
+                generation=process.generation,
             )
             self.records.append(record)
             prefill = f"prefill{choices.below(plan.prefills, 'prefill')}"
@@ -230,28 +303,24 @@ class _Stray:
     def __init__(self, process: KvProcess) -> None:
         self._process = process
         self.told: dict[str, None] = {}
-        """Requests that were aborted before they were begun: an abort that overtakes still wins."""
-        self.unsure: dict[str, None] = {}
-        """Requests whose transfers did not settle in time: nobody may be told they did."""
+        """Requests that were dropped before they were begun: a word that overtakes still wins."""
 
     def at_prefill(self, word: Word) -> None:
-        """An abort of what is over, or not begun: nothing of it is under way."""
-        if word.kind not in ("abort", "drop"):
+        """The end of what is over, or not begun."""
+        if word.kind != "drop":
             return
         self.told[word.request] = None
         if len(self.told) > TOLD_MAX:
             del self.told[next(iter(self.told))]
-        if word.kind == "abort" and word.request not in self.unsure:
-            self._process.mail.post(word.source, "settled", word.request)
 
     def at_decode(self, word: Word) -> None:
         """Blocks that were computed for a request that has given up."""
         if word.kind == "ready":
             self._process.mail.post(word.source, "drop", word.request)
-            self._process.mail.post(word.source, "settled", word.request)
 
 
-async def _tell_of_writes(router: TransferRouter, mail: Mail) -> None:
+async def _tell_of_writes(process: KvProcess) -> None:
+    mail = process.mail
     while True:
-        notice = await router.receive()
+        notice = await process.transfers.receive()
         mail.take(Word(kind="written", request=notice.message.decode(), source=mail.host))

@@ -9,6 +9,7 @@ import pytest
 from trinamo.sim import ReplayChoices, SeedChoices, first_difference
 from trinamo.sim.catalogue import scenario_paths
 from trinamo.sim.catalogue.bugs import BUGS
+from trinamo.sim.catalogue.planting import Patch, bug
 from trinamo.sim.explore import run as explore
 from trinamo.sim.scenario import Twin
 from trinamo.sim.scenario_file import load_scenario
@@ -88,6 +89,14 @@ def test_a_planted_bug_is_gone_after_its_run() -> None:
     scenario = load_scenario(path)
     assert scenario.run(SeedChoices(1), bug="stop_unheard").breaches
     assert not scenario.run(SeedChoices(1)).breaches
+
+
+def test_two_mistakes_must_not_have_one_name() -> None:
+    def stop_unheard() -> list[Patch]:
+        return []
+
+    with pytest.raises(AssertionError, match="two mistakes are called stop_unheard"):
+        bug(stop_unheard)
 
 
 def test_the_searchers_can_play_a_scenario_file() -> None:

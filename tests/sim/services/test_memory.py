@@ -161,20 +161,34 @@ def test_a_restarted_owner_is_another_incarnation() -> None:
 
 
 @pytest.mark.parametrize("is_fenced", [True, False])
-def test_a_stale_generation_is_refused_where_memory_is_fenced_and_nowhere_else(
-    is_fenced: bool,
-) -> None:
+def test_a_stale_generation_is_refused_before_a_block_moves(is_fenced: bool) -> None:
     async def story(pair: Pair) -> None:
         assert pair.owned.is_fenced is is_fenced
         pair.owned.renew()
+        with pytest.raises(StaleMemoryError):
+            await pair.start(WRITE).wait()
+        assert pair.there[0] == ord("x")
+
+    Pair(is_fenced=is_fenced).play(story)
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_what_is_withdrawn_on_the_way_is_refused_where_memory_is_fenced_and_unconfirmed_elsewhere(
+    is_fenced: bool,
+) -> None:
+    """Without a fence the owner's page is read before and after, and nothing stops what moves."""
+
+    async def story(pair: Pair) -> None:
         transfer = pair.start(WRITE)
-        if is_fenced:
-            with pytest.raises(StaleMemoryError):
-                await transfer.wait()
-            assert pair.there[0] == ord("x")
-        else:
+        while not transfer._next:
+            await trio.sleep(0.0001)
+        assert pair.there[0] == ord("x")
+        pair.owned.renew()
+        with pytest.raises(StaleMemoryError):
             await transfer.wait()
-            assert pair.there[0] == 0
+        await transfer.wait_settled()
+        assert (pair.there[0] == 0) is not is_fenced
+        assert transfer.confirmed_count == 0
 
     Pair(is_fenced=is_fenced).play(story)
 
