@@ -16,6 +16,7 @@ import trio
 from trinamo.cli.planes import RealTransports
 from trinamo.runtime import Context, EndpointName, RealEnv, Runtime, load_config, open_runtime
 from trinamo.runtime.engines.exact import open_exact_engine
+from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.transports.servers import open_etcd_server
 
@@ -44,6 +45,8 @@ async def lend_blocks(runtime: Runtime, kv: KvCache) -> None:
     assert transfers is not None
 
     async def lend(wish: Wish, context: Context) -> AsyncGenerator[Loan, None]:
+        if wish.card is not None and not await transfers.meet(wish.card):
+            raise UnavailableError("the peer could not be asked, should it hang or die")
         blocks = kv.pool.take(wish.count)
         assert blocks is not None
         kv.memory.view[:, :, blocks] = 42
