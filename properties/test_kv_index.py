@@ -204,8 +204,11 @@ def test_whatever_is_lost_repeated_or_restarted_the_index_gets_there(
 @pytest.mark.slow
 @given(STEPS)
 def test_a_snapshot_in_parts_comes_to_the_same(steps: list[Step]) -> None:
-    """The same where a message holds two blocks, and blocks change between the parts."""
-    run = Run(message_bytes_max=50, delay_s=SOON_S)
+    """The same where a message holds four blocks, and blocks change between the parts.
+
+    Not fewer: a part is what hashes fall to, and too many of two could need `PARTS_MAX` parts.
+    """
+    run = Run(message_bytes_max=90, delay_s=SOON_S)
     trio.run(
         partial(run.play, steps, is_whole=False),
         clock=trio.testing.MockClock(autojump_threshold=0),

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import hypothesis_profile
 from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
+
+hypothesis_profile.load()
 
 
 @pytest.fixture(scope="session")
