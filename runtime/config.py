@@ -65,6 +65,7 @@ __all__ = [
     "NixlConfig",
     "RouterConfig",
     "Secret",
+    "SecurityConfig",
     "ShutdownConfig",
     "TcpConfig",
     "TlsConfig",
@@ -242,6 +243,19 @@ class LogConfig(Section, frozen=True, kw_only=True):
     ] = "auto"
 
 
+class SecurityConfig(Section, frozen=True, kw_only=True):
+    """Who may speak to the TCP ports of this cluster's processes."""
+
+    secret_file: Annotated[
+        Text | None,
+        about(
+            "A file of 16 bytes or more that is the same on every machine of the cluster and that"
+            " not everybody may read: each TCP port asks its peers for proof of it. null: these"
+            " ports are bound on loopback only."
+        ),
+    ] = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration. `Config()` holds the defaults; `load_config` reads the rest."""
 
@@ -252,6 +266,7 @@ class Config(Section, frozen=True, kw_only=True):
     worker: WorkerConfig = WorkerConfig()
     router: RouterConfig = RouterConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
+    security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
 
 

@@ -25,6 +25,7 @@ from trinamo.transports.tcp import (
 )
 
 from .cluster_services import NotedControlPlane, Services
+from .membership import SECRET
 
 __all__ = ["SimTransports"]
 
@@ -100,4 +101,5 @@ class SimTransports:
         section = config.data_plane.tcp
         values: dict[str, Any] = {n: getattr(section, n) for n in section.__struct_fields__}
         values |= {"host": "0.0.0.0", "port": 0, "advertise_host": self.name}  # noqa: S104 -- simulated
+        values["secret"] = SECRET
         return TcpOptions(**values)

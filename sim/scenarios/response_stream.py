@@ -28,6 +28,7 @@ from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_
 from ..choices import Choices
 from ..env import SimEnv
 from ..host import Host, HostState
+from ..membership import SECRET
 from ..network import Network
 from ..scheduler import Policy
 from ..world import World
@@ -228,7 +229,7 @@ class _Scenario:
 
     async def _caller(self) -> None:
         env = SimEnv(self.world, CALLER)
-        options = TcpOptions(host="0.0.0.0", advertise_host=CALLER)  # noqa: S104 -- simulated
+        options = TcpOptions(host="0.0.0.0", advertise_host=CALLER, secret=SECRET)  # noqa: S104 -- simulated
         async with open_stream_server(options, env) as self._server:
             await self._go.wait()
             async with trio.open_nursery() as nursery:
@@ -280,7 +281,7 @@ class _Scenario:
                 event.set()
 
     async def _worker(self) -> None:
-        self._client = TcpClient(TcpOptions())
+        self._client = TcpClient(TcpOptions(secret=SECRET))
         async with trio.open_nursery() as nursery:
             async for stream, connection in self._calls_out:
                 nursery.start_soon(self._answer, self._client, stream, connection)

@@ -33,6 +33,7 @@ from ..cluster_services import NotedControlPlane, Services
 from ..env import SimEnv
 from ..errors import Violation
 from ..host import Host, HostState
+from ..membership import SECRET
 from ..services import open_simulated_memory
 from .audit import BlockAudit, Landings, WatchedPlane
 from .mail import Mail
@@ -278,6 +279,6 @@ async def open_process(
 
 
 def _tcp_options(name: str) -> TransferOptions:
-    tcp = TcpOptions(host="0.0.0.0", port=PORT, advertise_host=name)  # noqa: S104 -- simulated
+    tcp = TcpOptions(host="0.0.0.0", port=PORT, advertise_host=name, secret=SECRET)  # noqa: S104 -- simulated
     # One checksum on every machine, and no way through the real kernel.
     return TransferOptions(tcp=tcp, checksum="crc32", same_host=False, slice_bytes=4096)

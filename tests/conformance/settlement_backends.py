@@ -13,6 +13,7 @@ from tests.worlds import on_host
 from trinamo.runtime.planes.settlement import Finding, SettlementPlane
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.env import SimEnv
+from trinamo.sim.membership import SECRET
 from trinamo.transports.memory.transfer import (
     MemoryTransferPlane,
     TransferFabric,
@@ -100,7 +101,7 @@ class OverSimulatedTcp:
 
     @asynccontextmanager
     async def _open(self, host: str, port: int) -> AsyncIterator[SettlementPlane]:
-        tcp = TcpOptions(host="0.0.0.0", port=port, advertise_host=host)
+        tcp = TcpOptions(host="0.0.0.0", port=port, advertise_host=host, secret=SECRET)
         env = SimEnv(self.world, f"{host}.{next(self._lives)}")
         async with (
             open_transfer_plane(TransferOptions(tcp=tcp, same_host=False), env) as plane,

@@ -9,6 +9,7 @@ import trio
 
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.sim import Network, SeedChoices, SimEnv, World
+from trinamo.sim.membership import SECRET
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 BLOCKS, SIZE = 40, 700
@@ -25,7 +26,9 @@ def test_blocks_arrive_over_simulated_sockets(direction: Direction, seed: int) -
     described: list[bytes] = []
 
     def options() -> TransferOptions:
-        return TransferOptions(tcp=TcpOptions(host="0.0.0.0", advertise_host="b"), slice_bytes=5000)
+        return TransferOptions(
+            tcp=TcpOptions(host="0.0.0.0", advertise_host="b", secret=SECRET), slice_bytes=5000
+        )
 
     async def own() -> None:
         async with open_transfer_plane(options(), SimEnv(world, "b")) as plane:

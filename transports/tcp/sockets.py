@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket as stdlib_socket
+from typing import Final
 
 import attrs
 import trio
@@ -18,6 +19,9 @@ from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX
 from .interfaces import interface_address
 
 __all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
+
+_HOST_CHARS_MAX: Final = 255
+_PORT_DIGITS_MAX: Final = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +52,8 @@ class TcpOptions:
     connections_max: int = 4096
     subjects_max: int = 4096
     backlog: int = 1024
+    secret: bytes = attrs.field(default=b"", repr=False)
+    """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
 
 
 def tune(stream: trio.SocketStream, options: TcpOptions) -> None:
@@ -79,8 +85,10 @@ def split_address(address: str) -> tuple[str, int]:
     """The host and port of `host:port` or `[v6]:port`; anything else is a `ConnectError`."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConnectError(f"{address!r} is not a host:port address")
+    # The lengths first: a peer's word may be as long as a frame, and `int` refuses what is too long.
+    is_port = 0 < len(port) <= _PORT_DIGITS_MAX and port.isdecimal() and 0 < int(port) < 65536
+    if not colon or not 0 < len(host) <= _HOST_CHARS_MAX or not is_port:
+        raise ConnectError(f"{address[:_HOST_CHARS_MAX]!r} is not a host:port address")
     return host, int(port)
 
 
@@ -95,7 +103,8 @@ def _family(host: str) -> stdlib_socket.AddressFamily | None:
 async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     """Bind and listen; the listener and the address to advertise.
 
-    Raises `ConfigError` naming the address when it is taken or not ours.
+    Raises `ConfigError` naming the address when it is taken or not ours, and for one beyond
+    loopback when there is no secret to ask peers for.
     """
     host = interface_address(options.interface) if options.interface else options.host
     family = _family(host)
@@ -117,6 +126,14 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     except UnicodeError as error:
         raise ConfigError(f"cannot listen on {host!r}: that is no host name") from error
     bound_host, bound_port = listener.socket.getsockname()[:2]
+    if not options.secret and not ipaddress.ip_address(bound_host.partition("%")[0]).is_loopback:
+        listener.socket.close()
+        raise ConfigError(
+            f"cannot listen on {format_address(bound_host, bound_port)}: without "
+            "security.secret_file only loopback addresses such as 127.0.0.1 are bound. Put a file of "
+            "16 bytes or more on every machine of the cluster (`openssl rand -hex 32` makes one), "
+            "and name it there"
+        )
     advertised = options.advertise_host or _reachable(bound_host)
     return listener, format_address(advertised, bound_port)
 
@@ -168,8 +185,8 @@ async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
         ) from None
     except OSError as error:
         raise ConnectError(f"no connection to {address}: {error.strerror or error}") from error
-    except UnicodeError as error:
-        # From the encoder of host names. The address is a peer's word, or one from discovery.
+    except ValueError as error:
+        # The address is a peer's word, or one from discovery: a null byte, or no host name at all.
         raise ConnectError(f"no connection to {address!r}: that is no host name") from error
     tune(stream, options)
     return stream

@@ -12,12 +12,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from trinamo.runtime.config import Config, EtcdConfig, NatsConfig, Secret, TlsConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.lifespan import DataPlane, TransferChain
+from trinamo.runtime.membership_secret import read_secret
 from trinamo.transports.tcp import (
     TcpClient,
     open_request_plane,
@@ -35,6 +37,9 @@ __all__ = ["RealTransports"]
 
 class RealTransports:
     """A `Transports` that talks to the world."""
+
+    def __init__(self) -> None:
+        self._secret: bytes | None = None
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
@@ -81,9 +86,9 @@ class RealTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
-        options = tcp_options(config.data_plane.tcp)
+        options = tcp_options(config.data_plane.tcp, secret=self._read_secret(config))
         # Whoever serves takes requests on the configured port; who only calls is called there.
-        home_options = tcp_options(config.data_plane.tcp, port=0) if serving else options
+        home_options = attrs.evolve(options, port=0) if serving else options
         async with AsyncExitStack() as stack:
             home = await stack.enter_async_context(open_stream_server(home_options, env))
             tcp = await stack.enter_async_context(open_request_plane(options))
@@ -108,8 +113,15 @@ class RealTransports:
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """The chain of `data_plane`, without what this machine has no library for."""
-        async with open_transfer_chain(config.data_plane, env) as chain:
+        secret = self._read_secret(config)
+        async with open_transfer_chain(config.data_plane, env, secret=secret) as chain:
             yield chain
+
+    def _read_secret(self, config: Config) -> bytes:
+        """Once: a file that changes later must not leave one process with two secrets."""
+        if self._secret is None:
+            self._secret = read_secret(config.security)
+        return self._secret
 
 
 @asynccontextmanager

@@ -34,8 +34,12 @@ Protocol = Literal["rdma", "tcp"]
 
 
 @asynccontextmanager
-async def open_transfer_chain(section: DataPlaneConfig, env: Env) -> AsyncIterator[TransferChain]:
+async def open_transfer_chain(
+    section: DataPlaneConfig, env: Env, *, secret: bytes = b""
+) -> AsyncIterator[TransferChain]:
     """Open the backends that are configured; those this machine cannot use are named in `missing`.
+
+    `secret` is what peers must prove to the tcp port; without it only loopback is bound.
 
     Raises `ConfigError` for a device that is not there, a setting that it does not have, and an
     address that cannot be bound. Opening NIXL or Mooncake takes up to two seconds, in a thread.
@@ -46,7 +50,7 @@ async def open_transfer_chain(section: DataPlaneConfig, env: Env) -> AsyncIterat
     async with AsyncExitStack() as stack:
         # First, though it is tried last: it knows the address that peers reach this machine at, and
         # its port must be refused to nobody before all others are closed (`protocol/settlement.py`).
-        tcp = await stack.enter_async_context(_open_tcp(section, env))
+        tcp = await stack.enter_async_context(_open_tcp(section, env, secret))
         stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
         for name in chain_of(section):
@@ -88,11 +92,13 @@ def _told(name: str, section: DataPlaneConfig) -> DisaggregationOptions:
     return DisaggregationOptions(transfer_backend=name, rdma_device=devices.get(name))
 
 
-def _open_tcp(section: DataPlaneConfig, env: Env) -> AbstractAsyncContextManager[TcpTransferPlane]:
+def _open_tcp(
+    section: DataPlaneConfig, env: Env, secret: bytes
+) -> AbstractAsyncContextManager[TcpTransferPlane]:
     transfer = section.transfer
     return open_transfer_plane(
         TransferOptions(
-            tcp=_transfer_tcp(section),
+            tcp=_transfer_tcp(section, secret),
             slice_bytes=transfer.slice_bytes,
             checksum=transfer.checksum,
             same_host=transfer.same_host,
@@ -153,10 +159,10 @@ def _open_mooncake(
     )
 
 
-def _transfer_tcp(section: DataPlaneConfig) -> TcpOptions:
+def _transfer_tcp(section: DataPlaneConfig, secret: bytes) -> TcpOptions:
     """As the other TCP planes, with an address of its own if there is one."""
     transfer = section.transfer
-    own: dict[str, Any] = {"port": transfer.port}
+    own: dict[str, Any] = {"port": transfer.port, "secret": secret}
     if transfer.host is not None:
         own |= {"host": transfer.host, "interface": None}
     if transfer.advertise_host is not None:

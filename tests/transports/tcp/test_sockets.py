@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import socket
 
+import attrs
 import pytest
 import trio
 
-from tests.transports.tcp.ends import eventually, open_home
+from tests.transports.tcp.ends import descriptors, eventually, open_home
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ConfigError, ConnectError
 from trinamo.transports.tcp import TcpOptions
@@ -28,14 +29,18 @@ def test_an_address_is_split_and_written_alike(address: str, parts: tuple[str, i
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "host:²"]
+    "address",
+    ["", "host", "host:", ":80", "host:0", "host:65536", "host:x", "host:²", "host:" + "9" * 5000],
 )
 def test_a_text_that_is_no_address_is_a_connect_error(address: str) -> None:
     with pytest.raises(ConnectError):
         split_address(address)
 
 
-@pytest.mark.parametrize("host", ["a..b", ".", "x" * 300, "\u2028", "\u0661", "é" * 70])
+@pytest.mark.parametrize(
+    "host",
+    ["a..b", ".", "x" * 300, "\u2028", "\u0661", "é" * 70, "a\0b", "[::1%\0]", "[fe80::1%nope0]"],
+)
 async def test_a_host_that_no_name_server_could_know_is_a_connect_error(host: str) -> None:
     """A peer wrote it, so it must not end more than what it was for."""
     with pytest.raises(ConnectError):
@@ -78,12 +83,28 @@ async def test_a_port_that_is_not_listened_on_is_a_definite_connect_error() -> N
 
 
 async def test_the_bound_and_the_advertised_address_are_two_settings() -> None:
-    listener, address = await open_listener(TcpOptions(host="0.0.0.0", advertise_host="gpu-7"))
+    everywhere = TcpOptions(host="0.0.0.0", secret=bytes(16))
+    listener, address = await open_listener(attrs.evolve(everywhere, advertise_host="gpu-7"))
     await listener.aclose()
     assert address.startswith("gpu-7:")
-    listener, address = await open_listener(TcpOptions(host="0.0.0.0"))
+    listener, address = await open_listener(everywhere)
     await listener.aclose()
     assert address.startswith(f"{socket.gethostname()}:")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_without_a_secret_only_loopback_is_bound(host: str) -> None:
+    before = descriptors()
+    with pytest.raises(ConfigError, match=r"security\.secret_file .*openssl rand"):
+        await open_listener(TcpOptions(host=host))
+    assert descriptors() == before
+    for ours in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        listener, _ = await open_listener(TcpOptions(host=ours))
+        await listener.aclose()
+
+
+def test_the_secret_is_not_in_the_text_of_the_options() -> None:
+    assert "sesame" not in repr(TcpOptions(secret=b"open sesame, open sesame"))
 
 
 async def test_an_interface_may_be_named_and_an_unknown_one_is_a_sentence() -> None:
