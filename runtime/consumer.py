@@ -19,6 +19,7 @@ import trio
 
 from .env import Env
 from .errors import TrinamoError
+from .nurseries import open_nursery
 from .planes import LeasedJob, Settlement, WorkQueue
 from .protocol.consumer import (
     Ack,
@@ -100,7 +101,7 @@ async def open_consumer(
     consumer = Consumer(
         queue, handler, decode=decode, env=env, limits=limits, on_outcome=on_outcome
     )
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         nursery.start_soon(consumer.run)
         yield consumer
         consumer.drain()
@@ -161,8 +162,8 @@ class Consumer(Generic[T]):
 
         Raises only what a handler raises that is no `Exception`, such as `KeyboardInterrupt`.
         """
-        async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as slots:
+        async with open_nursery() as nursery:
+            async with open_nursery() as slots:
                 nursery.start_soon(self._bound_drain, slots.cancel_scope)
                 for _ in range(self._limits.jobs_max):
                     slots.start_soon(self._fill_slot)
@@ -234,7 +235,7 @@ class Consumer(Generic[T]):
         except Exception as error:  # noqa: BLE001 -- whatever the application's decoder raises
             work.fail(Ending.UNREADABLE, f"it does not decode: {_words(error)}", error)
             return
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(self._keep, work)
             await self._handle(work, body)
             nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ import msgspec
 
 from .context import Context
 from .errors import EngineError, TrinamoError
+from .nurseries import single
 from .protocol.instances import EndpointName
 from .protocol.request import Envelope, RequestKind
 from .protocol.undecodable import UNDECODABLE
@@ -77,12 +78,10 @@ async def _decoded(raw: AsyncIterator[bytes], item_type: Any) -> AsyncIterator[A
 def single_error(raised: Exception, what: str) -> TrinamoError:
     """The one error to tell the caller: ours as it is, a stranger's as an `EngineError`.
 
-    A group, from a handler with nurseries of its own, is unwrapped if it holds a single error.
-    What is not ours is logged here, once, with its traceback.
+    A group, from a handler with nurseries of its own, is taken apart (`nurseries.single`). What is
+    not ours is logged here, once, with its traceback.
     """
-    error: BaseException = raised
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    error = single(raised)
     if isinstance(error, TrinamoError):
         return error
     _log.error("%s: the handler raised", what, exc_info=raised)

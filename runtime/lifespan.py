@@ -38,6 +38,7 @@ from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics, Worker
 from .metrics_kv import KvSeries
 from .metrics_planes import show_planes
 from .metrics_queues import show_queues
+from .nurseries import open_nursery
 from .planes import ControlPlane, EventPlane
 from .protocol.instances import EndpointName, Instance, encode_instance
 from .protocol.routing import Policy
@@ -312,9 +313,9 @@ async def open_runtime(
             transfers=transfers,
         )
         async with (
-            trio.open_nursery() as runtime.control_nursery,
-            trio.open_nursery() as runtime.event_nursery,
-            trio.open_nursery() as runtime.data_nursery,
+            open_nursery() as runtime.control_nursery,
+            open_nursery() as runtime.event_nursery,
+            open_nursery() as runtime.data_nursery,
         ):
             runtime.control_nursery.start_soon(runtime.settings.follow)
             with trio.move_on_after(_SETTINGS_WAIT_S):

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from .errors import RemoteProtocolError
+from .nurseries import open_nursery
 from .planes import EventPlane
 from .protocol.instances import EndpointName
 from .protocol.undecodable import UNDECODABLE
@@ -66,7 +67,7 @@ class LoadSource:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             await nursery.start(self._source.run)
             task_status.started()
             while True:

@@ -9,6 +9,7 @@ import trio
 
 from .env import Env
 from .errors import TrinamoError
+from .nurseries import open_nursery
 from .planes import RequestPlane
 from .protocol.instances import Instance
 from .protocol.request import Ack, AckStatus, Envelope, RequestKind
@@ -41,7 +42,7 @@ async def question(ways: Collection[Way], instance: Instance, env: Env, patience
     behind but its cancels.
     """
     reply = Reply.NOTHING if ways else Reply.UNASKED
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
 
         async def ask(way: Way) -> None:
             nonlocal reply

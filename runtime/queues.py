@@ -19,6 +19,7 @@ import trio
 from .consumer import Consumer, ConsumerLimits, JobOutcome, open_consumer
 from .env import Env
 from .errors import TrinamoError, UnavailableError
+from .nurseries import open_nursery
 from .planes import (
     DeadLetter,
     EventPlane,
@@ -170,7 +171,7 @@ class Queues:
             tally = self._tally(name)
             tally.handles += 1
             try:
-                async with trio.open_nursery() as nursery:
+                async with open_nursery() as nursery:
                     nursery.start_soon(self._look, queue, tally, limits)
                     yield CountedQueue(queue, tally)
                     nursery.cancel_scope.cancel()

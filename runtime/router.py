@@ -23,6 +23,7 @@ from .flights import Flight, Flights
 from .kv.index import KvIndex
 from .load import LoadTable
 from .metrics import Metrics
+from .nurseries import open_nursery
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
 from .probing import Way, answers
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet, Standing
@@ -97,7 +98,7 @@ class Router:
         started = False
         try:
             async with (
-                trio.open_nursery() as nursery,
+                open_nursery() as nursery,
                 self._control.watch(self.endpoint.key_prefix) as events,
             ):
                 await nursery.start(self._silence.run)
@@ -133,7 +134,7 @@ class Router:
         a connection of another plane that the instance speaks is made all the same.
         """
         with scope:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 for plane, address in self._routes(instance):
                     nursery.start_soon(self._hold, instance, plane, address)
 

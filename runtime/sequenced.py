@@ -19,6 +19,7 @@ import trio
 
 from .errors import OverloadedError, RemoteProtocolError, TrinamoError
 from .log_notices import LogNotices
+from .nurseries import open_nursery
 from .planes import EventPlane, Message
 from .protocol.instances import EndpointName
 from .protocol.sequence import (
@@ -134,7 +135,7 @@ class EventSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer for the snapshot, and beat, until cancelled."""
         subject = _snapshot_subject(self._topic, self._publisher)
-        async with self._events.subscribe(subject) as requests, trio.open_nursery() as nursery:
+        async with self._events.subscribe(subject) as requests, open_nursery() as nursery:
             nursery.start_soon(self._beat)
             task_status.started()
             async for request in requests:
@@ -280,7 +281,7 @@ class EventFollower:
         pattern = _event_subject(self._topic, "*")
         async with (
             self._events.subscribe(pattern, pending_max=self._pending_max) as messages,
-            trio.open_nursery() as nursery,
+            open_nursery() as nursery,
         ):
             task_status.started()
             async for message in messages:

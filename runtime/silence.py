@@ -17,6 +17,7 @@ import trio
 from .env import Env
 from .flights import Flight, Flights
 from .metrics import Metrics
+from .nurseries import open_nursery
 from .probing import Way, question
 from .protocol.instances import EndpointName, Instance, LiveSet
 from .protocol.silence import Inquiry, Reply, Sign, Vigil
@@ -67,7 +68,7 @@ class SilenceWatch:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
         wait_s = Inquiry[Flight](self._grace_s).wait_s
-        async with trio.open_nursery() as self._nursery:
+        async with open_nursery() as self._nursery:
             task_status.started()
             while True:
                 await self._flights.wait_any()

@@ -30,6 +30,7 @@ from .errors import (
     UnavailableError,
 )
 from .metrics import SUCCESS, WorkerMetrics, WorkerRecord
+from .nurseries import open_nursery
 from .planes import CallHome, ResponseSender
 from .protocol.instances import EndpointName
 from .protocol.request import Ack, AckStatus, Envelope, RequestKind
@@ -343,7 +344,7 @@ class Worker:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the handlers' tasks until cancelled."""
-        async with trio.open_nursery() as self._nursery:
+        async with open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
 

@@ -157,12 +157,10 @@ class Scenario:
                 outcome.violate("I15", f"{type(error).__name__}: {error}")
             except SimulationError:
                 raise
+            except Violation as error:
+                outcome.violate(error.invariant, error.text)
             except Exception as error:  # noqa: BLE001 -- a process that ends by it is a finding
-                first = _single(error)
-                if isinstance(first, Violation):
-                    outcome.violate(first.invariant, first.text)
-                else:
-                    outcome.violate("crash", f"{type(first).__name__}: {first}")
+                outcome.violate("crash", f"{type(error).__name__}: {error}")
         outcome.digest = world.trace.digest
         judge(outcome)
         return outcome
@@ -177,8 +175,8 @@ class Scenario:
                 "losses": queue.losses,
             }
             play(choices, fenced=is_fenced, **plan)
-        except* Violation as group:
-            broken = _single(group)
+        except Violation as error:
+            broken = error
         world = choices.world
         assert world is not None
         network = ClusterNetwork(world)
@@ -187,10 +185,3 @@ class Scenario:
         if broken is not None:
             outcome.violate(broken.invariant, broken.text)
         return outcome
-
-
-def _single(error: BaseException) -> Any:
-    """The first error of a group of groups, which nurseries make."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 from typing_extensions import override
 
+from trinamo.runtime.nurseries import single
+
 from .choices import Choices
 from .clock import WALL_EPOCH_S, EventClock
 from .disk import Disk
@@ -103,7 +105,7 @@ class World(EventClock):
         """Run `main` on the driver host until it returns; the digest of the trace.
 
         Hosts still up then are cancelled, outside the trace. Raises what `main` or a host's main
-        function raised, or a `SimulationError`, or `Escape`.
+        function raised, one error of a group (`runtime/nurseries.py`), or a `SimulationError`, or `Escape`.
         """
         if self._loop is not None:
             raise RuntimeError("a world runs once; make another")
@@ -137,7 +139,7 @@ class World(EventClock):
     def _fail(self, error: BaseException) -> None:
         """End the run with `error`, unless it already failed; callable from anywhere inside it."""
         if self.error is None:
-            self.error = error
+            self.error = single(error)
         if not self.is_unwinding and self._loop is not None:
             self._unwind()
             self._main_scope.cancel()

@@ -30,7 +30,10 @@ class Layer:
 EVERYWHERE = ("attrs", "msgspec", "trio", "outcome", "typing_extensions")
 FOR_TRANSPORTS = tuple(
     f"runtime.{name}*"
-    for name in ("protocol.", "planes", "errors", "config", "env", "context", "log", "metrics")
+    for name in (
+        *("protocol.", "planes", "errors", "config", "env", "context", "log", "metrics"),
+        "nurseries",
+    )
 )
 
 # The first line that matches a module is its rule.

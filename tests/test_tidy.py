@@ -250,6 +250,29 @@ def test_a_generator_with_its_own_seed_is_left_alone() -> None:
     assert list(forbidden_calls(ast.parse("random.Random(7).choice(x)"))) == []
 
 
+# --- exception groups --------------------------------------------------------------------------
+
+
+def bare_nurseries(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "open_nursery":
+            yield node.lineno
+
+
+def test_nurseries_are_opened_by_the_one_rule_for_exception_groups() -> None:
+    """trio's own turns every error into a group; `runtime/nurseries.py` lets one error out."""
+    wrong = [
+        f"{source.name}:{line}: use open_nursery of runtime.nurseries"
+        for source in all_sources()
+        if source.module.startswith(("runtime", "transports", "cli"))
+        if source.module != "runtime.nurseries"
+        for line in bare_nurseries(source.tree)
+    ]
+
+    assert not wrong, listed(wrong)
+    assert list(bare_nurseries(ast.parse("async with trio.open_nursery() as n:\n    pass")))
+
+
 def test_the_generated_files_are_those_we_know() -> None:
     generated = {
         path.name

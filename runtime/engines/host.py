@@ -18,6 +18,7 @@ from ..env import Env, RealEnv
 from ..errors import EngineError, OverloadedError, TrinamoError, UnavailableError
 from ..kv.cache import KvCache
 from ..kv.pool import BlockPool, block_count_for
+from ..nurseries import open_nursery
 from ..protocol.generate import Delta, FinishReason, GenerateRequest
 from .generation import BlockListener, EngineInfo, EngineStatistics
 from .mailbox import Mailbox
@@ -368,7 +369,7 @@ async def open_engine_host(
             ),
             mailbox_deltas_max=mailbox_deltas_max,
         )
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(host.run)
             try:
                 yield host

@@ -15,6 +15,7 @@ import trio
 from ..client import Client
 from ..context import Context
 from ..errors import TrinamoError
+from ..nurseries import open_nursery
 from ..planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.instances import EndpointName
@@ -56,7 +57,7 @@ async def watch_models(
     is deleted while its worker stays is kept until the worker goes, or says that it will, and for
     `router.linger_s` at most.
     """
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         watch = _ModelWatch(open_client, manager, nursery)
         nursery.start_soon(watch.end_kept_cards)
         started = False

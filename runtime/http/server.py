@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from ..errors import ConfigError, OverloadedError
 from ..metrics import Metrics
+from ..nurseries import open_nursery
 from .connection import Connection, configure_socket
 from .exchange import SEND_NOW, Receive, Scope, Send, find_header, send_error
 from .status import HttpVersionError, answer_error
@@ -124,9 +125,9 @@ class Server:
         """
         listeners = await open_listeners(self._host, self._port)
         port: int = listeners[0].socket.getsockname()[1]
-        async with trio.open_nursery() as connections:
+        async with open_nursery() as connections:
             try:
-                async with trio.open_nursery() as accepting:
+                async with open_nursery() as accepting:
                     await accepting.start(
                         partial(
                             trio.serve_listeners,
@@ -205,7 +206,7 @@ class Server:
         server = TCPServer(ASGIWrapper(framework), self._config, self._context, {}, stream)
         lock: Any = _SendLock()
         server.send_lock = lock
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             connection.attend(nursery)
             with trio.CancelScope() as scope:
                 nursery.start_soon(_end_when_gone, connection, server, scope)

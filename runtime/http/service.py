@@ -20,6 +20,7 @@ from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..metrics import FrontendMetrics
+from ..nurseries import open_nursery
 from ..overview import Overview
 from .admission import Admission
 from .app import build_app
@@ -131,7 +132,7 @@ class HttpService:
             write_timeout_s=config.write_timeout_s,
             peer_timeout_s=config.peer_timeout_s,
         )
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)
             await self._stopping.wait()

@@ -32,6 +32,7 @@ from ..errors import (
     TrinamoError,
     UnavailableError,
 )
+from ..nurseries import single
 from ..protocol.openai_answers import ErrorBody, ErrorDetail
 from ..protocol.sse import encode_data
 
@@ -45,7 +46,6 @@ __all__ = [
     "PathNotFoundError",
     "StatusRow",
     "answer_error",
-    "unwrap",
 ]
 
 RETRY_AFTER_S: Final = 1
@@ -165,8 +165,8 @@ class ErrorAnswer:
 
 
 def answer_error(error: BaseException) -> ErrorAnswer:
-    """What a client is told about `error`; groups are unwrapped to the error that matters."""
-    error = unwrap(error)
+    """What a client is told about `error`; of a group, the error that stands for it."""
+    error = single(error)
     row = next(STATUS_TABLE[cls] for cls in type(error).__mro__ if cls in STATUS_TABLE)
     code = error.code if isinstance(error, TrinamoError) else TrinamoError.code
     if isinstance(error, KilledError):
@@ -183,15 +183,3 @@ def answer_error(error: BaseException) -> ErrorAnswer:
         ),
         row.retry_after_s,
     )
-
-
-def unwrap(error: BaseException) -> BaseException:
-    """The one leaf of a group that matters: one of ours if there is any, else the first."""
-    leaves = list(_leaves(error))
-    return next((leaf for leaf in leaves if isinstance(leaf, TrinamoError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]

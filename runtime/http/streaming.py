@@ -25,6 +25,7 @@ import trio
 from ..context import Context, Reason
 from ..errors import KilledError
 from ..metrics import SUCCESS, RequestRecord
+from ..nurseries import open_nursery
 from ..protocol.sse import DONE
 from .exchange import Headers, Receive, Send, SendNow, send_error, send_whole
 from .status import answer_error
@@ -109,7 +110,7 @@ class AnswerWriter:
         Both return whole events, or nothing, and their errors are those of the answer. They are
         plain functions because one more generator on an item's way would cost more than they do.
         """
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             self._start_watching(nursery)
             nursery.start_soon(self._produce, items, tell, tell_end)
             with self._write_scope:
@@ -121,7 +122,7 @@ class AnswerWriter:
 
     async def whole(self, make_body: Callable[[], Awaitable[bytes]]) -> None:
         """Send what `make_body` returns as one JSON answer."""
-        async with trio.open_nursery() as watcher:
+        async with open_nursery() as watcher:
             self._start_watching(watcher)
             body = await self._make(make_body)
             if not self._is_disconnected:

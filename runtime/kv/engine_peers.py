@@ -16,6 +16,7 @@ import trio
 
 from ..config_planes import TransferConfig
 from ..errors import ConnectError, RequestError, StaleMemoryError, TrinamoError
+from ..nurseries import open_nursery
 from ..protocol.settlement import PeerCard
 from .farewells import Farewells
 from .metadata import NixlMetadataStore
@@ -113,7 +114,7 @@ class EnginePeers:
 
         What the store refuses is logged and tried again: a worker serves without transfers, too.
         """
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             farewells = Farewells(
                 nursery,
                 grace_s=self._section.missing_grace_s,

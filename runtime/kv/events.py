@@ -15,6 +15,7 @@ from typing import Final
 import attrs
 import trio
 
+from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.instances import EndpointName
 from ..protocol.kv_blocks import BlockTable
@@ -99,7 +100,7 @@ class KvEventSource:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish, beat and answer for the snapshot until cancelled; what waits then is lost."""
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             await nursery.start(self._source.run)
             task_status.started()
             while True:

@@ -32,6 +32,7 @@ from ..errors import (
     TransportError,
     TrinamoError,
 )
+from ..nurseries import open_nursery
 from ..planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane, TransferReport
 from ..protocol.transfer import Direction, check_blocks, check_compatible
 from ..protocol.transfer_notice import Notice, encode_notice
@@ -154,7 +155,7 @@ class TransferRouter:
 
     async def probe(self, peer: RoutedPeer) -> bool:
         """Whether the peer answers over any backend now; takes `probe_s` at most."""
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             for route in peer.routes:
                 nursery.start_soon(self._try_out, route)
         return any(route.is_usable for route in peer.routes)
@@ -387,14 +388,8 @@ async def open_transfer_router(
 
     The planes and the leases must be open longer than the router.
     """
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         try:
-            yield TransferRouter(
-                chain,
-                leases,
-                metrics,
-                nursery,
-                RouterOptions() if options is None else options,
-            )
+            yield TransferRouter(chain, leases, metrics, nursery, options or RouterOptions())
         finally:
             nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from typing import Protocol
 import trio
 
 from ..errors import TrinamoError
+from ..nurseries import open_nursery
 from ..planes import MemoryRegion, Transfer
 from ..protocol.settlement import PeerCard
 from .grants import Grant, Inquiries, linger
@@ -125,7 +126,7 @@ class BlockLeases:
             self._nursery.start_soon(self._await_settled, grant)
 
     async def _await_settled(self, grant: Grant) -> None:
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             if grant.card is not None and self._inquiries is not None:
                 nursery.start_soon(self._inquire, self._inquiries, grant, grant.card)
             await self._hold(grant.blocks, grant, is_sure=lambda: grant.is_proven)
@@ -234,7 +235,7 @@ async def open_block_leases(
     asked what became of their tickets, and answered what became of ours; its plane must be open
     longer.
     """
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         leases = BlockLeases(
             pool,
             nursery,

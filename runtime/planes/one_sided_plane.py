@@ -26,6 +26,7 @@ from ..errors import (
     StaleMemoryError,
     TrinamoError,
 )
+from ..nurseries import open_nursery
 from ..protocol.access_page import (
     TICKET_BLOCKS_MAX,
     AccessPage,
@@ -351,7 +352,7 @@ async def open_one_sided_plane(
     chunk_bytes: int,
 ) -> AsyncIterator[OneSidedPlane]:
     """A plane over a mover that is open already, until the block is left."""
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         plane = OneSidedPlane(
             mover,
             inbox,

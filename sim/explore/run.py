@@ -137,8 +137,6 @@ _OWN: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def _finding(error: BaseException, at_s: float) -> Finding:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
     if isinstance(error, Violation):
         return Finding(error.invariant, at_s, error.text[:TEXT_MAX])
     for kind, name in _OWN:

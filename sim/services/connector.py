@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 import trio
 
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import Frame
 
 from .peer import Peer
@@ -180,19 +181,10 @@ class Connector:
 
 @asynccontextmanager
 async def running(task: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run `task` while inside; an error of the body leaves as it is, not in a group."""
-    body_error: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(task)
-            try:
-                yield
-            except BaseException as error:
-                body_error = error
-                raise
-            finally:
-                nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if body_error is not None and list(group.exceptions) == [body_error]:
-            raise body_error from body_error.__cause__
-        raise
+    """Run `task` while inside."""
+    async with open_nursery() as nursery:
+        nursery.start_soon(task)
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()

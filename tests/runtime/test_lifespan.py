@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -288,3 +291,59 @@ async def test_a_start_waits_a_bounded_time_for_settings_that_do_not_come(
 
     assert items == [0, 1]
     assert value == PREFILL_TOKENS_LOCAL_MAX.default
+
+
+def run_script(body: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that opens a runtime, in a process of its own."""
+    head = """
+        import trio
+        from tests.runtime.one_process import OneProcess, open_process
+        from trinamo.runtime.errors import ConnectError
+    """
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_an_error_in_the_body_is_printed_short_and_with_its_own_text() -> None:
+    ended = run_script(
+        """
+        async def main():
+            async with open_process(OneProcess(), serving=True):
+                async with trio.open_nursery() as jobs:
+                    jobs.start_soon(trio.sleep_forever)
+                    async with open_process(OneProcess()) as runtime:
+                        {}["the job's own key"]
+
+        trio.run(main)
+        """
+    )
+
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert 'KeyError: "the job\'s own key"' in ended.stderr
+    assert len(lines) < 30, ended.stderr
+
+
+@pytest.mark.slow
+def test_an_error_in_the_body_is_caught_by_its_own_type() -> None:
+    ended = run_script(
+        """
+        async def main():
+            for error in (KeyError("mine"), ConnectError("ours"), KeyboardInterrupt()):
+                try:
+                    async with open_process(OneProcess(), serving=True):
+                        raise error
+                except type(error) as caught:
+                    print(caught is error, error.__context__)
+
+        trio.run(main)
+        """
+    )
+
+    assert ended.stdout == "True None\n" * 3, ended.stderr

@@ -210,9 +210,8 @@ def test_a_cleanup_that_fails_beside_a_cancelled_task_counts_only_for_the_living
     if is_killed:
         world.run(main)
     else:
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(ValueError, match="cleanup"):
             world.run(main)
-        assert caught.group_contains(ValueError, match="cleanup")
 
 
 def test_stopping_a_host_runs_its_cleanup_inside_the_simulation() -> None:

@@ -19,6 +19,7 @@ from trinamo.runtime.errors import (
     LeaseLostError,
     UnknownOutcomeError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
     ControlStatistics,
     Entry,
@@ -185,7 +186,7 @@ class EtcdControlPlane:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the two streams until cancelled; `open_etcd` does."""
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(self._watches.run, name="etcd watches")
             nursery.start_soon(self._leases.run, name="etcd leases")
             task_status.started()
@@ -289,19 +290,9 @@ async def open_etcd(
 
 @asynccontextmanager
 async def _running(plane: EtcdControlPlane) -> AsyncIterator[None]:
-    """Run the plane's streams; an error of the body leaves as it is, not in a group."""
-    body_error: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(plane.run)
-            try:
-                yield
-            except BaseException as error:
-                body_error = error
-                raise
-            finally:
-                nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if body_error is not None and list(group.exceptions) == [body_error]:
-            raise body_error from body_error.__cause__
-        raise
+    async with open_nursery() as nursery:
+        await nursery.start(plane.run)
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()

@@ -26,6 +26,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
     DeviceMemory,
     MemoryRegion,
@@ -358,7 +359,7 @@ async def open_memory_transfer_plane(
     `address` is where it is asked; None makes one up. The last to have opened one is found there.
     """
     env = RealEnv() if env is None else env
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         plane = MemoryTransferPlane(fabric, env, nursery, backend, address)
         try:
             yield plane

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Self
 
 import attrs
@@ -24,6 +24,7 @@ from trinamo.runtime.errors import (
     RequestError,
     UnavailableError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits
 
 from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
@@ -113,27 +114,14 @@ async def open_nats(
         rng=dice,
         stream_replicas=stream_replicas,
     )
-    with _single_error():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(island.run)
-            try:
-                await island.wait_open()
-                yield plane
-            finally:
-                plane.close()
-                island.close()
-
-
-@contextmanager
-def _single_error() -> Iterator[None]:
-    """Let a lone exception out as itself, so that the nursery inside is invisible to callers."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) != 1:
-            raise
-        error = group.exceptions[0]
-        raise error from error.__cause__
+    async with open_nursery() as nursery:
+        nursery.start_soon(island.run)
+        try:
+            await island.wait_open()
+            yield plane
+        finally:
+            plane.close()
+            island.close()
 
 
 @attrs.define(eq=False)
@@ -318,16 +306,15 @@ class NatsEventPlane:
         """Open a queue on JetStream; with `limits` it is made, or changed to have them."""
         self._check_open()
         self._queue_count += 1
-        with _single_error():
-            async with open_work_queue(
-                self,
-                name,
-                limits=limits,
-                replicas=self._stream_replicas,
-                inbox=f"{self._inbox}-{self._queue_count:x}",
-                rng=self._rng,
-            ) as queue:
-                yield queue
+        async with open_work_queue(
+            self,
+            name,
+            limits=limits,
+            replicas=self._stream_replicas,
+            inbox=f"{self._inbox}-{self._queue_count:x}",
+            rng=self._rng,
+        ) as queue:
+            yield queue
 
     async def work_queue_names(self) -> list[str]:
         """The work queues there are, sorted."""

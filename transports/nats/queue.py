@@ -27,6 +27,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnknownOutcomeError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.queue import (
     DeadLetter,
     LeasedJob,
@@ -120,7 +121,7 @@ async def open_work_queue(
     else:
         await make_streams(stream, names, limits, replicas)
     queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox)
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         await nursery.start(queue.run)
         try:
             yield queue
@@ -162,7 +163,7 @@ class NatsWorkQueue:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Receive deliveries until cancelled."""
-        async with trio.open_nursery() as self._nursery:
+        async with open_nursery() as self._nursery:
             await self._nursery.start(self._fetcher.run)
             task_status.started()
 

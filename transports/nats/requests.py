@@ -26,6 +26,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService
 from trinamo.runtime.protocol.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.request import (
@@ -106,7 +107,7 @@ class NatsRequestServer:
         """
         async with (
             self._events.subscribe(self._address, pending_max=self._pending_max) as messages,
-            trio.open_nursery() as nursery,
+            open_nursery() as nursery,
         ):
             task_status.started()
             async for message in messages:

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.nurseries import open_nursery
 
 from .binaries import (
     etcd_command,
@@ -217,24 +218,19 @@ async def _start_all(
         place.mkdir()
         members = make(place)
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 for member in members:
                     nursery.start_soon(member.start)
-        except* ConnectError as group:
+        except ConnectError as error:
             # One whose port was taken meanwhile pulls the others down: again, on other ports.
-            if attempt == START_ATTEMPTS or _IN_USE not in str(group.exceptions):
-                raise _first(group) from group
+            if attempt == START_ATTEMPTS or _IN_USE not in str(error):
+                raise
         else:
             return members
     raise AssertionError("unreachable")
 
 
-def _first(group: BaseExceptionGroup[ConnectError]) -> ConnectError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
 async def _kill_all(members: Sequence[EmbeddedServer]) -> None:
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         for member in members:
             nursery.start_soon(member.kill)

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.nurseries import open_nursery
 
 from .binaries import LOOPBACK, etcd_command, find_etcd, find_nats_server, free_port, nats_command
 from .probes import etcd_is_ready, nats_is_ready
@@ -317,20 +318,11 @@ async def _start_one(make: Callable[[], EmbeddedServer], *, attempts: int) -> Em
 
 @asynccontextmanager
 async def supervised(servers: Iterable[EmbeddedServer]) -> AsyncIterator[None]:
-    """Watch over the servers; an error of the body leaves as it is, not in a group."""
-    body_error: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            for server in servers:
-                nursery.start_soon(server.supervise, name=f"embedded {server.name}")
-            try:
-                yield
-            except BaseException as error:
-                body_error = error
-                raise
-            finally:
-                nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if body_error is not None and list(group.exceptions) == [body_error]:
-            raise body_error from body_error.__cause__
-        raise
+    """Watch over the servers."""
+    async with open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(server.supervise, name=f"embedded {server.name}")
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()

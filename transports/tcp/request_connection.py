@@ -9,6 +9,7 @@ import trio
 
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder, data_prefix
 from trinamo.runtime.protocol.control import (
     Closed,
@@ -125,7 +126,7 @@ class InputRegistration:
             self._end(Stop())
         broken: RemoteProtocolError | None = None
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 nursery.start_soon(self._watch, stream, decoder, frames, nursery.cancel_scope)
                 await self._outbox.run(stream)
                 await stream.send_eof()

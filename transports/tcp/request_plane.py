@@ -16,6 +16,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.request import (
     Ack,
@@ -156,7 +157,7 @@ class _Link:
         try:
             async with await dial(self.address, self._plane.options) as stream:
                 self._connected.set()
-                async with trio.open_nursery() as nursery:
+                async with open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, nursery.cancel_scope)
                     try:
                         await self._read(stream)
@@ -212,6 +213,6 @@ def _copy(error: TrinamoError) -> TrinamoError:
 @asynccontextmanager
 async def open_request_plane(options: TcpOptions) -> AsyncIterator[TcpRequestPlane]:
     """The caller's request plane; leaving it closes every connection."""
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         yield TcpRequestPlane(options, nursery)
         nursery.cancel_scope.cancel()

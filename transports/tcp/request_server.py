@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.errors import EngineError, RemoteProtocolError, TrinamoError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import RequestService
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
 from trinamo.runtime.protocol.request import (
@@ -64,7 +65,7 @@ class TcpRequestServer:
             tune(stream, self.options)
             await _Conversation(self, service, stream).run()
 
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             task_status.started()
             await accept_connections(
                 self._listener, serve_one, nursery, connections_max=self.options.connections_max
@@ -86,7 +87,7 @@ class _Conversation:
 
     async def run(self) -> None:
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 nursery.start_soon(self._write, nursery.cancel_scope)
                 await self._read(nursery)
                 nursery.cancel_scope.cancel()

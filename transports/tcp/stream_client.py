@@ -15,6 +15,7 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     TrinamoError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import FrameDecoder, data_prefix
 from trinamo.runtime.protocol.control import (
     Closed,
@@ -190,7 +191,7 @@ class _Conversation:
     async def running(self) -> AsyncIterator[None]:
         self._context.on_change(self._on_context)
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 with self._scope:
                     nursery.start_soon(self._write)
                     nursery.start_soon(self._read)

@@ -17,6 +17,7 @@ import trio
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder
 from trinamo.runtime.protocol.control import Handshake, Refused, encode_control, parse_frame
 from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
@@ -166,9 +167,9 @@ async def open_stream_server(options: TcpOptions, env: Env) -> AsyncIterator[Tcp
     Raises `ConfigError` if the address cannot be bound.
     """
     listener, address = await open_listener(options)
-    async with listener, trio.open_nursery() as nursery:
+    async with listener, open_nursery() as nursery:
         server = TcpStreamServer(options, env, nursery, address)
-        async with trio.open_nursery() as accepting:
+        async with open_nursery() as accepting:
             accepting.start_soon(_accept, listener, server, nursery, options.connections_max)
             try:
                 yield server

@@ -29,6 +29,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Notification, RemoteMemory
 from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
 from trinamo.runtime.planes.transfer_inbox import NotificationQueue
@@ -301,7 +302,7 @@ class TcpTransferPlane:
         """Serve one connection of a peer to its end; raises nothing."""
         tune(stream, self.options.tcp)
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 link = OwnerLink(stream, self, nursery, slice_bytes=self.options.slice_bytes)
                 try:
                     async with _bounded(self.options.tcp.handshake_timeout_s):
@@ -369,7 +370,7 @@ async def open_transfer_plane(
     listener, address = await open_listener(options.tcp)
     plane: TcpTransferPlane | None = None
     try:
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
             nursery.start_soon(
                 partial(

@@ -25,6 +25,7 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     TrinamoError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.transfer_stream import (
     BLOCK_LIST_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -355,17 +356,7 @@ def _fill(flow: Flow, data: memoryview) -> None:
 
 
 async def serve(link: Link) -> None:
-    """Read and write until one of them raises; the group is taken apart again."""
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write)
-            await link.read()
-    except* RemoteProtocolError as group:
-        raise RemoteProtocolError(_first(group).message) from group
-    except* DisconnectedError as group:
-        raise DisconnectedError(_first(group).message) from group
-
-
-def _first(group: BaseExceptionGroup[TrinamoError]) -> TrinamoError:
-    found = group.exceptions[0]
-    return found if isinstance(found, TrinamoError) else _first(found)
+    """Read and write until one of them raises."""
+    async with open_nursery() as nursery:
+        nursery.start_soon(link.write)
+        await link.read()

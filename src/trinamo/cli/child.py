@@ -18,6 +18,7 @@ from typing import Any, Final
 import trio
 
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.transports.servers.process import signal_group, wait_exit
 
 from .readiness import LINE_BYTES_MAX, parse_line
@@ -142,7 +143,7 @@ class Child:
         self._process = process
         async with output, news:
             try:
-                async with trio.open_nursery() as nursery:
+                async with open_nursery() as nursery:
                     nursery.start_soon(self._read_output, output)
                     nursery.start_soon(self._read_news, news)
                     status = await wait_exit(process)

@@ -23,6 +23,7 @@ import trio
 
 from trinamo.runtime.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.nurseries import open_nursery
 
 from .child import Child
 from .display import Display
@@ -76,7 +77,7 @@ class Cluster:
         http = self.plan.config.http
         check_port(http.host, http.port)
         with trio.open_signal_receiver(*SIGNALS) as signals:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 nursery.start_soon(self._listen, signals)
                 try:
                     with self._everything:
@@ -98,7 +99,7 @@ class Cluster:
             self._is_hurried = True
             self._display.say(f"{name} again: ending everything at once")
             self._everything.cancel()
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
                 for server in self.servers.values():
                     nursery.start_soon(server.kill)
 
@@ -110,7 +111,7 @@ class Cluster:
     # --- servers ---
 
     async def _run_servers(self) -> None:
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             with self._interruptible():
                 await self._start_servers(nursery)
             if not self._told.is_set():
@@ -131,7 +132,7 @@ class Cluster:
             return
         self._display.busy(f"starting {' and '.join(opened)}")
         started_at = trio.current_time()
-        async with trio.open_nursery() as starting:
+        async with open_nursery() as starting:
             for name, server in opened.items():
                 starting.start_soon(nursery.start, self._hold_server, name, server)
         took = trio.current_time() - started_at
@@ -162,7 +163,7 @@ class Cluster:
     # --- children ---
 
     async def _run_children(self) -> None:
-        async with trio.open_nursery() as watching, trio.open_nursery() as nursery:
+        async with open_nursery() as watching, open_nursery() as nursery:
             if self._display.is_live:
                 watching.start_soon(watch_cluster, self, self._display)
             with self._interruptible():
@@ -206,7 +207,7 @@ class Cluster:
     async def _wait_ready(self, children: list[Child]) -> None:
         # One after the other, but the first that fails must not wait for a slower one before it.
         failed: list[Exception] = []
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
 
             async def wait(child: Child) -> None:
                 try:
@@ -235,7 +236,7 @@ class Cluster:
         self._display.busy("")
         for line in _welcome(self.url):
             self._display.say(line)
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
             await self._told.wait()
             nursery.cancel_scope.cancel()
@@ -261,7 +262,7 @@ class Cluster:
             else:
                 self._display.say(f"{child.name} did not end in time and was killed")
 
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             for child in children:
                 nursery.start_soon(end, child)
 

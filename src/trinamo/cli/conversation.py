@@ -23,6 +23,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 from .http_client import Response, open_request
@@ -74,7 +75,7 @@ class Conversation:
         is_complete = False
         problem: TrinamoError | None = None
         with trio.open_signal_receiver(signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:
 
                 async def stop_at_signal() -> None:
                     async for _ in signals:

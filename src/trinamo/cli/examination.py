@@ -18,6 +18,7 @@ import trio
 
 from trinamo.runtime.config import Config
 from trinamo.runtime.errors import ConfigError, TrinamoError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 
 from .engine import choose_engine
@@ -40,7 +41,7 @@ async def examine(target: Target) -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
     found = [_python(), *_packages(target), *_model(target.config), _cluster(target)]
     servers: dict[str, Finding] = {}
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         nursery.start_soon(_etcd, target, servers)
         nursery.start_soon(_nats, target, servers)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
@@ -189,11 +190,6 @@ async def _server(
                 line = await plane.check_health()
         except TrinamoError as error:
             return Finding(name, Verdict.MISSING, error.message, f"check {name} at {where}")
-        except BaseExceptionGroup as group:
-            errors, rest = group.split(TrinamoError)
-            if rest is not None:
-                raise
-            return Finding(name, Verdict.MISSING, str(errors), f"check {name} at {where}")
         return Finding(name, Verdict.WARNING if "warning" in line else Verdict.GOOD, line)
     return Finding(name, Verdict.MISSING, f"no answer at {where} in {ASK_TIMEOUT_S:g} s")
 

@@ -15,7 +15,6 @@ import trio
 from trinamo.runtime.config import Config, config_notices
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.discovery import watch_models
 from trinamo.runtime.http.server import Server
 from trinamo.runtime.http.service import HttpService
@@ -24,6 +23,7 @@ from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.kv.cache import HoldsKv
 from trinamo.runtime.lifespan import Runtime, open_runtime
 from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import Overview, describe_planes, overview
 from trinamo.runtime.protocol.generate import GenerateRequest, ModelCard
 from trinamo.runtime.protocol.instances import EndpointName
@@ -62,7 +62,7 @@ async def _until_told() -> AsyncIterator[trio.Event]:
     """Yield an event that the first SIGINT or SIGTERM sets; the second cancels the body."""
     told = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
 
             async def listen() -> None:
                 async for number in signals:
@@ -76,20 +76,6 @@ async def _until_told() -> AsyncIterator[trio.Event]:
             nursery.start_soon(listen)
             yield told
             nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def _single() -> AsyncIterator[None]:
-    """Unwrap the groups that nurseries make, so that one failure is told as one sentence."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if isinstance(error, TrinamoError):
-            raise error from group
-        raise
 
 
 async def run_worker(
@@ -106,7 +92,6 @@ async def run_worker(
     metrics = WorkerMetrics(env)
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     async with (
-        _single(),
         _until_told() as told,
         open_engine(section, choice.engine) as engine,
         open_runtime(
@@ -117,7 +102,7 @@ async def run_worker(
             metrics=metrics,
             kv=engine.kv if isinstance(engine, HoldsKv) else None,
         ) as runtime,
-        trio.open_nursery() as nursery,
+        open_nursery() as nursery,
     ):
         status_url = ""
         if section.status_port is not None:
@@ -217,14 +202,13 @@ async def run_frontend(
     _tell_notices(config)
     metrics = FrontendMetrics(env)
     async with (
-        _single(),
         _until_told() as told,
         open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
-        trio.open_nursery() as watching,
+        open_nursery() as watching,
     ):
         service = _http_service(config, env, metrics, lambda: overview(runtime))
         await watching.start(watch_models, runtime.control, runtime.client, service.model_manager())
-        async with trio.open_nursery() as serving:
+        async with open_nursery() as serving:
             port = await serving.start(service.run)
             ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
             await told.wait()

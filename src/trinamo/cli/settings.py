@@ -102,15 +102,14 @@ def watch(
     settings: Settings = None,
 ) -> None:
     """Print the value in force, and each one that follows, until interrupted."""
-    import trio
-
+    from trinamo.runtime.nurseries import open_nursery
     from trinamo.runtime.settings import Settings as Followed, find_setting
 
     setting = find_setting(name)
 
     async def follow(control: ControlPlane) -> None:
         followed = Followed(control)
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             await nursery.start(followed.run)
             value = followed.get(setting)
             while True:

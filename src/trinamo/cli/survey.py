@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-import trio
 
 from trinamo.runtime.errors import (
     ConfigError,
@@ -21,6 +20,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import FrontendView
 from trinamo.runtime.planes import ControlPlane, Entry
 from trinamo.runtime.protocol.instances import (
@@ -113,7 +113,7 @@ async def survey_cluster(target: Target, *, url: str = "") -> Survey:
         url = url or run.url
     view = await _ask_frontend(survey, url) if url else None
     await _ask_etcd(survey, target, view)
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         for instance in survey.instances:
             nursery.start_soon(_ask_instance, instance)
         for process in run.processes if run is not None and survey.is_last_known else ():

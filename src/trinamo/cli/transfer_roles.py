@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, TransferPlane
 from trinamo.runtime.protocol.transfer import Direction
 
@@ -124,7 +125,7 @@ async def _heard() -> dict[str, Any] | None:
 async def _own(name: str, count: int, block_bytes: int) -> None:
     memory = _Memory.of(2, count, block_bytes)
     lag = _Lag()
-    async with open_plane(name) as plane, trio.open_nursery() as nursery:
+    async with open_plane(name) as plane, open_nursery() as nursery:
         region = await plane.register(memory.array.data, block_bytes=block_bytes)
         await _say({"description": region.describe().hex()})
         while (asked := await _heard()) is not None:
@@ -188,7 +189,7 @@ async def _measure(
     took_s: list[float] = []
     lag = _Lag()
     good, cpu_s = True, 0.0
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         if asked["lag"]:
             nursery.start_soon(lag.watch)
         for _ in range(rounds):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.nurseries import open_nursery
 
 from .display import Display, Row
 from .http_client import fetch
@@ -37,7 +38,7 @@ async def watch_cluster(cluster: Cluster, display: Display) -> None:
 async def _rows(cluster: Cluster, rates: Rates) -> list[Row]:
     children = [*cluster.workers, *([] if cluster.frontend is None else [cluster.frontend])]
     samples: dict[str, dict[str, float]] = {}
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         for child in children:
             nursery.start_soon(_ask, child, samples)
     rows = [

@@ -1,0 +1,105 @@
+"""The one rule for exception groups: a nursery of ours lets one error out, as itself.
+
+trio's nurseries raise a group, also of a single error, and every nursery between an error and its
+user is one more group: `except KeyError` does not catch, and the traceback hides what happened.
+So every nursery of `runtime`, `transports` and the command line is opened here. Groups that a
+handler or an application makes are taken apart by `single` where they reach us.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Final
+
+import trio
+
+__all__ = ["open_nursery", "single"]
+
+_log = logging.getLogger("trinamo.nurseries")
+
+_CONSEQUENCES: Final = (trio.Cancelled, trio.BrokenResourceError, trio.ClosedResourceError)
+"""What a task raises because another one has failed, or has closed something under it."""
+
+
+def open_nursery() -> AbstractAsyncContextManager[trio.Nursery]:
+    """`trio.open_nursery`, but what leaves it is one error: the body's or that of one task.
+
+    `single` says which. A group that the body itself raises leaves as that group.
+    """
+    return _Opened()
+
+
+class _Opened:
+    __slots__ = ("_manager",)
+
+    async def __aenter__(self) -> trio.Nursery:
+        self._manager = trio.open_nursery()
+        return await self._manager.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        body: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        try:
+            return await self._manager.__aexit__(exc_type, body, traceback)
+        except BaseExceptionGroup as group:
+            error = _chosen(group.exceptions)
+        if error is body or _is_copy(error, body):
+            return False
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            # The group is no news to anybody; raising has made it the context.
+            error.__context__ = context
+            del error, body, context
+
+
+def single(error: BaseException) -> BaseException:
+    """The one error that stands for a group, nested groups included; any other error is itself.
+
+    What is no `Exception`, such as a `KeyboardInterrupt`, comes first. Of the others it is the
+    first in time: trio keeps that order, and what follows happened while everything was being
+    cancelled. A mere consequence stands for a group only if there is nothing else in it. Others
+    that are no consequences are logged, once, and named in a note of the one that is returned.
+    """
+    return _chosen(list(_leaves(error)))
+
+
+def _chosen(errors: Sequence[BaseException]) -> BaseException:
+    causes = [error for error in errors if not _is(_CONSEQUENCES, error)]
+    graver = [error for error in causes if not _is((Exception, *_CONSEQUENCES), error)]
+    known = [error for error in errors if not _is((trio.Cancelled,), error)]
+    chosen = next(iter((*graver, *causes, *known, *errors)))
+    for other in causes:
+        if other is not chosen:
+            chosen.add_note(f"also raised: {type(other).__name__}: {other}")
+            _log.warning("%r was raised, and also", chosen, exc_info=other)
+    return chosen
+
+
+def _is_copy(error: BaseException, body: BaseException | None) -> bool:
+    """Trio takes groups apart to look for cancellation, and puts them together again."""
+    return (
+        isinstance(error, BaseExceptionGroup)
+        and isinstance(body, BaseExceptionGroup)
+        and list(_leaves(error)) == list(_leaves(body))
+    )
+
+
+def _is(kinds: tuple[type[BaseException], ...], error: BaseException) -> bool:
+    """Whether an error, or everything in a group, is of these kinds."""
+    return all(isinstance(leaf, kinds) for leaf in _leaves(error))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
