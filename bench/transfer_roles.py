@@ -28,11 +28,9 @@ POOL_FACTOR = 2
 SMALL_BYTES, SMALL_BLOCKS = 4096, 16
 
 OPTIONS = {
-    "tcp": TransferOptions(same_host=False),
-    "tcp-crc32": TransferOptions(same_host=False, checksum="crc32"),
-    "tcp-plain": TransferOptions(same_host=False, checksum="none"),
-    "same-host": TransferOptions(same_host_bytes_min=0),
-    "same-host-verified": TransferOptions(same_host_bytes_min=0, same_host_checksum=True),
+    "tcp": TransferOptions(),
+    "tcp-crc32": TransferOptions(checksum="crc32"),
+    "tcp-plain": TransferOptions(checksum="none"),
 }
 NAMES = {"nixl-tcp": "nixl tcp", "nixl-cma": "nixl cma", "mooncake-tcp": "mooncake tcp"}
 

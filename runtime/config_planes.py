@@ -251,6 +251,9 @@ class NixlConfig(Section, frozen=True, kw_only=True):
         Text | None,
         about("RDMA device or network interface, such as `ib0`; null: only peers on this host."),
     ] = None
+    same_host: Annotated[
+        bool, about("Let the kernel copy between processes of this host (UCX's `cma`).")
+    ] = True
     mtu: Annotated[
         Literal[256, 512, 1024, 2048, 4096] | None,
         about("Path MTU of RDMA connections; refused without an RDMA device. null: the device's."),
@@ -324,12 +327,6 @@ class TransferConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "crc32", "none"],
         about("Over TCP, of every block. `auto`: the best that both ends have."),
     ] = "auto"
-    same_host: Annotated[
-        bool, about("Copy directly between processes of one host where the kernel allows it.")
-    ] = True
-    same_host_checksum: Annotated[
-        bool, about("Compare checksums of blocks that were copied directly, too.")
-    ] = False
     timeout_s: Annotated[
         Seconds, about("For one transfer over all backends, where its caller says nothing.")
     ] = 30.0

@@ -93,7 +93,7 @@ class SimTransports:
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """Transfers over TCP, on simulated sockets."""
-        options = TransferOptions(tcp=self._tcp_options(config), same_host=False)
+        options = TransferOptions(tcp=self._tcp_options(config))
         async with open_transfer_plane(options, env) as tcp:
             yield TransferChain(planes=[tcp], order=[tcp.backend])
 

@@ -71,7 +71,7 @@ class TransferReport:
     backend: str
     """Such as `tcp`."""
     path: str
-    """How the bytes went, such as `stream` or `same_host`; a backend names its own."""
+    """How the bytes went, such as `stream`; a backend names its own."""
     direction: Direction
     block_count: int
     byte_count: int

@@ -7,10 +7,6 @@ asks; the other end, the owner of the memory, answers.
 ```
 Read   -> Slice Sums Slice Sums ... Finished        blocks come, each slice is followed by its sums
 Write, Slice Sums ... -> Confirmed ... Finished     blocks go, each verified slice is confirmed
-Expose -> Exposed;  Check -> Finished               same host: the initiator copies, then asks
-                                                    whether the blocks were its to read all along
-Fetch  -> Confirmed ... Fetched;  Commit -> Finished   same host: the owner copies from us; only
-                                                    Commit says that what it copied was valid
 Abort  -> Failed                                    no slice of it follows the answer
 Ping   -> Finished;  Notify -> Finished
 ```
@@ -47,17 +43,10 @@ __all__ = [
     "SUM_BYTES",
     "Abort",
     "Answer",
-    "Check",
-    "Commit",
     "Confirmed",
-    "Expose",
-    "Exposed",
     "Failed",
-    "Fetch",
-    "Fetched",
     "Finished",
     "Hello",
-    "HostProof",
     "Inquiry",
     "Message",
     "Notify",
@@ -77,7 +66,7 @@ __all__ = [
 PREFIX: Final = struct.Struct(">II")
 """Header bytes, data bytes; as in `codec.py`."""
 HEADER_BYTES_MAX: Final = 16 * 1024
-BLOCK_LIST_BYTES_MAX: Final = 2 * 4 * BLOCKS_MAX
+BLOCK_LIST_BYTES_MAX: Final = 4 * BLOCKS_MAX
 SUM_BYTES: Final = 8
 """Of each block's checksum in `Sums`, little-endian, whatever the algorithm."""
 
@@ -98,21 +87,6 @@ class Request(Message, frozen=True):
     id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
-class HostProof(msgspec.Struct, frozen=True, array_like=True):
-    """Where one end keeps `challenge`s, for a peer that claims to be on the same host.
-
-    A peer elsewhere cannot put the challenge it was sent into the memory of a process here.
-    """
-
-    host: _Word
-    """Equal on both ends if they run under one kernel in one process namespace."""
-    pid: _U63
-    slot: _U63
-    """The address of 16 bytes that hold the challenge the peer sent."""
-    challenge: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-    """What the peer shall put into its slot."""
-
-
 class Hello(Message, frozen=True, tag=1):
     """The initiator's first message."""
 
@@ -122,16 +96,13 @@ class Hello(Message, frozen=True, tag=1):
     """Whom the initiator means to reach; another one refuses."""
     checksums: Annotated[list[_Word], msgspec.Meta(max_length=8)]
     """What it can compute, best first."""
-    proof: HostProof | None
 
 
 class Welcome(Message, frozen=True, tag=2):
     """The owner's answer, or `Failed` with id 0."""
 
-    incarnation: _Word
     checksum: _Word
     """For all transfers of this stream."""
-    proof: HostProof | None
 
 
 class Read(Request, frozen=True, tag=3):
@@ -205,49 +176,7 @@ class Ping(Request, frozen=True, tag=12):
     """Are you there?"""
 
 
-class Expose(Request, frozen=True, tag=13):
-    """May I copy these blocks myself?"""
-
-    region: _U63
-    generation: _U63
-    block_bytes: _U63
-    ticket: _U63
-
-
-class Exposed(Message, frozen=True, tag=14):
-    """Yes, until you say `Check` or `Abort`."""
-
-    id: _U63
-
-
-class Check(Request, frozen=True, tag=15):
-    """I have copied them; were they mine all the time? With sums in the data part, compare."""
-
-
-class Fetch(Request, frozen=True, tag=16):
-    """Copy these blocks from my memory yourself: target list, then source list in the data part."""
-
-    region: _U63
-    generation: _U63
-    block_bytes: _U63
-    ticket: _U63
-    base: _U63
-    verify: bool
-    """Whether `Fetched` shall carry sums."""
-    notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
-
-
-class Fetched(Message, frozen=True, tag=17):
-    """I have copied them; were they valid all the time? With sums in the data part, compare."""
-
-    id: _U63
-
-
-class Commit(Request, frozen=True, tag=18):
-    """They were."""
-
-
-class Inquiry(Message, frozen=True, tag=19):
+class Inquiry(Message, frozen=True, tag=13):
     """Has the life that I mean let go of what I granted by this ticket, which is revoked by now?"""
 
     version: int
@@ -255,7 +184,7 @@ class Inquiry(Message, frozen=True, tag=19):
     ticket: _U63
 
 
-class Answer(Message, frozen=True, tag=20):
+class Answer(Message, frozen=True, tag=14):
     """The last message of its stream."""
 
     life: _Word
@@ -266,7 +195,7 @@ class Answer(Message, frozen=True, tag=20):
 
 _AnyMessage = (
     Hello | Welcome | Read | Write | Slice | Sums | Confirmed | Finished | Failed | Abort
-    | Notify | Ping | Expose | Exposed | Check | Fetch | Fetched | Commit | Inquiry | Answer
+    | Notify | Ping | Inquiry | Answer
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_AnyMessage] = msgspec.msgpack.Decoder(_AnyMessage)

@@ -281,4 +281,4 @@ async def open_process(
 def _tcp_options(name: str) -> TransferOptions:
     tcp = TcpOptions(host="0.0.0.0", port=PORT, advertise_host=name, secret=SECRET)  # noqa: S104 -- simulated
     # One checksum on every machine, and no way through the real kernel.
-    return TransferOptions(tcp=tcp, checksum="crc32", same_host=False, slice_bytes=4096)
+    return TransferOptions(tcp=tcp, checksum="crc32", slice_bytes=4096)

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trinamo.cli.examination_library import LIBRARIES, Loaded, load, may_copy, parse_transports
+from trinamo.cli.examination_library import LIBRARIES, Loaded, load, parse_transports
 from trinamo.cli.examination_transfer import Machine, transfer_findings
 from trinamo.cli.finding import Finding, Verdict
 from trinamo.runtime.config import load_config
@@ -35,7 +35,6 @@ def machine(tmp_path: Path) -> Machine:
         find_library=lambda name: f"lib{name}.so",
         find_tool=lambda name: f"/usr/bin/{name}",
         load=lambda _: HOME_LIKE,
-        may_copy=lambda: "",
         environ={},
         locked_bytes_max=resource.RLIM_INFINITY,
     )
@@ -179,12 +178,6 @@ def test_the_tools_of_a_fabric_are_named_by_their_packages(machine: Machine) -> 
     assert found.remedy == "apt-get install infiniband-diags perftest"
 
 
-def test_a_kernel_that_forbids_copies_is_named_with_its_setting(machine: Machine) -> None:
-    found = examine(attrs.evolve(machine, may_copy=lambda: "Operation not permitted"))
-    assert found["same-host copies"].verdict is Verdict.NOTE
-    assert "ptrace_scope" in found["same-host copies"].remedy
-
-
 @pytest.mark.parametrize(
     ("is_enabled", "verdict"), [(False, Verdict.NOTE), (True, Verdict.MISSING)]
 )
@@ -264,11 +257,3 @@ def test_nixl_lists_the_transports_that_ucx_has_here() -> None:
 def test_mooncake_says_its_version() -> None:
     pytest.importorskip("mooncake.engine", reason="Mooncake is not installed", exc_type=ImportError)
     assert load("Mooncake").text.startswith("mooncake ")
-
-
-@pytest.mark.slow
-def test_copies_between_processes_are_tried() -> None:
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    if scope.exists() and scope.read_text().strip() != "0":
-        pytest.skip("this kernel forbids copies, or allows them to root only")
-    assert not may_copy()

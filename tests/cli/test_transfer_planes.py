@@ -134,6 +134,7 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
         tcp__keepalive_idle_s=9,
         nixl__enabled=True,
         nixl__rdma_interface="lo",
+        nixl__same_host=False,
         nixl__queue_depth=17,
         nixl__completion_mode="polling",
         nixl__progress_delay_s=0.002,
@@ -148,8 +149,6 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
         transfer__advertise_host="kv.example",
         transfer__slice_bytes=1 << 20,
         transfer__checksum="crc32",
-        transfer__same_host=False,
-        transfer__same_host_checksum=True,
         transfer__settle_timeout_s=4,
     )
     async with open_transfer_chain(wanted, RealEnv()) as chain:
@@ -158,7 +157,6 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
         options = tcp.options
         host, _, _ = tcp.address.rpartition(":")
     assert (options.slice_bytes, options.checksum) == (1 << 20, "crc32")
-    assert (options.same_host, options.same_host_checksum) == (False, True)
     assert (options.tcp.host, options.tcp.keepalive_idle_s, host) == ("127.0.0.2", 9, "kv.example")
     assert seen == [
         NixlOptions(

@@ -104,7 +104,7 @@ class OverSimulatedTcp:
         tcp = TcpOptions(host="0.0.0.0", port=port, advertise_host=host, secret=SECRET)
         env = SimEnv(self.world, f"{host}.{next(self._lives)}")
         async with (
-            open_transfer_plane(TransferOptions(tcp=tcp, same_host=False), env) as plane,
+            open_transfer_plane(TransferOptions(tcp=tcp), env) as plane,
             trio.open_nursery() as nursery,
         ):
             remote = _Remote(plane)

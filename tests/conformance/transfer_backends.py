@@ -90,28 +90,15 @@ async def open_over_mooncake() -> AsyncIterator[Planes]:
 
 BACKENDS = [
     TransferBackend(name="memory", open_planes=open_in_memory),
-    TransferBackend(name="tcp", open_planes=over_tcp(TransferOptions(same_host=False))),
+    TransferBackend(name="tcp", open_planes=over_tcp(TransferOptions())),
     TransferBackend(
         name="tcp-crc32",
-        open_planes=over_tcp(
-            TransferOptions(same_host=False, checksum="crc32", slice_bytes=3 * BLOCK_BYTES)
-        ),
+        open_planes=over_tcp(TransferOptions(checksum="crc32", slice_bytes=3 * BLOCK_BYTES)),
     ),
     TransferBackend(
         name="tcp-plain",
-        open_planes=over_tcp(TransferOptions(same_host=False, checksum="none")),
+        open_planes=over_tcp(TransferOptions(checksum="none")),
         is_verified=False,
-    ),
-    TransferBackend(
-        name="same-host",
-        open_planes=over_tcp(TransferOptions(same_host_bytes_min=0)),
-        is_verified=False,
-    ),
-    TransferBackend(
-        name="same-host-verified",
-        open_planes=over_tcp(
-            TransferOptions(same_host_bytes_min=0, same_host_checksum=True, slice_bytes=8192)
-        ),
     ),
     TransferBackend(
         name="nixl-cma",

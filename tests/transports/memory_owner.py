@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-import os
 import resource
-import signal
 import socket
 import sys
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -26,7 +24,7 @@ BLOCK_BYTES = 65_536
 COUNT = 256
 CHUNK_BLOCKS = 8
 """Backends go this far at a time, so that a signal finds them in the middle."""
-BACKENDS = ("tcp", "tcp same host", "nixl tcp", "nixl cma", "mooncake tcp")
+BACKENDS = ("tcp", "nixl tcp", "nixl cma", "mooncake tcp")
 _SOCKET_BYTES = 64 << 10
 _CAP_IPC_LOCK = 14
 
@@ -65,11 +63,11 @@ def open_backend(name: str, **more: Any) -> AbstractAsyncContextManager[Transfer
     trio.socket.set_custom_socket_factory(_SmallBuffers())
     small = CHUNK_BLOCKS * BLOCK_BYTES
     given: dict[str, Any] = dict(more)
-    if name.startswith("tcp"):
+    if name == "tcp":
         from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
 
         given.setdefault("slice_bytes", small // 2)
-        return open_transfer_plane(TransferOptions(same_host=name != "tcp", **given))
+        return open_transfer_plane(TransferOptions(**given))
     given.setdefault("chunk_bytes", small)
     if name.startswith("nixl"):
         from trinamo.transports.nixl.options import NixlOptions
@@ -111,15 +109,6 @@ def can_lock() -> bool:
 # --- the process ---------------------------------------------------------------------------------
 
 
-async def _strike(memory: mmap.mmap, block: int, number: int) -> None:
-    """Signal ourselves once the first byte of a block has changed."""
-    place = block * BLOCK_BYTES
-    before = memory[place : place + 8]
-    while memory[place : place + 8] == before:
-        await trio.lowlevel.checkpoint()
-    os.kill(os.getpid(), number)
-
-
 async def _own(settings: Settings) -> None:
     if not settings.has_locked_memory:
         forbid_locking()
@@ -129,21 +118,15 @@ async def _own(settings: Settings) -> None:
         for name in settings.backends:
             plane = await held.enter_async_context(open_backend(name))
             regions.append(await plane.register(memory, block_bytes=BLOCK_BYTES))
-        nursery = await held.enter_async_context(trio.open_nursery())
         said: dict[str, Any] = {
             "descriptions": [region.describe().hex() for region in regions],
             "can_lock": can_lock(),
         }
         print(json.dumps(said), flush=True)
         async for line in trio.wrap_file(sys.stdin):
-            told = json.loads(line)
-            if told["do"] == "renew":
-                said = {"generation": [region.renew() for region in regions]}
-            else:
-                nursery.start_soon(_strike, memory, told["block"], signal.Signals(told["signal"]))
-                said = {}
+            assert json.loads(line)["do"] == "renew"
+            said = {"generation": [region.renew() for region in regions]}
             print(json.dumps(said), flush=True)
-        nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":

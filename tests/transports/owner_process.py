@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,6 @@ class Owner:
     def send(self, number: signal.Signals) -> None:
         """Send it; returns when a kill or a stop has taken effect."""
         os.kill(self.process.pid, number)
-        self.await_signal(number)
-
-    def await_signal(self, number: signal.Signals) -> None:
-        """Return when the process is dead, or stands still."""
         if number is signal.SIGKILL:
             self.process.wait()
         elif number is signal.SIGSTOP:
@@ -231,11 +227,8 @@ async def strike_at(
     * One-sided backends move chunk by chunk in a thread, which sends the signal between two.
     * Over a stream the event loop that takes the blocks, or their confirmations, sends it; sockets
       hold little (`open_backend`).
-    * On one host nobody is told of a part: the side that copies looks at its memory between two
-      slices; that may be the owner, which then signals itself.
     """
     mover.prepare(direction, owner)
-    place = ORDER[math.ceil(share * COUNT)]
     if not isinstance(mover.plane, TcpTransferPlane):
 
         def strike() -> None:
@@ -245,26 +238,12 @@ async def strike_at(
         act_between_chunks(mover.region, share, strike)
         struck = Struck(mover.start(direction, deadline_s=deadline_s))
         return struck
-    is_copied = mover.plane.options.same_host
-    if is_copied and direction is Direction.WRITE:
-        owner.ask("strike", block=place, signal=int(number))
-        struck = Struck(mover.start(direction, deadline_s=deadline_s))
-        await trio.to_thread.run_sync(owner.await_signal, number)
-        struck.at = time.perf_counter()
-    else:
-        struck = Struck(mover.start(direction, deadline_s=deadline_s))
-        has_arrived = partial(_has_arrived, mover, struck.transfer, place if is_copied else None)
-        with trio.fail_after(20):
-            while not has_arrived(share):
-                await trio.lowlevel.checkpoint()
-        assert struck.transfer.confirmed_count < COUNT, "it was over within one turn of the loop"
-        struck.at = time.perf_counter()
-        struck.confirmed_count = struck.transfer.confirmed_count
-        owner.send(number)
+    struck = Struck(mover.start(direction, deadline_s=deadline_s))
+    with trio.fail_after(20):
+        while struck.transfer.confirmed_count < share * COUNT:
+            await trio.lowlevel.checkpoint()
+    assert struck.transfer.confirmed_count < COUNT, "it was over within one turn of the loop"
+    struck.at = time.perf_counter()
+    struck.confirmed_count = struck.transfer.confirmed_count
+    owner.send(number)
     return struck
-
-
-def _has_arrived(mover: Mover, transfer: Transfer, place: int | None, share: float) -> bool:
-    if place is not None:
-        return any(mover.memory[place * BLOCK_BYTES : place * BLOCK_BYTES + 64])
-    return transfer.confirmed_count >= share * COUNT

@@ -371,7 +371,7 @@ FAULTS: Final = (
         "the backend fails at 50% of a read",
         _breaks,
         frozenset({"TransferError"}),
-        {"tcp": frozenset({NOT_HERE}), "tcp same host": frozenset({NOT_HERE})},
+        {"tcp": frozenset({NOT_HERE})},
     ),
     _refused("lists of different lengths", ORDER, ORDER[:-1]),
     _refused("a block out of range here", [COUNT], [0]),
@@ -390,7 +390,6 @@ FAULTS: Final = (
         frozenset({"RemoteProtocolError"}),
         {
             "tcp": frozenset({"StaleMemoryError"}),
-            "tcp same host": frozenset({"StaleMemoryError"}),
             "mooncake tcp": frozenset({"TransferError"}),
         },
     ),

@@ -1,8 +1,8 @@
-"""The tcp transfer plane: blocks over streams, or copied directly between processes of one host.
+"""The tcp transfer plane: blocks over streams.
 
 Read `transfer_memory.py` (regions, flows, fencing), then `transfer_link.py` (one stream), then
 its two ends, `transfer_owner.py` and `transfer_initiator.py`, and `transfer_flight.py` (one
-transfer). Works on simulated sockets, with `same_host` off.
+transfer). Works on simulated sockets, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from trinamo.runtime.planes.transfer_state import plan_transfer
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 from trinamo.runtime.protocol.transfer_stream import (
     Failed,
-    Finished,
     Hello,
     Inquiry,
     Ping,
@@ -47,13 +46,11 @@ from trinamo.runtime.protocol.transfer_stream import (
 
 from .accepting import accept_connections
 from .checksum import Checksum, ChecksumChoice, choose, offered
-from .local_memory import Slot
 from .sockets import TcpOptions, dial, open_listener, tune
-from .transfer_copy import Neighbour
 from .transfer_flight import TcpTransfer
 from .transfer_initiator import InitiatorLink, Peer
 from .transfer_inquiry import answer, inquire
-from .transfer_link import Link, serve
+from .transfer_link import serve
 from .transfer_memory import TcpRegion
 from .transfer_owner import OwnerLink
 
@@ -72,12 +69,6 @@ class TransferOptions:
     """What is sent before another transfer of the same peer gets its turn."""
     checksum: ChecksumChoice = "auto"
     """`auto`: XXH3 where both ends have the package `xxhash`, else CRC-32."""
-    same_host: bool = True
-    """Copy directly where both ends run on one host and the kernel allows it."""
-    same_host_bytes_min: int = 1 << 18
-    """Less goes over the stream: a copy takes two exchanges with the peer, the stream one."""
-    same_host_checksum: bool = False
-    """Compare checksums there too: nothing but the kernel's own copy lies between."""
 
 
 @attrs.frozen
@@ -192,7 +183,7 @@ class TcpTransferPlane:
         link = await self._of_ours(remote).peer.reach()
         with link.exchange() as exchange:
             link.put(Ping(exchange.id))
-            await exchange.wait(Finished)
+            await exchange.wait()
 
     def _of_ours(self, remote: RemoteMemory) -> _Remote:
         assert isinstance(remote, _Remote), "memory of a peer of another plane"
@@ -277,45 +268,31 @@ class TcpTransferPlane:
             await serve(link)
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
-        slot = self._slot(link)
         ours = offered(self.options.checksum)
-        proof = None if slot is None else slot.proof
-        await link.send_now(Hello(_VERSION, self.incarnation, incarnation, list(ours), proof))
+        await link.send_now(Hello(_VERSION, self.incarnation, incarnation, list(ours)))
         answer = await link.read_now()
         if isinstance(answer, Failed):
             raise error_from_wire(answer.code, answer.message, definite=True)
         if not isinstance(answer, Welcome) or answer.checksum not in ours:
             raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
         link.checksum = ours[answer.checksum]
-        link.verifies_copies = self.options.same_host_checksum
-        if slot is not None and answer.proof is not None:
-            slot.hold(answer.proof)
-            if slot.can_copy_from(answer.proof):
-                link.neighbour = Neighbour(answer.proof, slot)
-                link.can_be_copied = True
-                link.copied_bytes_min = self.options.same_host_bytes_min
-
-    def _slot(self, link: Link) -> Slot | None:
-        return Slot(self._env.rng) if self.options.same_host and link.is_real else None
 
     async def serve_stream(self, stream: trio.SocketStream) -> None:
         """Serve one connection of a peer to its end; raises nothing."""
         tune(stream, self.options.tcp)
         try:
-            async with open_nursery() as nursery:
-                link = OwnerLink(stream, self, nursery, slice_bytes=self.options.slice_bytes)
-                try:
-                    async with _bounded(self.options.tcp.handshake_timeout_s):
-                        has_come_to_stay = await self._welcome(link)
-                    if has_come_to_stay:
-                        await serve(link)
-                finally:
-                    link.close()
-                    nursery.cancel_scope.cancel()
-        except* RemoteProtocolError as group:
+            link = OwnerLink(stream, self, slice_bytes=self.options.slice_bytes)
+            try:
+                async with _bounded(self.options.tcp.handshake_timeout_s):
+                    has_come_to_stay = await self._welcome(link)
+                if has_come_to_stay:
+                    await serve(link)
+            finally:
+                link.close()
+        except RemoteProtocolError as error:
             self.malformed_count += 1
-            _log.warning("transfer stream: %s", group.exceptions[0])
-        except* TrinamoError:
+            _log.warning("transfer stream: %s", error)
+        except TrinamoError:
             pass  # The peer hung up, was refused, or did not greet in time.
 
     async def _welcome(self, link: OwnerLink) -> bool:
@@ -332,17 +309,13 @@ class TcpTransferPlane:
             await link.send_now(Failed(0, error.code, error.message, error.definite))
             raise
         link.peer = hello.incarnation
-        slot = self._slot(link) if hello.proof is not None else None
-        if slot is not None and hello.proof is not None:
-            slot.hold(hello.proof)
-            link.neighbour = Neighbour(hello.proof, slot)
-        proof = None if slot is None else slot.proof
-        await link.send_now(Welcome(self.incarnation, link.checksum.name, proof))
+        await link.send_now(Welcome(link.checksum.name))
         return True
 
     def _accept(self, hello: Hello) -> Checksum:
         if hello.wanted != self.incarnation:
-            raise StaleMemoryError(f"{self.address} is now {self.incarnation}")
+            # Who we are is for those who know it already.
+            raise StaleMemoryError(f"{self.address} is another process now")
         return choose(hello.checksums, self.options.checksum)
 
 

@@ -1,8 +1,7 @@
 """One transfer of the tcp plane, from `start` to its end. Implements `planes.transfer.Transfer`.
 
-It tries the same-host path if the stream to the peer has proved that there is one, and goes on over
-the stream if copying is refused. All it touches of our memory goes through one `Flow` at a time,
-which `abort` closes at once: so here a transfer is settled as soon as it is over.
+All it touches of our memory goes through one `Flow`, which `abort` closes at once: so here a
+transfer is settled as soon as it is over.
 """
 
 from __future__ import annotations
@@ -14,28 +13,19 @@ from trinamo.runtime.env import Clock
 from trinamo.runtime.errors import (
     DeadlineError,
     RemoteProtocolError,
-    TransferError,
     TrinamoError,
 )
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.runtime.protocol.transfer_stream import (
-    Check,
-    Commit,
-    Expose,
-    Exposed,
-    Fetch,
-    Fetched,
-    Finished,
     Notify,
     Read,
     Write,
     pack_blocks,
 )
 
-from .checksum import NO_CHECKSUM, Checksum
-from .transfer_copy import Neighbour
+from .checksum import NO_CHECKSUM
 from .transfer_initiator import Exchange, InitiatorLink, Peer
 from .transfer_memory import Flow, TcpRegion
 
@@ -78,11 +68,11 @@ class TcpTransfer(TransferState):
                 if self.is_over:
                     # Aborted before it began: nobody would close a flow that is opened now.
                     return
-                path, checksum = await self._move(link)
+                await self._move(link)
             except TrinamoError as error:
                 self.fail(error)
             else:
-                self._succeed(path, is_verified=checksum is not NO_CHECKSUM)
+                self._succeed(is_verified=link.checksum is not NO_CHECKSUM)
         self.fail(
             DeadlineError(
                 f"{self._confirmed} of {self._plan.block_count} blocks were moved within "
@@ -90,7 +80,7 @@ class TcpTransfer(TransferState):
             )
         )
 
-    def _succeed(self, path: str, *, is_verified: bool) -> None:
+    def _succeed(self, *, is_verified: bool) -> None:
         if self.is_over:
             return
         plan = self._plan
@@ -98,7 +88,7 @@ class TcpTransfer(TransferState):
         self.succeed(
             TransferReport(
                 backend="tcp",
-                path=path,
+                path="stream",
                 direction=plan.direction,
                 block_count=plan.block_count,
                 byte_count=plan.byte_count,
@@ -108,93 +98,24 @@ class TcpTransfer(TransferState):
         )
         self._end()
 
-    async def _move(self, link: InitiatorLink) -> tuple[str, Checksum]:
-        if self._plan.direction is Direction.READ:
-            moved = await self._read(link)
-            if self._plan.notify is not None:
-                with link.exchange() as exchange:
-                    link.put(Notify(exchange.id, self._plan.remote.region, self._plan.notify))
-                    await exchange.wait(Finished)
-            return moved
-        return await self._write(link)
-
-    async def _read(self, link: InitiatorLink) -> tuple[str, Checksum]:
-        is_large = self._plan.byte_count >= link.copied_bytes_min
-        if is_large and link.neighbour is not None and await self._copy(link, link.neighbour):
-            return "same_host", link.copy_checksum
+    async def _move(self, link: InitiatorLink) -> None:
+        plan, is_read = self._plan, self._plan.direction is Direction.READ
         with link.exchange(self._confirm) as exchange:
-            flow = self._open_flow(exchange, link.checksum)
-            if flow.blocks:
-                link.receiving[exchange.id] = flow
-            link.put(Read(exchange.id, *self._where()), self._remote_list())
-            await exchange.wait(Finished)
+            flow = self._open_flow(exchange, link)
+            if is_read:
+                if flow.blocks:
+                    link.receiving[exchange.id] = flow
+                link.put(Read(exchange.id, *self._where()), self._remote_list())
+            else:
+                link.put(Write(exchange.id, *self._where(), plan.notify), self._remote_list())
+                if flow.blocks:
+                    link.send_blocks(flow, lambda: None)
+            await exchange.wait()
             self._check_complete(flow)
-        return "stream", link.checksum
-
-    async def _write(self, link: InitiatorLink) -> tuple[str, Checksum]:
-        is_large = self._plan.byte_count >= link.copied_bytes_min
-        if is_large and link.can_be_copied and await self._be_copied(link):
-            return "same_host", link.copy_checksum
-        with link.exchange(self._confirm) as exchange:
-            flow = self._open_flow(exchange, link.checksum)
-            link.put(Write(exchange.id, *self._where(), self._plan.notify), self._remote_list())
-            if flow.blocks:
-                link.send_blocks(flow, lambda: None)
-            await exchange.wait(Finished)
-            self._check_complete(flow)
-        return "stream", link.checksum
-
-    async def _copy(self, link: InitiatorLink, neighbour: Neighbour) -> bool:
-        """Copy the peer's blocks ourselves; False if that turns out not to be allowed."""
-        with link.exchange() as exchange:
-            flow = self._open_flow(exchange, link.copy_checksum)
-            link.put(Expose(exchange.id, *self._where()), self._remote_list())
-            await exchange.wait(Exposed)
-            try:
-                sums = await neighbour.copy(
-                    flow,
-                    self._plan.remote.base,
-                    self._plan.remote_blocks,
-                    slice_bytes=link.slice_bytes,
-                )
-            except OSError:
-                link.neighbour = None
-                flow.close()
-                return False
-            link.put(Check(exchange.id), sums)
-            await exchange.wait(Finished)
-            self._check_complete(flow)
-        return True
-
-    async def _be_copied(self, link: InitiatorLink) -> bool:
-        """Let the peer copy our blocks; False if it turns out that it may not."""
-        plan = self._plan
-        with link.exchange() as exchange:
-            flow = self._open_flow(exchange, link.copy_checksum)
-            link.put(
-                Fetch(
-                    exchange.id,
-                    *self._where(),
-                    plan.local.base,
-                    link.verifies_copies,
-                    plan.notify,
-                ),
-                self._remote_list() + pack_blocks(plan.local_blocks),
-            )
-            try:
-                sums = await exchange.wait(Fetched)
-            except TransferError as error:
-                flow.close()
-                if type(error) is not TransferError:
-                    raise
-                link.can_be_copied = False
-                return False
-            flow.pending = len(flow.blocks)
-            await flow.verify(sums)
-            link.put(Commit(exchange.id))
-            await exchange.wait(Finished)
-            flow.close()
-        return True
+        if is_read and plan.notify is not None:
+            with link.exchange() as exchange:
+                link.put(Notify(exchange.id, plan.remote.region, plan.notify))
+                await exchange.wait()
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -209,12 +130,12 @@ class TcpTransfer(TransferState):
         if not self.is_over and self._confirmed < count <= self._plan.block_count:
             self._confirmed = count
 
-    def _open_flow(self, exchange: Exchange, checksum: Checksum) -> Flow:
+    def _open_flow(self, exchange: Exchange, link: InitiatorLink) -> Flow:
         self._flow = Flow(
             exchange.id,
             self._plan.local,
             self._plan.local_blocks,
-            checksum,
+            link.checksum,
             on_fence=exchange.fail,
         )
         return self._flow

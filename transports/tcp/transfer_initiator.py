@@ -24,15 +24,12 @@ from trinamo.runtime.planes.transfer_state import again
 from trinamo.runtime.protocol.transfer_stream import (
     Abort,
     Confirmed,
-    Exposed,
     Failed,
-    Fetched,
     Finished,
     Message,
 )
 
-from .checksum import NO_CHECKSUM, Checksum
-from .transfer_copy import Neighbour
+from .checksum import NO_CHECKSUM
 from .transfer_link import Link
 from .transfer_memory import Flow
 
@@ -47,33 +44,25 @@ class Exchange:
         self.is_over = False
         """Whether nothing more comes for it."""
         self.on_confirmed: Callable[[int], None] = lambda _: None
-        self._answers: list[tuple[Message, bytes]] = []
         self._error: TrinamoError | None = None
-        self._arrived = trio.Event()
+        self._done = trio.Event()
 
-    def resolve(self, message: Message, data: bytes) -> None:
-        """An answer has come."""
-        self.is_over = isinstance(message, Finished)
-        self._answers.append((message, data))
-        self._arrived.set()
+    def finish(self) -> None:
+        """The peer says that it is done."""
+        self.is_over = True
+        self._done.set()
 
     def fail(self, error: TrinamoError) -> None:
-        """There will be no answer."""
+        """It will not be done."""
         if self._error is None:
             self._error = error
-        self._arrived.set()
+        self._done.set()
 
-    async def wait(self, *kinds: type[Message]) -> bytes:
-        """The data part of the next answer, which must be of one of these kinds."""
-        await self._arrived.wait()
+    async def wait(self) -> None:
+        """Return once it is done; raise why it will not be."""
+        await self._done.wait()
         if self._error is not None:
             raise again(self._error)
-        message, data = self._answers.pop(0)
-        if not self._answers:
-            self._arrived = trio.Event()
-        if not isinstance(message, kinds):
-            raise RemoteProtocolError(f"an unexpected {type(message).__name__}")
-        return data
 
 
 class InitiatorLink(Link):
@@ -83,22 +72,9 @@ class InitiatorLink(Link):
         super().__init__(stream, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
-        self.verifies_copies = False
-        """Whether checksums are compared after copies on one host, too."""
-        self.neighbour: Neighbour | None = None
-        """Set if both are on one host and we may copy from the peer."""
-        self.can_be_copied = False
-        """Whether the peer may copy from us, as far as is known."""
-        self.copied_bytes_min = 0
-        """What is less goes over the stream all the same."""
         self._exchanges: dict[int, Exchange] = {}
         self._numbers = 0
         self._broken: TrinamoError | None = None
-
-    @property
-    def copy_checksum(self) -> Checksum:
-        """The one for copies on one host."""
-        return self.checksum if self.verifies_copies else NO_CHECKSUM
 
     @contextmanager
     def exchange(self, on_confirmed: Callable[[int], None] = lambda _: None) -> Iterator[Exchange]:
@@ -122,13 +98,15 @@ class InitiatorLink(Link):
 
     def take(self, message: Message, data: bytes) -> None:
         """Hand an answer to who asked; answers to requests we gave up are dropped."""
+        if data:
+            raise RemoteProtocolError(f"{type(message).__name__} with a data part")
         match message:
             case Confirmed():
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.on_confirmed(message.count)
-            case Finished() | Exposed() | Fetched():
+            case Finished():
                 if (exchange := self._exchanges.get(message.id)) is not None:
-                    exchange.resolve(message, data)
+                    exchange.finish()
             case Failed():
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.is_over = True

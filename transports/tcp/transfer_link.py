@@ -86,11 +86,6 @@ class Link:
         if self._scatters:
             send_unpaced(stream)
 
-    @property
-    def is_real(self) -> bool:
-        """Whether the socket is the kernel's, not a simulated one."""
-        return self._scatters
-
     # --- what the two kinds of link add ----------------------------------------------------------
 
     def take(self, message: Message, data: bytes) -> None:
@@ -260,7 +255,7 @@ class Link:
         return self._ahead[start : self._ahead_start]
 
     async def _read_data(self, count: int) -> bytes:
-        """A block list or sums, at most some MB."""
+        """A block list."""
         if count > BLOCK_LIST_BYTES_MAX:
             raise RemoteProtocolError(
                 f"a data part of {count} bytes; at most {BLOCK_LIST_BYTES_MAX} are taken"

@@ -47,7 +47,6 @@ class TcpRegion(HostRegion):
         needs_ticket: bool,
     ) -> None:
         super().__init__(view, described, needs_ticket=needs_ticket, is_fenced=True)
-        self.base = described.base
         self._anchor: ctypes.c_char | None = anchor
         self._flows: dict[int, Flow] = {}
 

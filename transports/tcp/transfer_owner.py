@@ -1,8 +1,7 @@
 """The end of a transfer stream whose memory is read and written: it was dialled, and answers.
 
 Each request is admitted by the region's access table before a byte moves, and fenced as soon as
-what admitted it is withdrawn; the peer is told why. Nothing here waits but the copies of the
-same-host path, which run as tasks of the link's nursery.
+what admitted it is withdrawn; the peer is told why. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -13,24 +12,16 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import (
-    CorruptedError,
     KilledError,
     OverloadedError,
     RemoteProtocolError,
     StaleMemoryError,
-    TransferError,
     TrinamoError,
 )
 from trinamo.runtime.protocol.transfer_stream import (
     Abort,
-    Check,
-    Commit,
     Confirmed,
-    Expose,
-    Exposed,
     Failed,
-    Fetch,
-    Fetched,
     Finished,
     Message,
     Notify,
@@ -41,8 +32,7 @@ from trinamo.runtime.protocol.transfer_stream import (
     unpack_blocks,
 )
 
-from .checksum import NO_CHECKSUM, Checksum
-from .transfer_copy import Neighbour
+from .checksum import NO_CHECKSUM
 from .transfer_link import Link
 from .transfer_memory import Flow, TcpRegion
 
@@ -70,7 +60,6 @@ class _Request:
     flow: Flow
     region: int
     notify: bytes | None = None
-    sums: bytes = b""
 
 
 class OwnerLink(Link):
@@ -80,7 +69,6 @@ class OwnerLink(Link):
         self,
         stream: trio.SocketStream,
         owner: Owner,
-        nursery: trio.Nursery,
         *,
         slice_bytes: int,
     ) -> None:
@@ -89,10 +77,7 @@ class OwnerLink(Link):
         """The incarnation of who dialled, as it says."""
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
-        self.neighbour: Neighbour | None = None
-        """Set if the peer says that it is on this host; every copy proves it again."""
         self._owner = owner
-        self._nursery = nursery
         self._requests: dict[int, _Request] = {}
 
     def close(self) -> None:
@@ -121,14 +106,6 @@ class OwnerLink(Link):
                 self._read(message, unpack_blocks(data))
             case Write():
                 self._write(message, unpack_blocks(data))
-            case Expose():
-                self._expose(message, unpack_blocks(data))
-            case Check():
-                self._check(message, data)
-            case Fetch():
-                self._fetch(message, unpack_blocks(data))
-            case Commit():
-                self._commit(message)
             case Abort():
                 self._abort(message)
             case Notify():
@@ -142,9 +119,8 @@ class OwnerLink(Link):
 
     def _admit(
         self,
-        message: Read | Write | Expose | Fetch,
+        message: Read | Write,
         blocks: list[int],
-        checksum: Checksum,
         *,
         is_target: bool,
     ) -> _Request:
@@ -165,7 +141,7 @@ class OwnerLink(Link):
             number,
             region,
             blocks,
-            checksum,
+            self.checksum,
             admitted=(message.generation, message.ticket),
             on_fence=lambda error: self._fail(number, error),
         )
@@ -194,11 +170,11 @@ class OwnerLink(Link):
     # --- over the stream -------------------------------------------------------------------------
 
     def _read(self, message: Read, blocks: list[int]) -> None:
-        request = self._admit(message, blocks, self.checksum, is_target=False)
+        request = self._admit(message, blocks, is_target=False)
         self.send_blocks(request.flow, lambda: self._finish(message.id))
 
     def _write(self, message: Write, blocks: list[int]) -> None:
-        request = self._admit(message, blocks, self.checksum, is_target=True)
+        request = self._admit(message, blocks, is_target=True)
         request.notify = message.notify
         if blocks:
             self.receiving[message.id] = request.flow
@@ -220,61 +196,3 @@ class OwnerLink(Link):
                 self._fail(number, error)
                 return
         self._finish(number)
-
-    # --- on one host -----------------------------------------------------------------------------
-
-    def _expose(self, message: Expose, blocks: list[int]) -> None:
-        self._admit(message, blocks, NO_CHECKSUM, is_target=False)
-        self.put(Exposed(message.id))
-
-    def _check(self, message: Check, sums: bytes) -> None:
-        request = self._requests.get(message.id)
-        if request is None:
-            return  # Fenced before; the peer has been told.
-        if sums:
-            request.flow.checksum = self.checksum
-        request.flow.pending = len(request.flow.blocks)
-        self._nursery.start_soon(self._verify, request, sums)
-
-    async def _verify(self, request: _Request, sums: bytes) -> None:
-        flow = request.flow
-        try:
-            await flow.verify(sums)
-        except CorruptedError as error:
-            flow.fence(error)
-        except TrinamoError:
-            return  # Fenced meanwhile; the peer has been told.
-        else:
-            self._finish(flow.id)
-
-    def _fetch(self, message: Fetch, blocks: list[int]) -> None:
-        if len(blocks) % 2:
-            raise RemoteProtocolError("as many blocks to copy from as to copy to")
-        if self.neighbour is None:
-            raise TransferError("the processes are not on one host, or may not copy", definite=True)
-        half = len(blocks) // 2
-        checksum = self.checksum if message.verify else NO_CHECKSUM
-        request = self._admit(message, blocks[:half], checksum, is_target=True)
-        request.notify = message.notify
-        self._nursery.start_soon(self._copy, self.neighbour, request, message.base, blocks[half:])
-
-    async def _copy(
-        self, neighbour: Neighbour, request: _Request, base: int, source_blocks: list[int]
-    ) -> None:
-        flow = request.flow
-        try:
-            sums = await neighbour.copy(flow, base, source_blocks, slice_bytes=self.slice_bytes)
-        except OSError as error:
-            flow.fence(TransferError(f"cannot copy from the peer's memory: {error}"))
-        except TrinamoError:
-            return  # Fenced; the peer has been told.
-        else:
-            self.put(Fetched(flow.id), sums)
-
-    def _commit(self, message: Commit) -> None:
-        request = self._requests.get(message.id)
-        if request is None:
-            return
-        if not request.flow.is_complete:
-            raise RemoteProtocolError("commit before all is copied")
-        self._complete(message.id, request)

@@ -5,8 +5,6 @@ Each is tried in a process of its own, which may crash, hang, or be refused.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LIBRARIES", "Library", "Loaded", "load", "may_copy", "parse_transports"]
+__all__ = ["LIBRARIES", "Library", "Loaded", "load", "parse_transports"]
 
 _TIMEOUT_S: Final = 10.0
 _OUTPUT_CHARS_MAX: Final = 1 << 20
@@ -134,33 +132,3 @@ def parse_transports(lines: Iterable[str]) -> tuple[str, ...]:
         name = columns[2][2:]
         found.append(f"{name} ({', '.join(devices)})" if devices else name)
     return tuple(found)
-
-
-_COPY: Final = (
-    "import json, sys\n"
-    "from trinamo.runtime.protocol.transfer_stream import HostProof\n"
-    "from trinamo.transports.tcp.local_memory import copy_from, this_host\n"
-    "pid, slot, challenge = json.loads(sys.argv[1])\n"
-    "challenge = bytes.fromhex(challenge)\n"
-    "proof = HostProof(host=this_host() or '', pid=pid, slot=slot, challenge=challenge)\n"
-    "copy_from(proof, challenge, [], [])\n"
-)
-
-
-def may_copy() -> str:
-    """Why another process of this user may not copy from us; empty if it may.
-
-    Tried by a child that reads from its parent: as between workers, neither owns the other.
-    """
-    import ctypes
-
-    challenge = os.getpid().to_bytes(16, "little")
-    held = ctypes.create_string_buffer(challenge, 16)
-    told = json.dumps([os.getpid(), ctypes.addressof(held), challenge.hex()])
-    done = _run(_COPY, told)
-    if isinstance(done, str):
-        return done
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.strip()]
-        return _said(words[-1]) if words else f"ended with status {done.returncode}"
-    return ""

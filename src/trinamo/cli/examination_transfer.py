@@ -20,7 +20,7 @@ import attrs
 from trinamo.runtime.config import Config, MooncakeConfig
 from trinamo.runtime.errors import ConfigError
 
-from .examination_library import LIBRARIES, Loaded, load, may_copy
+from .examination_library import LIBRARIES, Loaded, load
 from .finding import Finding, Verdict
 
 __all__ = ["Machine", "transfer_findings"]
@@ -39,7 +39,6 @@ class Machine:
     find_library: Callable[[str], str | None] = find_library
     find_tool: Callable[[str], str | None] = shutil.which
     load: Callable[[str], Loaded] = load
-    may_copy: Callable[[], str] = may_copy
     environ: Mapping[str, str] = attrs.field(factory=lambda: os.environ)
     locked_bytes_max: int = attrs.field(
         factory=lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -63,7 +62,6 @@ def transfer_findings(config: Config, machine: Machine | None = None) -> Iterato
         yield from _tools(machine)
     yield _verbs(machine, is_needed=plane.mooncake.enabled)
     yield _locked_memory(machine.locked_bytes_max, has_rdma=has_rdma)
-    yield _copies(machine)
     yield _checksum()
     wanted = {"NIXL": plane.nixl.enabled, "Mooncake": plane.mooncake.enabled}
     for name, library in LIBRARIES.items():
@@ -87,7 +85,7 @@ def _devices(folder: Path, *, is_needed: bool) -> Iterator[Finding]:
         yield Finding(
             "RDMA devices",
             _MISSING if is_needed else _NOTE,
-            "none; KV blocks go over TCP, or by copy on one host",
+            "none; KV blocks go over TCP",
             "load the adapter's driver (modprobe mlx5_ib), or set data_plane.mooncake.protocol=tcp"
             if is_needed
             else "",
@@ -202,20 +200,12 @@ def _locked_memory(limit_bytes: int, *, has_rdma: bool) -> Finding:
     what = "locked memory"
     if limit_bytes == resource.RLIM_INFINITY:
         return Finding(what, _GOOD, "unlimited")
-    text = f"{limit_bytes} bytes; RDMA needs as much as the KV memory, TCP and copies need none"
+    text = f"{limit_bytes} bytes; RDMA needs as much as the KV memory, TCP needs none"
     remedy = "ulimit -l unlimited; LimitMEMLOCK=infinity (systemd); --ulimit memlock=-1 (docker)"
     return Finding(what, _WARNING if has_rdma else _NOTE, text, remedy)
 
 
 # --- what works without any ----------------------------------------------------------------------
-
-
-def _copies(machine: Machine) -> Finding:
-    problem = machine.may_copy()
-    if not problem:
-        return Finding("same-host copies", _GOOD, "processes of this user may copy blocks directly")
-    remedy = "sysctl kernel.yama.ptrace_scope=0; containers: one user and one PID namespace"
-    return Finding("same-host copies", _NOTE, f"{problem}; streams carry the blocks", remedy)
 
 
 def _checksum() -> Finding:

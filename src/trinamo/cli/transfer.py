@@ -26,7 +26,7 @@ __all__ = ["Peer", "Row", "bench_app", "measure", "show", "transfer"]
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
 )
-BENCH_BACKENDS: Final = ("tcp", "tcp same host", "nixl tcp", "nixl cma", "mooncake tcp")
+BENCH_BACKENDS: Final = ("tcp", "nixl tcp", "nixl cma", "mooncake tcp")
 """What can be measured; `transfer_roles.py` opens them."""
 DIRECTIONS: Final = ("read", "write")
 _SMALL_ROUNDS: Final = 300

@@ -101,8 +101,6 @@ def _open_tcp(
             tcp=_transfer_tcp(section, secret),
             slice_bytes=transfer.slice_bytes,
             checksum=transfer.checksum,
-            same_host=transfer.same_host,
-            same_host_checksum=transfer.same_host_checksum,
         ),
         env,
     )
@@ -118,7 +116,7 @@ def _open_nixl(
     return open_nixl_plane(
         NixlOptions(
             rdma_interface=options.rdma_device,
-            same_host=section.transfer.same_host,
+            same_host=nixl.same_host,
             mtu=nixl.mtu,
             queue_depth=nixl.queue_depth,
             completion_mode=nixl.completion_mode,

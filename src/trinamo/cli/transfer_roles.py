@@ -32,10 +32,10 @@ Opened = AbstractAsyncContextManager[TransferPlane]
 _DEADLINE_S: Final = 120.0
 
 
-def _tcp(*, same_host: bool) -> Opened:
-    from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
+def _tcp() -> Opened:
+    from trinamo.transports.tcp.transfer import open_transfer_plane
 
-    return open_transfer_plane(TransferOptions(same_host=same_host))
+    return open_transfer_plane()
 
 
 def _nixl(*, same_host: bool) -> Opened:
@@ -52,8 +52,7 @@ def _mooncake() -> Opened:
 
 
 _BACKENDS: Final[dict[str, Callable[[], Opened]]] = {
-    "tcp": lambda: _tcp(same_host=False),
-    "tcp same host": lambda: _tcp(same_host=True),
+    "tcp": _tcp,
     "nixl tcp": lambda: _nixl(same_host=False),
     "nixl cma": lambda: _nixl(same_host=True),
     "mooncake tcp": _mooncake,
