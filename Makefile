@@ -20,7 +20,7 @@ TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13
 # Options for the command behind a target: make up ARGS="--engine exact --workers 4".
 ARGS ?=
 
-.PHONY: help up test lint types docs bench clean model
+.PHONY: help up test lint types docs bench mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,9 @@ docs: $(STAMPS)/dev ## Write the pages that are made from the code.
 bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=streaming ARGS=--help
 	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))
 	for each in bench/bench_$(or $(ONLY),*).py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
+
+mutants: $(STAMPS)/dev ## Make small mistakes in the core and see which ones no test notices; ARGS=--help
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 clean: ## Remove the virtual environment, caches and build results; models stay.
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

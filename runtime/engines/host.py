@@ -7,6 +7,7 @@ requests only submit sequences and mark them dead, without a checkpoint. What is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,7 +23,7 @@ from ..nurseries import open_nursery
 from ..protocol.generate import Delta, FinishReason, GenerateRequest
 from .generation import BlockListener, EngineInfo, EngineStatistics
 from .mailbox import Mailbox
-from .scheduler import Scheduler, Work
+from .scheduler import Plan, Scheduler, Work
 from .sequence import TokenSequence
 from .step import CachesBlocks, Hop, KeepsKv, Sampling, StepEngine, StepItem
 from .text import TextStream
@@ -31,6 +32,7 @@ from .validation import check_prompt_fits, check_request
 __all__ = ["EngineHost", "open_engine_host", "thread_hop"]
 
 SEED_BITS = 64
+_log = logging.getLogger("trinamo.engine")
 
 
 def thread_hop() -> Hop:
@@ -210,23 +212,29 @@ class EngineHost:
             self._end_stopped()
             self._end_hopeless()
             plan = self._scheduler.plan()
-            for slot in plan.released_slots:
-                self._engine.release(slot)
-            self._tell_blocks()
-            if not plan.work:
-                # The plan itself may have found that the last one running has outgrown the pool.
-                if not self._scheduler.hopeless():
-                    await self._news.wait()
-                continue
-            items = [_step_item(work) for work in plan.work]
             try:
-                token_ids = await self._hop(self._engine.step, items)
+                token_ids = await self._compute(plan)
             except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
                 self._fail_running(error)
                 continue
-            self._steps += 1
             for work, token_id in zip(plan.work, token_ids, strict=True):
                 self._deliver(work, token_id)
+            # The plan itself may have found that the last one running has outgrown the pool.
+            if not plan.work and not self._scheduler.hopeless():
+                await self._news.wait()
+
+    async def _compute(self, plan: Plan) -> list[int | None]:
+        """All that the engine does for one plan; what it raises means that its state is unknown."""
+        for slot in plan.released_slots:
+            self._engine.release(slot)
+        self._tell_blocks()
+        if not plan.work:
+            return []
+        token_ids = await self._hop(self._engine.step, [_step_item(work) for work in plan.work])
+        if len(token_ids) != len(plan.work):
+            raise ValueError(f"{len(token_ids)} tokens for {len(plan.work)} sequences")
+        self._steps += 1
+        return token_ids
 
     def _tell_blocks(self) -> None:
         """Between two steps: what the last one, and the releases after it, did to full blocks."""
@@ -274,7 +282,12 @@ class EngineHost:
         answer = self._answers[sequence]
         answer.unsent_ids.append(token_id)
         is_end = token_id in self._engine.end_token_ids
-        text = "" if is_end else answer.text.push(self._engine.token_bytes(token_id))
+        try:
+            text = "" if is_end else answer.text.push(self._engine.token_bytes(token_id))
+        except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+            reason = f"token {token_id} has no text: {type(error).__name__}: {error}"
+            self._fail(sequence, EngineError(reason), error)
+            return
         is_over = is_end or sequence.is_full or answer.text.is_stopped
         if is_over:
             text += answer.text.finish()
@@ -292,6 +305,7 @@ class EngineHost:
 
     def _fail_running(self, error: Exception) -> None:
         reason = f"a step failed with {type(error).__name__}: {error}"
+        _log.error("%s; the engine forgets its %d sequences", reason, len(self._scheduler.running))
         for sequence in self._scheduler.running:
             self._fail(sequence, EngineError(reason), error)
         try:
@@ -314,11 +328,11 @@ class EngineHost:
     def close(self) -> None:
         """Refuse new requests, end those in flight with `UnavailableError`, interrupt the step."""
         self._is_closing = True
-        self._engine.interrupt()
         for answer in tuple(self._answers.values()):
             self._cancellations += 1
             answer.mailbox.fail(UnavailableError("the engine is closing", definite=False))
             self._end(answer)
+        self._engine.interrupt()
 
 
 def _step_item(work: Work) -> StepItem:

@@ -171,15 +171,13 @@ class Scheduler:
 
     def _reserve(self, sequence: TokenSequence) -> bool:
         """Get the blocks for all known tokens; False if `sequence` itself had to give way."""
-        while (missing := self._missing_blocks(sequence, len(sequence.token_ids))) > 0:
-            taken = self.pool.take(missing)
-            if taken is not None:
-                sequence.block_ids.extend(taken)
-                break
+        missing = self._missing_blocks(sequence, len(sequence.token_ids))
+        while (taken := self.pool.take(missing)) is None:
             victim = self._newest_paused() or self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
+        sequence.block_ids.extend(taken)
         return True
 
     def _admit(self, work: list[Work], budget: int) -> None:

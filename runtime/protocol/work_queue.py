@@ -164,7 +164,6 @@ class QueueCounts:
     entered: int = 0
     """Jobs put or queued again; duplicates are not among them."""
     duplicates: int = 0
-    taken: int = 0
     acked: int = 0
     died: int = 0
     expired: int = 0
@@ -215,8 +214,9 @@ class WorkQueueModel:
         self._dead: dict[str, _Dead] = {}
         self._seen: dict[str, float] = {}
         self._number = 0
-        # Entries of jobs that have moved on are skipped when they come up.
+        # One entry for each job that is ready: only `take` ends that.
         self._ready: list[tuple[int, str]] = []
+        # Entries of jobs that have moved on are skipped when they come up.
         self._due: list[tuple[float, int, str]] = []
 
     # --- jobs ---
@@ -236,18 +236,14 @@ class WorkQueueModel:
         """Lease the oldest ready job under `token`, which must be new; None if there is none."""
         assert token not in self._leases, f"token {token} names a lease already"
         self.advance(now)
-        while self._ready:
-            number, job_id = heapq.heappop(self._ready)
-            job = self._jobs.get(job_id)
-            if job is None or job.number != number or job.state is not _State.READY:
-                continue
-            job.state, job.token = _State.LEASED, token
-            job.attempt += 1
-            self._leases[token] = job
-            self._wait(job, now + self.limits.visibility_timeout_s)
-            self.counts.taken += 1
-            return LeasedJob(job.id, job.payload, job.attempt, token, now - job.put_at)
-        return None
+        if not self._ready:
+            return None
+        job = self._jobs[heapq.heappop(self._ready)[1]]
+        job.state, job.token = _State.LEASED, token
+        job.attempt += 1
+        self._leases[token] = job
+        self._wait(job, now + self.limits.visibility_timeout_s)
+        return LeasedJob(job.id, job.payload, job.attempt, token, now - job.put_at)
 
     def extend(self, token: str, *, now: float) -> Settlement:
         """The lease lasts another `visibility_timeout_s` from now."""

@@ -28,17 +28,30 @@ class FaultyEngine(ExactEngine):
 
     failure: Exception | None = None
     recovery_failure: Exception | None = None
+    release_failure: Exception | None = None
+    text_failure: Exception | None = None
+    lost_tokens = 0
     is_closed = False
 
     def step(self, items: Sequence[StepItem]) -> list[int | None]:
         if self.failure is not None:
             raise self.failure
-        return super().step(items)
+        return super().step(items)[self.lost_tokens :]
+
+    def release(self, slot: int) -> None:
+        if self.release_failure is not None:
+            raise self.release_failure
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self.text_failure is not None:
+            raise self.text_failure
+        return super().token_bytes(token_id)
 
     def recover(self) -> None:
         if self.recovery_failure is not None:
             raise self.recovery_failure
-        self.failure = None
+        self.failure = self.release_failure = None
+        self.lost_tokens = 0
 
     def close(self) -> None:
         self.is_closed = True
@@ -335,6 +348,46 @@ async def test_an_engine_that_cannot_recover_refuses_all_later_requests_with_the
                 nursery.start_soon(ask, "RuntimeError: step")
         await ask("beyond repair")
         assert host.statistics().failures == 3
+        await settle(host)
+
+
+async def test_an_engine_that_fails_to_release_a_slot_recovers_and_the_loop_goes_on() -> None:
+    engine = make_engine()
+    async with open_host(engine) as host:
+        expected = token_ids(await collect(host, request(max_tokens=4)))
+        engine.release_failure = RuntimeError("slot 0 is stuck")
+        async with aclosing(host.generate(request(max_tokens=100), Context("r"))) as deltas:
+            await anext(deltas)
+            # The slot of this one cannot be released; what else runs is lost with it.
+            assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
+            with pytest.raises(EngineError, match="RuntimeError: slot 0 is stuck"):
+                await drain(deltas)
+        assert engine.release_failure is None, "the engine was not told to recover"
+        assert token_ids(await collect(host, request(max_tokens=4))) == expected
+        await settle(host)
+
+
+async def test_a_token_without_text_fails_its_own_answer_and_no_other() -> None:
+    engine = make_engine()
+    async with open_host(engine) as host:
+        async with aclosing(host.generate(request(max_tokens=100), Context("r"))) as deltas:
+            await anext(deltas)
+            engine.text_failure = LookupError("no such token")
+            with pytest.raises(EngineError, match="has no text: LookupError: no such token"):
+                await drain(deltas)
+        engine.text_failure = None
+        assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
+        assert host.statistics().failures == 1
+        await settle(host)
+
+
+async def test_a_step_that_returns_too_few_tokens_is_a_failed_step() -> None:
+    engine = make_engine()
+    async with open_host(engine) as host:
+        engine.lost_tokens = 1
+        with pytest.raises(EngineError, match="0 tokens for 1 sequences"):
+            await collect(host, request())
+        assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
         await settle(host)
 
 

@@ -14,6 +14,7 @@ from trinamo.runtime.protocol.sequence import (
     SequencedEvent,
     SequencedView,
     decode_event,
+    encode_event,
 )
 from trinamo.runtime.protocol.sequence_snapshot import (
     PARTS_MAX,
@@ -55,6 +56,55 @@ def test_an_earlier_incarnation_is_heard_again_once_the_later_one_is_silent() ->
     assert view.take_snapshot(snapshot(3, 8)).snapshot == (b"s",)
     assert (view.incarnation, view.sequence, view.needs_snapshot) == (3, 8, False)
     assert view.receive(event(3, 9)).events == (b"x",)
+
+
+@pytest.mark.parametrize(
+    "wrong", [event(1, 0), event(-1, 1), event(-1, 1, None), event(1, -1, None)]
+)
+def test_an_event_with_an_impossible_number_is_refused(wrong: SequencedEvent) -> None:
+    with pytest.raises(RemoteProtocolError, match="an event numbered"):
+        decode_event(encode_event(wrong))
+
+
+@pytest.mark.parametrize("right", [event(0, 1), event(7, 2), event(0, 0, None), event(3, 9, None)])
+def test_the_least_numbers_are_events_and_signs_of_life(right: SequencedEvent) -> None:
+    assert decode_event(encode_event(right)) == right
+
+
+def test_a_snapshot_that_comes_uncalled_counts_only_if_it_is_newer() -> None:
+    view = SequencedView()
+    view.receive(event(1, 1))
+    assert view.take_snapshot(snapshot(1, 1)).snapshot is None
+    assert view.take_snapshot(snapshot(1, 0)).snapshot is None
+    assert view.sequence == 1
+    assert view.take_snapshot(snapshot(1, 5)).snapshot == (b"s",)
+    assert view.receive(event(1, 6)).events == (b"x",)
+
+
+def test_events_that_waited_for_a_snapshot_follow_it_each_once() -> None:
+    view = SequencedView()
+    view.receive(event(1, 3, b"3"))
+    for number in (4, 5, 6):
+        view.receive(event(1, number, b"%d" % number))
+    step = view.take_snapshot(snapshot(1, 4))
+    assert (step.snapshot, step.events) == ((b"s",), (b"5", b"6"))
+    assert (view.sequence, view.needs_snapshot) == (6, False)
+    assert view.receive(event(1, 7, b"7")).events == (b"7",)
+
+
+def test_outdated_snapshots_are_counted_and_a_newer_one_ends_the_count() -> None:
+    view = SequencedView()
+    view.receive(event(9, 5))
+    for _ in range(OUTDATED_ANSWERS_MAX - 1):
+        view.take_snapshot(snapshot(3, 8))
+    assert view.counts.outdated == OUTDATED_ANSWERS_MAX - 1
+    assert view.take_snapshot(snapshot(9, 8)).snapshot == (b"s",)
+    # The count begins anew: as many outdated ones again change nothing.
+    view.receive(event(9, 20))
+    assert view.needs_snapshot
+    for _ in range(OUTDATED_ANSWERS_MAX - 1):
+        assert view.take_snapshot(snapshot(3, 8)).snapshot is None
+    assert view.take_snapshot(snapshot(3, 8)).snapshot == (b"s",)
 
 
 def test_a_later_incarnation_that_lives_stays() -> None:
