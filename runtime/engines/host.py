@@ -29,13 +29,13 @@ from .step import CachesBlocks, Hop, KeepsKv, Sampling, StepEngine, StepItem
 from .text import TextStream
 from .validation import check_prompt_fits, check_request
 
-__all__ = ["EngineHost", "open_engine_host", "thread_hop"]
+__all__ = ["EngineHost", "open_engine_host"]
 
 SEED_BITS = 64
 _log = logging.getLogger("trinamo.engine")
 
 
-def thread_hop() -> Hop:
+def _thread_hop() -> Hop:
     """A hop into a worker thread, one step at a time.
 
     Never abandoned on cancellation: the thread writes KV blocks, and whoever got them next would
@@ -146,12 +146,8 @@ class EngineHost:
         """Stream one answer; see `GenerationEngine.generate`."""
         answer = self._submit(request, context)
         sequence, mailbox = answer.sequence, answer.mailbox
-
-        def on_change(_: object) -> None:
-            self._news.set()
-
         try:
-            context.on_change(on_change)
+            context.on_change(self._wake)
             while True:
                 delta = await mailbox.take()
                 if sequence.is_paused and mailbox.has_drained:
@@ -163,7 +159,7 @@ class EngineHost:
         finally:
             # No checkpoint: this also runs while being cancelled, and while a step that writes
             # the sequence's blocks is running. The loop frees them after it.
-            context.off_change(on_change)
+            context.off_change(self._wake)
             if sequence in self._answers:
                 self._cancellations += 1
                 self._end(answer)
@@ -256,7 +252,7 @@ class EngineHost:
                 answer.send(answer.text.finish(), FinishReason.CANCELLED)
                 self._end(answer)
 
-    def _wake(self) -> None:
+    def _wake(self, _: object = None) -> None:
         self._news.set()
 
     def _end_hopeless(self) -> None:
@@ -366,14 +362,14 @@ async def open_engine_host(
     waits for one step at most. `running_max` sequences share the steps, `waiting_max` more wait,
     and a consumer that is `mailbox_deltas_max` deltas behind pauses its own sequence.
 
-    Bounds that cannot work are a `ValueError`. Leaving ends the answers in flight with `UnavailableError`, and waits for a step in progress,
-    which the engine is asked to cut short.
+    Bounds that cannot work are a `ValueError`. Leaving ends the answers in flight with
+    `UnavailableError`, and waits for a step in progress, which the engine is asked to cut short.
     """
     try:
         host = EngineHost(
             engine,
             env=env or RealEnv(),
-            hop=hop or thread_hop(),
+            hop=hop or _thread_hop(),
             scheduler=_scheduler(
                 engine.info,
                 running_max=running_max,

@@ -39,7 +39,7 @@ def test_each_mistake_is_one_that_a_hand_could_make(code: str, mutants: list[str
 def test_every_mutant_of_the_core_is_another_program(module: str) -> None:
     text = (ROOT / module).read_bytes()
     found = mutations(text)
-    assert len(found) >= 10
+    assert found
     for each in found:
         mutant = each.apply(text)
         assert mutant != text
