@@ -73,6 +73,9 @@ async def open_nats(
     `outgoing_bytes_max` bytes wait. A server that is silent for `ping_interval_s` times
     `pings_outstanding_max` counts as gone.
 
+    With `tls`, or an address of `tls://`, a server that offers no TLS is sent nothing, not even a
+    greeting: opening raises `ConnectError`, and later the plane stays away.
+
     Credentials: at most one of username and password, token, NKey seed (text or file), and
     credentials file. `stream_replicas` is on how many servers a work queue is kept. An account that restricts inboxes needs its `inbox_prefix`.
 

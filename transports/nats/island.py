@@ -20,11 +20,11 @@ import warnings
 from typing import Any
 
 import trio
-from nats.aio.client import Client
 
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes import Message
 
+from .client import NatsClient
 from .farewell import CONNECTION_ERRORS, abort, say_goodbye, settle, wait_for
 from .notices import Notices, logger
 from .options import NatsOptions
@@ -136,7 +136,7 @@ class Island:
     async def _main(self) -> None:
         attempt = 0
         while not self.is_closing and self._open_error is None:
-            client = Client()
+            client = NatsClient(needs_tls=self.options.needs_tls)
             closed = asyncio.Event()
             try:
                 error = await self._connect(client, closed)

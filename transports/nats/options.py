@@ -36,6 +36,13 @@ class NatsOptions:
     outgoing_messages_max: int = 65_536
     outgoing_bytes_max: int = 64 * 1024 * 1024
 
+    @property
+    def needs_tls(self) -> bool:
+        """Whether any server is to be spoken to by TLS; then all are."""
+        return self.tls is not None or any(
+            server.startswith(("tls://", "wss://")) for server in self.servers
+        )
+
     def client_options(self, servers: Sequence[str]) -> dict[str, Any]:
         """The keyword arguments of nats-py's `connect` for one connection, without callbacks.
 
