@@ -26,6 +26,7 @@ from .config_keys import (
     Section,
     Text,
     about,
+    is_name,
 )
 from .config_planes import (
     ControlPlaneConfig,
@@ -343,12 +344,17 @@ def config_notices(config: Config) -> list[str]:
             f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
             " after an outage of etcd may be dropped for a moment"
         )
-    if config.control_plane.embedded is False and etcd.nodes != len(etcd.endpoints):
+    if config.control_plane.embedded is False and not _reaches(etcd.endpoints, etcd.nodes):
         found.append(
             f"control_plane.etcd.nodes is {etcd.nodes}, but there are {len(etcd.endpoints)} endpoints"
         )
-    if config.event_plane.embedded is False and nats.nodes != len(nats.servers):
+    if config.event_plane.embedded is False and not _reaches(nats.servers, nats.nodes):
         found.append(
             f"event_plane.nats.nodes is {nats.nodes}, but there are {len(nats.servers)} servers"
         )
     return found
+
+
+def _reaches(addresses: tuple[str, ...], nodes: int) -> bool:
+    """Whether so many addresses fit so many servers; one name may stand for all of them."""
+    return len(addresses) == nodes or (len(addresses) == 1 and is_name(addresses[0]))

@@ -8,6 +8,7 @@ which reads them.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -30,6 +31,8 @@ __all__ = [
     "Text",
     "about",
     "config_fields",
+    "is_name",
+    "need_consent",
     "need_together",
     "section_types",
 ]
@@ -88,6 +91,42 @@ def need_together(section: str, **values: object) -> None:
     if missing and len(missing) != len(values):
         given = ", ".join(sorted(set(values) - set(missing)))
         raise ValueError(f"{section}: {given} needs {' and '.join(missing)} beside it")
+
+
+def need_consent(section: str, secret: str, addresses: tuple[str, ...]) -> None:
+    """Raise `ValueError` if `secret`, the name of a key, would travel in clear beyond this machine."""
+    away = [address for address in addresses if not (_is_encrypted(address) or _is_local(address))]
+    if away:
+        raise ValueError(
+            f"{section}: {secret} would travel in clear to {', '.join(away)}; set tls.enabled: true,"
+            " or allow_plain_password: true where nobody else is on the network between"
+        )
+
+
+def _is_encrypted(address: str) -> bool:
+    return address.startswith(("https://", "tls://", "wss://"))
+
+
+def _is_local(address: str) -> bool:
+    """Whether the bytes stay on this machine: loopback, or a socket of the file system."""
+    if address.startswith("unix:"):
+        return True
+    if is_name(address):
+        return _host(address) == "localhost"
+    return ipaddress.ip_address(_host(address)).is_loopback
+
+
+def is_name(address: str) -> bool:
+    """Whether the host of `host:port`, or of a URL, is a name and no number."""
+    try:
+        ipaddress.ip_address(_host(address))
+    except ValueError:
+        return True
+    return False
+
+
+def _host(address: str) -> str:
+    return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
 
 
 @attrs.frozen

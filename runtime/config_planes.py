@@ -20,6 +20,7 @@ from .config_keys import (
     Section,
     Text,
     about,
+    need_consent,
     need_together,
 )
 
@@ -35,6 +36,10 @@ __all__ = [
     "TlsConfig",
     "TransferConfig",
 ]
+
+_PLAIN = (
+    "Send the password or token over a link without TLS beyond this machine, which is refused else."
+)
 
 
 class TlsConfig(Section, frozen=True, kw_only=True):
@@ -55,8 +60,9 @@ class TlsConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         need_together("tls", cert_file=self.cert_file, key_file=self.key_file)
-        if self.cert_file is not None and not self.enabled:
-            raise ValueError("tls: cert_file is set, but enabled is false")
+        for name in ("ca_file", "cert_file", "server_name"):
+            if getattr(self, name) is not None and not self.enabled:
+                raise ValueError(f"tls: {name} is set, but enabled is false")
 
 
 class EtcdConfig(Section, frozen=True, kw_only=True):
@@ -77,6 +83,7 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
     ] = False
     username: Annotated[Text | None, about("User; needs `password`.")] = None
     password: Annotated[Secret | None, about("Password; needs `username`.")] = None
+    allow_plain_password: Annotated[bool, about(_PLAIN)] = False
     tls: TlsConfig = TlsConfig()
     lease_ttl_s: Annotated[
         Annotated[float, Meta(ge=2, le=86_400, extra={"unit": "s"})],
@@ -96,6 +103,8 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         need_together("etcd", username=self.username, password=self.password)
+        if self.password is not None and not (self.tls.enabled or self.allow_plain_password):
+            need_consent("etcd", "password", self.endpoints)
 
 
 class ControlPlaneConfig(Section, frozen=True, kw_only=True):
@@ -139,6 +148,7 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     nkey_seed_file: Annotated[
         Text | None, about("A file with an NKey seed, instead; needs the package `nkeys`.")
     ] = None
+    allow_plain_password: Annotated[bool, about(_PLAIN)] = False
     tls: TlsConfig = TlsConfig()
     connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
     reconnect_wait_s: Annotated[Seconds, about("First pause before connecting again.")] = 0.1
@@ -176,6 +186,12 @@ class NatsConfig(Section, frozen=True, kw_only=True):
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"nats: {' and '.join(given)} exclude each other")
+        # The two others answer a challenge, and what they sign with stays here.
+        secret = "password" if self.token is None else "token"
+        if getattr(self, secret) is not None and not (
+            self.tls.enabled or self.allow_plain_password
+        ):
+            need_consent("nats", secret, self.servers)
 
 
 class EventPlaneConfig(Section, frozen=True, kw_only=True):

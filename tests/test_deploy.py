@@ -7,6 +7,7 @@ Kubernetes, `check-jsonschema` that of compose files.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.certificates import Authority, needs_openssl
 from tests.sources import ROOT
-from trinamo.runtime.config import Config, load_config
-from trinamo.runtime.config_source import read_yaml
+from trinamo.runtime.config import config_notices, load_config
+from trinamo.transports.servers.binaries import find_nats_server
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = "1.30"
@@ -28,8 +30,11 @@ Thing = dict[str, Any]
 
 def manifests() -> list[tuple[str, Thing]]:
     return [
-        (f"{path.name}: {document['kind']} {document['metadata']['name']}", document)
-        for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+        (
+            f"{path.parent.name}/{path.name}: {document['kind']} {document['metadata']['name']}",
+            document,
+        )
+        for path in sorted((DEPLOY / "kubernetes").glob("*/*.yaml"))
         for document in yaml.safe_load_all(path.read_text("utf-8"))
     ]
 
@@ -41,6 +46,15 @@ def workloads() -> list[tuple[str, Thing]]:
         for name, document in manifests()
         if document["kind"] in ("Deployment", "StatefulSet")
     ]
+
+
+SIZES = {"medium": 3, "large": 5}
+"""How many etcd members and NATS servers each size of `deploy/kubernetes` has."""
+
+
+def manifest(start: str) -> Thing:
+    """The first whose name starts so, such as `large/nats.yaml: ConfigMap`."""
+    return next(document for name, document in manifests() if name.startswith(start))
 
 
 def named(things: list[tuple[str, Thing]]) -> list[Any]:
@@ -153,9 +167,9 @@ def test_secrets_are_named_and_never_written_down() -> None:
     assert "PRIVATE KEY" not in "".join(text for each in documents for _, text in strings(each))
 
 
-def test_the_configuration_in_the_manifests_is_one(tmp_path: Path) -> None:
-    document = next(d for name, d in manifests() if name.startswith("config.yaml"))
-    text = document["data"]["trinamo.yaml"]
+@pytest.mark.parametrize("size", SIZES)
+def test_the_configuration_in_the_manifests_is_one(tmp_path: Path, size: str) -> None:
+    text = manifest(f"{size}/config.yaml")["data"]["trinamo.yaml"]
     path = tmp_path / "trinamo.yaml"
     path.write_text(text)
     variables = {
@@ -166,10 +180,15 @@ def test_the_configuration_in_the_manifests_is_one(tmp_path: Path) -> None:
         if entry["name"].startswith("TRINAMO_")
     }
 
-    read_yaml(Config, text, "deploy/kubernetes/config.yaml")
     config = load_config(path, environ=variables)
+
+    etcd, nats = config.control_plane.etcd, config.event_plane.nats
     # A list of names would be looked up once, and a pod that moves has another address.
-    assert config.control_plane.etcd.endpoints == ("etcd:2379",)
+    assert etcd.endpoints == ("etcd:2379",)
+    assert len(nats.servers) == nats.nodes == etcd.nodes == SIZES[size]
+    assert etcd.tls.enabled
+    assert nats.tls.enabled
+    assert config_notices(config) == []
     assert config.data_plane.tcp.advertise_host == "1.2.3.4"
     ports = {
         port["containerPort"]
@@ -179,6 +198,71 @@ def test_the_configuration_in_the_manifests_is_one(tmp_path: Path) -> None:
         for port in container["ports"]
     }
     assert ports == {config.http.port, config.worker.status_port}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_file_that_the_configuration_names_is_mounted(size: str) -> None:
+    text = manifest(f"{size}/config.yaml")["data"]["trinamo.yaml"]
+    wanted = set(re.findall(r"_file: (/\S+)/[^/]+\n", text))
+
+    assert "/etc/trinamo-secret" in wanted
+    for role in ("frontend", "worker"):
+        pod = manifest(f"common/{role}.yaml: Deployment")["spec"]["template"]["spec"]
+        mounts = pod["containers"][0]["volumeMounts"]
+        assert wanted <= {mount["mountPath"] for mount in mounts}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_as_many_servers_run_as_know_of_each_other(size: str) -> None:
+    count = SIZES[size]
+    etcd, nats = (manifest(f"{size}/{name}.yaml: StatefulSet")["spec"] for name in ("etcd", "nats"))
+    flags = etcd["template"]["spec"]["containers"][0]["command"]
+    peers = next(flag for flag in flags if flag.startswith("--initial-cluster="))
+    settings = manifest(f"{size}/nats.yaml: ConfigMap")["data"]["nats.conf"]
+
+    assert etcd["replicas"] == nats["replicas"] == count
+    assert re.findall(r"etcd-(\d)=https://etcd-\1.etcd:2380", peers) == [*map(str, range(count))]
+    assert re.findall(r"nats-route://nats-(\d).nats:6222", settings) == [*map(str, range(count))]
+
+
+def test_the_sizes_differ_in_their_numbers_alone() -> None:
+    """What is mended in one must be mended in the other."""
+
+    def shape(thing: Any) -> Any:
+        if isinstance(thing, dict):
+            return {key: shape(value) for key, value in thing.items() if key != "data"}
+        if isinstance(thing, list):
+            return [shape(value) for value in thing]
+        return None if isinstance(thing, int) else re.sub(r"[\d,.]+\S*", "", str(thing))
+
+    of_size = {
+        size: {name.partition("/")[2]: shape(each) for name, each in manifests() if size in name}
+        for size in SIZES
+    }
+    assert of_size["medium"] == of_size["large"]
+
+
+@pytest.mark.slow
+@pytest.mark.services
+@needs_openssl
+@pytest.mark.parametrize("size", SIZES)
+def test_nats_takes_its_configuration(size: str, tmp_path: Path) -> None:
+    """The server itself reads it, certificates included."""
+    certificate, key = Authority.make(tmp_path).sign("nats")
+    text = manifest(f"{size}/nats.yaml: ConfigMap")["data"]["nats.conf"]
+    for inside, outside in (("ca.crt", "ca.pem"), ("tls.crt", certificate), ("tls.key", key)):
+        text = text.replace(f"/tls/{inside}", str(tmp_path / outside))
+    path = tmp_path / "nats.conf"
+    path.write_text(text)
+    done = subprocess.run(
+        [find_nats_server(), "--config", path, "-t"],
+        env={"POD_NAME": "nats-0", "NATS_TOKEN": "text"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_services_of_the_compose_file_are_configured_and_confined() -> None:

@@ -39,7 +39,12 @@ def test_children_get_the_same_configuration(tmp_path: Path) -> None:
         path,
         "medium",
         gather(
-            ["http.port=8080", "control_plane.etcd.username=u", "control_plane.etcd.password=p"],
+            [
+                "http.port=8080",
+                "control_plane.etcd.username=u",
+                "control_plane.etcd.password=p",
+                "control_plane.etcd.tls.enabled=true",
+            ],
             worker__status_port=0,
             event_plane__nats__servers="nats://a:1,nats://b:2",
         ),

@@ -465,3 +465,48 @@ def test_the_configuration_is_frozen() -> None:
 
     with pytest.raises(AttributeError):
         config.http = config.http  # type: ignore[misc]
+
+
+PLAIN = [
+    ("control_plane.etcd", "endpoints", "etcd-0:2379", {"username": "u", "password": "p"}),
+    ("control_plane.etcd", "endpoints", "http://10.0.0.5:2379", {"username": "u", "password": "p"}),
+    ("event_plane.nats", "servers", "nats://10.0.0.5:4222", {"username": "u", "password": "p"}),
+    ("event_plane.nats", "servers", "nats://127.0.0.1:1,nats://nats-1:4222", {"token": "t"}),
+]
+
+
+@pytest.mark.parametrize(("section", "name", "addresses", "secrets"), PLAIN)
+def test_a_password_leaves_this_machine_in_clear_only_by_consent(
+    section: str, name: str, addresses: str, secrets: dict[str, str]
+) -> None:
+    given = {f"{section}.{key}": value for key, value in {name: addresses, **secrets}.items()}
+
+    with pytest.raises(ConfigError, match=r"in clear.*tls\.enabled: true, or allow_plain_password"):
+        load_config(environ={}, overrides=given)
+
+    for consent in ("allow_plain_password", "tls.enabled"):
+        load_config(environ={}, overrides={**given, f"{section}.{consent}": "true"})
+
+
+@pytest.mark.parametrize(
+    ("section", "addresses"),
+    [
+        ("control_plane.etcd", {"endpoints": "127.0.0.1:2379,[::1]:2379,localhost:2379"}),
+        ("control_plane.etcd", {"endpoints": "unix:///run/etcd.sock"}),
+        ("control_plane.etcd", {"endpoints": "https://etcd-0:2379"}),
+        ("event_plane.nats", {"servers": "nats://127.0.0.1:4222,nats://[::1]:4222"}),
+        ("event_plane.nats", {"servers": "tls://nats-0:4222"}),
+    ],
+)
+def test_a_password_for_this_machine_or_over_tls_needs_no_consent(
+    section: str, addresses: dict[str, str]
+) -> None:
+    given = {**addresses, "username": "u", "password": "p"}
+
+    load_config(environ={}, overrides={f"{section}.{key}": text for key, text in given.items()})
+
+
+@pytest.mark.parametrize("name", ["ca_file", "server_name"])
+def test_a_word_about_tls_without_tls_is_a_mistake(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is set, but enabled is false"):
+        load_config(environ={}, overrides={f"event_plane.nats.tls.{name}": "x"})

@@ -52,8 +52,8 @@ async def test_a_server_that_offers_no_tls_is_told_nothing(scheme: str) -> None:
     """By an address of `tls://` alone, or by a context alone: TLS is wanted, so no word in clear."""
     tls = ssl.create_default_context() if scheme == "nats" else None
     async with open_stripper() as stripper:
+        url = f"{scheme}://127.0.0.1:{stripper.port}"
         with trio.fail_after(20), pytest.raises(ConnectError, match="offers none") as caught:
-            url = f"{scheme}://127.0.0.1:{stripper.port}"
             async with open_nats([url], tls=tls, token="the-token", connect_timeout_s=1):
                 pass
     assert bytes(stripper.told) == b""
@@ -64,8 +64,8 @@ async def test_a_server_that_offers_no_tls_is_told_nothing(scheme: str) -> None:
 async def test_without_tls_the_same_server_is_greeted() -> None:
     """The other test's proof: this server would have been told the token."""
     async with open_stripper() as stripper:
+        url = f"nats://127.0.0.1:{stripper.port}"
         with trio.fail_after(20), pytest.raises(ConnectError):
-            url = f"nats://127.0.0.1:{stripper.port}"
             async with open_nats([url], token="the-token", connect_timeout_s=0.2):
                 pass
     assert b"the-token" in stripper.told
