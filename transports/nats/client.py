@@ -14,14 +14,14 @@ from nats.aio.client import Client
 __all__ = ["NatsClient", "TlsRefusedError"]
 
 
-class TlsRefusedError(nats.errors.Error):
+class TlsRefusedError(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types
     """The server, or somebody on the way to it, does not offer the TLS that is configured."""
 
     def __str__(self) -> str:
         return "TLS is configured and the server offers none; nothing was sent to it"
 
 
-class NatsClient(Client):
+class NatsClient(Client):  # type: ignore[misc]  # nats-py has no types
     """A `Client` that, if it needs TLS, greets only over TLS."""
 
     def __init__(self, *, needs_tls: bool) -> None:
