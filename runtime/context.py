@@ -11,6 +11,7 @@ What this module does not do: deadlines (the caller of `stop()` owns the grace p
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,8 @@ from typing import Self
 import trio
 
 __all__ = ["Context", "KillableScope", "Reason", "State"]
+
+_log = logging.getLogger("trinamo.context")
 
 
 class State(enum.IntEnum):
@@ -117,8 +120,8 @@ class Context:
         for child in tuple(self._children):
             child.kill(reason)
         self.kill_reason = reason
-        self._advance(State.KILLED)
         self.scope.cancel()
+        self._advance(State.KILLED)
 
     def _advance(self, state: State) -> None:
         self.state = state
@@ -127,7 +130,14 @@ class Context:
         if state is State.KILLED and self._killed_event is not None:
             self._killed_event.set()
         for listener in tuple(self._listeners):
+            self._tell(listener, state)
+
+    def _tell(self, listener: Callable[[State], None], state: State) -> None:
+        """One listener's mistake must lose neither the Kill nor the news of the others."""
+        try:
             listener(state)
+        except Exception:  # noqa: BLE001 -- whatever a driver raises
+            _log.exception("request %s: a listener to %s failed", self.id, state.name)
 
     def link(self, child: Context) -> None:
         """Make `child` follow this context, starting with the state it is already in."""
@@ -156,11 +166,12 @@ class Context:
     def on_change(self, listener: Callable[[State], None]) -> None:
         """Call `listener(state)` synchronously at every change, and at once if no longer live.
 
-        For drivers that must put a frame on the wire without waiting for a task to run.
+        For drivers that must put a frame on the wire without waiting for a task to run. An
+        exception that it raises is logged, and goes nowhere.
         """
         self._listeners[listener] = None
         if self.state is not State.LIVE:
-            listener(self.state)
+            self._tell(listener, self.state)
 
     def off_change(self, listener: Callable[[State], None]) -> None:
         """Forget `listener`; nothing happens if it is not known."""

@@ -11,8 +11,9 @@ vanished yet: it lingers while it answers, for `linger_s` at most (decision 0011
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final
 
 import trio
@@ -28,6 +29,7 @@ from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, W
 from .probing import Way, answers
 from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet, Standing
 from .protocol.routing import Policy, pick
+from .retries import Retries
 from .silence import SilenceWatch
 
 __all__ = ["Router"]
@@ -84,6 +86,7 @@ class Router:
             on_change=self._observe,
             metrics=metrics,
         )
+        self._discovery = Retries(_log, f"the instances of {endpoint} are not followed")
         self._turn = 0
         self._change_count = 0
         self._changed = trio.Event()
@@ -93,23 +96,23 @@ class Router:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow discovery, and each instance's connection, until cancelled.
 
-        Started once the snapshot is in.
+        Started once the snapshot is in, or once the store has refused it: then nobody is live, and
+        the store is asked again and again.
         """
-        started = False
         try:
-            async with (
-                open_nursery() as nursery,
-                self._control.watch(self.endpoint.key_prefix) as events,
-            ):
+            async with open_nursery() as nursery:
                 await nursery.start(self._silence.run)
-                async for event in events:
-                    self._attend(self.apply(event), nursery)
-                    if not started:
-                        started = True
-                        task_status.started()
+                attempt = partial(self._discover, nursery)
+                await self._discovery.run(attempt, task_status=task_status)
         finally:
             if self._metrics is not None:
                 self._metrics.endpoint_gone(str(self.endpoint))
+
+    async def _discover(self, nursery: trio.Nursery, begun: Callable[[], None]) -> None:
+        async with self._control.watch(self.endpoint.key_prefix) as events:
+            async for event in events:
+                self._attend(self.apply(event), nursery)
+                begun()
 
     def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
         for instance in (*change.left, *change.moved):
@@ -322,7 +325,8 @@ class Router:
             candidates = self._live.candidates(now, exclude)
         if not candidates and instance_id is None:
             which = "another live instance" if exclude else "a live instance"
-            raise UnavailableError(f"{self.endpoint} does not have {which}")
+            why = f": discovery fails, {self._discovery.cause}" if self._discovery.cause else ""
+            raise UnavailableError(f"{self.endpoint} does not have {which}{why}")
         chosen = pick(
             self.policy,
             candidates,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import attrs
@@ -41,6 +42,7 @@ from .protocol.sequence_snapshot import (
     encode_request,
     encode_snapshot,
 )
+from .retries import Retries
 
 __all__ = ["EventFollower", "EventSource", "topic_of"]
 
@@ -134,10 +136,16 @@ class EventSource:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer for the snapshot, and beat, until cancelled."""
-        subject = _snapshot_subject(self._topic, self._publisher)
-        async with self._events.subscribe(subject) as requests, open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(self._beat)
-            task_status.started()
+            retries = Retries(_log, f"{self._topic}: nobody can ask for a snapshot")
+            await retries.run(self._serve, task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, begun: Callable[[], None]) -> None:
+        subject = _snapshot_subject(self._topic, self._publisher)
+        async with self._events.subscribe(subject) as requests:
+            begun()
             async for request in requests:
                 if request.reply:
                     await self._answer(request)
@@ -182,10 +190,9 @@ class EventSource:
 
     async def _send(self, body: bytes | None) -> None:
         event = SequencedEvent(self._publisher, self._incarnation, self._sequence, body)
+        subject = _event_subject(self._topic, self._publisher)
         try:
-            await self._events.publish(
-                _event_subject(self._topic, self._publisher), encode_event(event)
-            )
+            await self._events.publish(subject, encode_event(event))
         except TrinamoError as error:
             self._dropped += body is not None
             self._notices.warn(f"{self._topic}: events are dropped", error)
@@ -278,12 +285,15 @@ class EventFollower:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow until cancelled. While the broker is away, what is known stays known."""
+        async with open_nursery() as nursery:
+            retries = Retries(_log, f"{self._topic} is not followed")
+            await retries.run(partial(self._follow, nursery), task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+    async def _follow(self, nursery: trio.Nursery, begun: Callable[[], None]) -> None:
         pattern = _event_subject(self._topic, "*")
-        async with (
-            self._events.subscribe(pattern, pending_max=self._pending_max) as messages,
-            open_nursery() as nursery,
-        ):
-            task_status.started()
+        async with self._events.subscribe(pattern, pending_max=self._pending_max) as messages:
+            begun()
             async for message in messages:
                 self._take(message, nursery)
 

@@ -10,7 +10,7 @@ values hold. What never changes in a running process is in `config.py`. The comm
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import attrs
@@ -18,10 +18,11 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from .errors import RequestError, TrinamoError
+from .errors import RequestError
 from .metrics import Metrics
 from .planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from .protocol.undecodable import UNDECODABLE
+from .retries import Retries
 
 __all__ = [
     "PREFILL_TOKENS_LOCAL_MAX",
@@ -40,7 +41,6 @@ _log = logging.getLogger("trinamo.settings")
 
 SETTINGS_PREFIX: Final = "config/"
 VALUE_BYTES_MAX: Final = 4096
-RETRY_S: Final = 30.0
 T = TypeVar("T")
 
 
@@ -138,25 +138,28 @@ class Settings:
         An outage only makes it wait. Raises what is beyond repair, such as a store that does not
         let this user read the prefix.
         """
-        started = False
-        async with self._control.watch(SETTINGS_PREFIX) as events:
-            async for event in events:
-                self.apply(event)
-                if not started:
-                    started = True
-                    task_status.started()
+        is_started = False
+
+        def begun() -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                task_status.started()
+
+        await self._watch(begun)
 
     async def follow(self) -> None:
         """`run` for a process that lives without: what is beyond repair is logged, tried again.
 
         Meanwhile the last known values hold, or the defaults.
         """
-        while True:
-            try:
-                await self.run()
-            except TrinamoError as error:
-                _log.error("settings are not followed: %s; again in %g s", error.message, RETRY_S)
-            await trio.sleep(RETRY_S)
+        await Retries(_log, "settings are not followed").run(self._watch)
+
+    async def _watch(self, begun: Callable[[], None]) -> None:
+        async with self._control.watch(SETTINGS_PREFIX) as events:
+            async for event in events:
+                self.apply(event)
+                begun()
 
     async def wait_loaded(self) -> None:
         """Return once what is stored has been read; safe to cancel, for a store may be away."""

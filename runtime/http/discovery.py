@@ -20,6 +20,7 @@ from ..planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.instances import EndpointName
 from ..protocol.model_cards import MODEL_PREFIX, ModelChange, ModelTable
+from ..retries import Retries
 from ..router import Router
 from .models import ModelManager
 
@@ -52,7 +53,7 @@ async def watch_models(
 ) -> None:
     """Keep `manager` equal to the published cards until cancelled.
 
-    Started once the first snapshot is in. A card that does not decode, or contradicts another, is
+    Started once the first snapshot is in, or refused: then it is asked for again and again. A card that does not decode, or contradicts another, is
     logged, counted and passed over; what an older value of its key said stays in force. A card that
     is deleted while its worker stays is kept until the worker goes, or says that it will, and for
     `router.linger_s` at most.
@@ -60,13 +61,14 @@ async def watch_models(
     async with open_nursery() as nursery:
         watch = _ModelWatch(open_client, manager, nursery)
         nursery.start_soon(watch.end_kept_cards)
-        started = False
-        async with control.watch(MODEL_PREFIX) as events:
-            async for event in events:
-                await watch.take(event)
-                if not started:
-                    started = True
-                    task_status.started()
+
+        async def follow(begun: Callable[[], None]) -> None:
+            async with control.watch(MODEL_PREFIX) as events:
+                async for event in events:
+                    await watch.take(event)
+                    begun()
+
+        await Retries(_log, "models are not followed").run(follow, task_status=task_status)
 
 
 class _ModelWatch:

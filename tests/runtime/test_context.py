@@ -221,3 +221,23 @@ async def test_a_wait_that_ended_by_itself_leaves_no_listener() -> None:
 async def test_errors_pass_through_a_killable_scope() -> None:
     with pytest.raises(ValueError, match="mine"), Context("r1").cancelled_by_kill():
         raise ValueError("mine")
+
+
+async def test_a_listener_that_raises_loses_neither_the_kill_nor_its_neighbours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context, told = Context("r1"), list[State]()
+
+    def raises(state: State) -> None:
+        raise ZeroDivisionError
+
+    context.on_change(raises)
+    context.on_change(told.append)
+    with Context("parent") as parent:
+        parent.link(context)
+        context.stop()
+        parent.kill()
+    assert told == [State.STOPPED, State.KILLED]
+    assert context.scope.cancel_called
+    assert parent.is_killed
+    assert caplog.text.count("request r1: a listener to") == 2
