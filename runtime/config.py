@@ -100,15 +100,33 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
     ] = 65_536
     requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
-    connections_max: Annotated[Count, about("Open connections at once.")] = 2048
+    connections_max: Annotated[
+        Count,
+        about("Open connections at once; one more takes the place of the one idle longest."),
+    ] = 2048
+    hosts: Annotated[
+        tuple[Text, ...] | None,
+        about(
+            "Names by which clients call it, in the Host header; another is a 421. Addresses,"
+            " `localhost` and `http.host` always are; `*`: any. `null`: none more on loopback, so"
+            " that no page of the web reads its answers by DNS rebinding, and any elsewhere."
+        ),
+    ] = None
     keep_alive_s: Annotated[
         Seconds, about("For the next request's head on an idle connection.")
     ] = 60.0
     write_timeout_s: Annotated[
-        Seconds, about("A client that takes no byte of its answer this long is cut off.")
+        Seconds,
+        about(
+            "A client that does not take a piece of its answer (64 KiB) within this time, or whose"
+            " machine does not acknowledge one, is cut off."
+        ),
     ] = 30.0
     peer_timeout_s: Annotated[
-        Seconds, about("A client whose machine does not answer this long is gone.")
+        Seconds,
+        about(
+            "A client to which nothing is under way, and whose machine does not answer, is gone."
+        ),
     ] = 20.0
     request_timeout_s: Annotated[
         Seconds | None,

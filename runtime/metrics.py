@@ -88,6 +88,9 @@ class Metrics:
             "lingering_instances", "Live instances that discovery has deleted", "endpoint"
         )
         self._connections = self._gauge("connections", "Open connections", "kind")
+        self._connections_taken = self._counter(
+            "connections_taken", "HTTP connections closed for new ones, at the bound"
+        )
         self._entries_refused = self._counter(
             "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
         )
@@ -159,6 +162,10 @@ class Metrics:
     def connection_closed(self, kind: str) -> None:
         """A connection of `kind` is closed."""
         self._connections.labels(kind).dec()
+
+    def connection_taken(self) -> None:
+        """An HTTP connection that waited for a request was closed, to let another one in."""
+        self._connections_taken.inc()
 
     def render(self) -> bytes:
         """The exposition in Prometheus' text format, at most a second old."""

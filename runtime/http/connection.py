@@ -10,6 +10,7 @@ slow reader out. This stream mends that from below, without touching hypercorn:
   for `write_timeout_s` aborts the connection.
 * `send_now` sends a piece without a checkpoint, which hypercorn's own way cannot: its lock, its
   shield and trio's send are three. What the socket does not take at once is kept and sent first.
+* A write that failed is remembered (`is_cut`), for hypercorn tells nobody.
 * While a header is awaited, bytes are handed on in small pieces, so that the header limit holds.
 * A connection that closes before the request's body was read goes on reading it for a while:
   else the kernel would answer with RST, and the client might never see the answer.
@@ -20,6 +21,7 @@ What this file does not do: HTTP, and who may connect (`server.py`).
 from __future__ import annotations
 
 import contextlib
+import enum
 import socket
 import struct
 from collections.abc import Callable
@@ -27,21 +29,34 @@ from typing import Final
 
 import trio
 
-__all__ = ["Connection", "configure_socket"]
+__all__ = ["Connection", "Phase", "configure_socket"]
 
 READ_BYTES: Final = 1 << 16
-WRITE_BYTES: Final = 1 << 18
+WRITE_BYTES: Final = 1 << 16
 """What must be written within `write_timeout_s`: the measure of progress."""
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 HEADER_PIECE_BYTES: Final = 1 << 12
 LINGER_S: Final = 2.0
 
 
-def configure_socket(sock: trio.socket.SocketType, *, peer_timeout_s: float) -> None:
-    """Make a peer that vanished without a FIN fail within about `peer_timeout_s`.
+class Phase(enum.Enum):
+    """What a connection does, as far as it matters for who may be cut off."""
 
-    Keep-alive finds it while we are silent, TCP_USER_TIMEOUT while data is unacknowledged; each
-    is blind to the other's case.
+    IDLE = "idle"
+    """No request has come, at most a part of its head; or the last one was answered."""
+    ARRIVING = "arriving"
+    """A request's body has not come to its end."""
+    ANSWERING = "answering"
+
+
+def configure_socket(
+    sock: trio.socket.SocketType, *, peer_timeout_s: float, write_timeout_s: float
+) -> None:
+    """Make a peer that vanished without a FIN fail.
+
+    Keep-alive finds it within about `peer_timeout_s` while nothing is under way to it,
+    TCP_USER_TIMEOUT while data is; each is blind to the other's case. The second also ends a peer
+    that is there and reads nothing, as `write_timeout_s` does: so it is as long.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -50,7 +65,7 @@ def configure_socket(sock: trio.socket.SocketType, *, peer_timeout_s: float) -> 
         ("TCP_KEEPIDLE", interval_s),
         ("TCP_KEEPINTVL", interval_s),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(peer_timeout_s * 1000)),
+        ("TCP_USER_TIMEOUT", int(write_timeout_s * 1000)),
     ):
         option = getattr(socket, name, None)
         if option is not None:
@@ -93,6 +108,8 @@ class Connection:
         """hypercorn knows that."""
         self.has_body_pending = False
         """A request's body was not read to its end."""
+        self.is_cut = False
+        """A write failed or timed out: the peer does not have the whole answer."""
         self._stream = stream
         self._write_timeout_s = write_timeout_s
         self._is_sending = False
@@ -137,14 +154,20 @@ class Connection:
         self._is_sending = True
         try:
             for start in range(0, len(data), WRITE_BYTES):
-                # hypercorn's shield is outside of this scope, so it does not stop the deadline.
-                with trio.move_on_after(self._write_timeout_s) as scope:
-                    await self._stream.send_all(data[start : start + WRITE_BYTES])
-                if scope.cancelled_caught:
-                    self.abort()
-                    raise trio.ClosedResourceError("the peer does not read")
+                await self._send_in_time(data[start : start + WRITE_BYTES])
+        except BaseException:
+            self.is_cut = True
+            raise
         finally:
             self._is_sending = False
+
+    async def _send_in_time(self, piece: bytes) -> None:
+        # hypercorn's shield is outside of this scope, so it does not stop the deadline.
+        with trio.move_on_after(self._write_timeout_s) as scope:
+            await self._stream.send_all(piece)
+        if scope.cancelled_caught:
+            self.abort()
+            raise trio.ClosedResourceError("the peer does not read")
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()
@@ -195,6 +218,13 @@ class Connection:
                 self.abort()
             self._flushed.set()
             self._flushed = None
+
+    @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        if not self.requests_in_flight:
+            return Phase.IDLE
+        return Phase.ARRIVING if self.has_body_pending else Phase.ANSWERING
 
     def request_started(self, *, has_body: bool) -> None:
         self.requests_in_flight += 1
@@ -259,9 +289,9 @@ class Connection:
         """Return once no request is in flight."""
         await self._wait_for(lambda: not self.requests_in_flight)
 
-    async def linger(self) -> None:
-        """Give a client that still sends its body the time to see the answer and stop."""
-        if not self.has_body_pending:
+    async def linger(self, *, has_unread: bool) -> None:
+        """Give a client that still sends the time to see the answer and stop."""
+        if not (self.has_body_pending or has_unread):
             return
         self.is_closed = True
         self._buffer.clear()

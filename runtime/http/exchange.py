@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 import trio
 
@@ -18,15 +18,16 @@ from ..protocol.request import REQUEST_ID_CHARS_MAX
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer
 
 __all__ = [
-    "SEND_NOW",
+    "CONNECTION",
+    "UNKNOWN_CONNECTION",
     "ClientGoneError",
+    "ConnectionExtension",
     "Headers",
     "Receive",
     "Scope",
     "Send",
-    "SendNow",
+    "find_connection",
     "find_header",
-    "find_send_now",
     "make_ids",
     "read_body",
     "send_error",
@@ -40,13 +41,25 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 SendNow: TypeAlias = Callable[[bytes], bool]
 
-SEND_NOW: Final = "trinamo.send_now"
-"""The ASGI extension of our server by which a piece of a body goes out without a checkpoint.
 
-Its `send_now(body)` is for an answer under way whose length was not announced, between two calls
-of `send`, never during one. False, and nothing is sent, if it must go by `send`, which is always
-allowed. A server without the extension is only slower.
+class ConnectionExtension(TypedDict):
+    """What `CONNECTION` offers."""
+
+    send_now: SendNow | None
+    is_cut: Callable[[], bool]
+
+
+CONNECTION: Final = "trinamo.connection"
+"""The ASGI extension by which our server lets an answer know its connection.
+
+`send_now(body)` sends a piece of a body without a checkpoint; None where the server cannot. It is
+for an answer under way whose length was not announced, between two calls of `send`, never during
+one. False, and nothing is sent, if it must go by `send`, which is always allowed. `is_cut()` says
+whether a write failed or timed out, which `send` does not tell. A server without the extension is
+slower, and such an answer counts as taken.
 """
+UNKNOWN_CONNECTION: Final[ConnectionExtension] = {"send_now": None, "is_cut": lambda: False}
+"""What an answer goes by on a server without the extension."""
 JSON_TYPE: Final = b"application/json"
 _SUFFIX_CHARS: Final = 17
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -61,10 +74,10 @@ def find_header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-def find_send_now(scope: Scope) -> SendNow | None:
-    """What the server offers as `SEND_NOW`, if it does."""
-    extension = scope.get("extensions", {}).get(SEND_NOW)
-    return None if extension is None else extension["send_now"]
+def find_connection(scope: Scope) -> ConnectionExtension:
+    """What the server offers as `CONNECTION`, or what that comes to if it offers nothing."""
+    found: ConnectionExtension = scope.get("extensions", {}).get(CONNECTION, UNKNOWN_CONNECTION)
+    return found
 
 
 def make_ids(scope: Scope, rng: random.Random) -> tuple[str, str]:

@@ -2,36 +2,46 @@
 
 hypercorn's own `worker_serve` makes its sockets itself and cannot be simulated, so its `TCPServer`
 is driven here, through trio's listeners and over our `Connection`, which mends what hypercorn
-lacks. What this file does not do: routes (`app.py`) and the drain of requests (`service.py`).
+lacks. It speaks HTTP/1 alone: hypercorn's HTTP/2 buffers without a bound for a client that grants no
+window. What this file does not do: routes (`app.py`) and the drain of requests (`service.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import http
 import logging
-import socket
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed
+from hypercorn.events import Closed, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
-from ..errors import ConfigError, OverloadedError
+from ..errors import OverloadedError
 from ..metrics import Metrics
 from ..nurseries import open_nursery
+from ..protocol.http_head import HeadFault
 from .connection import Connection, configure_socket
-from .exchange import SEND_NOW, Receive, Scope, Send, find_header, send_error
-from .status import HttpVersionError, answer_error
+from .connections import ConnectionTable
+from .exchange import CONNECTION, Receive, Scope, Send, find_header, send_error
+from .hosts import HostPolicy
+from .listening import open_listeners
+from .parser import StrictParser
+from .status import ErrorAnswer, HostNotAllowedError, answer_error, answer_head_fault
 
-__all__ = ["Server", "open_listeners"]
+__all__ = ["Server"]
 
-BACKLOG: Final = 1024
 REFUSALS_MAX: Final = 64
 """How many connections over the limit are answered at a time; the rest is just closed."""
 REFUSAL_S: Final = 1.0
@@ -41,51 +51,14 @@ CLOSE_GRACE_S: Final = 0.25
 log = logging.getLogger("trinamo.http")
 
 
-async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen on every address of `host`, on one port; port 0 is chosen by the system.
-
-    Raises `ConfigError` with a sentence that says what to do.
-    """
-    listeners: list[trio.SocketListener] = []
-    try:
-        found = await trio.socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for address in dict.fromkeys(str(info[4][0]) for info in found):
-            listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
-            port = listeners[0].socket.getsockname()[1]
-    except OSError as error:
-        for listener in listeners:
-            listener.socket.close()
-        raise _explain(error, host, port) from error
-    return listeners
-
-
-def _explain(error: OSError, host: str, port: int) -> ConfigError:
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if isinstance(error, socket.gaierror):
-        return ConfigError(f"cannot listen on {where}: the host '{host}' is not known here")
-    match error.errno:
-        case errno.EADDRINUSE:
-            advice = (
-                f"port {port} is in use; stop the program that has it, "
-                "or choose another port (0 takes any free one)"
-            )
-        case errno.EACCES:
-            advice = f"port {port} needs privileges; choose one above 1023"
-        case errno.EADDRNOTAVAIL:
-            advice = f"'{host}' is no address of this machine; try 127.0.0.1 or 0.0.0.0"
-        case _:
-            advice = error.strerror or str(error)
-    return ConfigError(f"cannot listen on {where}: {advice}")
-
-
 class Server:
     """Serves `app` until `close()`. One object serves once.
 
-    `header_bytes_max` bounds a request's head (431), `connections_max` the open connections (503
-    with OpenAI's body, then close), `keep_alive_s` an idle connection and a head that does not
-    come, `write_timeout_s` a client that does not read, `peer_timeout_s` a peer that vanished.
+    `header_bytes_max` bounds a request's head (431), `connections_max` the open connections (one
+    more takes the place of the oldest idle one; it is a 503 with OpenAI's body while every request
+    is being answered), `keep_alive_s` an idle connection and a head that does not come,
+    `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that vanished
+    while nothing was on its way to it. `hosts` are the names that it is called by: see `hosts.py`.
     """
 
     def __init__(
@@ -95,6 +68,7 @@ class Server:
         metrics: Metrics,
         host: str = "127.0.0.1",
         port: int = 0,
+        hosts: Sequence[str] | None = None,
         connections_max: int = 2048,
         header_bytes_max: int = 32 << 10,
         keep_alive_s: float = 60.0,
@@ -104,11 +78,12 @@ class Server:
         self._app = app
         self._metrics = metrics
         self._host, self._port = host, port
+        self._hosts = HostPolicy.make(host, hosts)
         self._connections_max = connections_max
         self._write_timeout_s, self._peer_timeout_s = write_timeout_s, peer_timeout_s
         self._config = _make_config(header_bytes_max, keep_alive_s)
         self._context = WorkerContext(None)
-        self._connections: dict[Connection, None] = {}
+        self._connections = ConnectionTable(connections_max)
         self._refusals = 0
         self._closing = trio.Event()
         self._drained = trio.Event()
@@ -150,15 +125,19 @@ class Server:
                 connections.cancel_scope.cancel()
 
     async def _serve_connection(self, stream: trio.SocketStream) -> None:
-        if len(self._connections) >= self._connections_max:
+        if not self._make_room():
             await self._refuse(stream)
             return
         connection = Connection(stream, write_timeout_s=self._write_timeout_s)
-        self._connections[connection] = None
+        self._connections.add(connection)
         self._metrics.connection_opened("http")
         try:
             with contextlib.suppress(OSError):
-                configure_socket(connection.socket, peer_timeout_s=self._peer_timeout_s)
+                configure_socket(
+                    connection.socket,
+                    peer_timeout_s=self._peer_timeout_s,
+                    write_timeout_s=self._write_timeout_s,
+                )
             await self._drive(connection)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             # The peer went away in the middle of something. It knows.
@@ -168,42 +147,36 @@ class Server:
             log.exception("an HTTP connection failed", exc_info=errors)
         finally:
             connection.socket.close()
-            del self._connections[connection]
+            self._connections.remove(connection)
             self._metrics.connection_closed("http")
             if self._closing.is_set() and not self._connections:
                 self._drained.set()
+
+    def _make_room(self) -> bool:
+        if not self._connections.is_full:
+            return True
+        taken = self._connections.take()
+        if taken is None:
+            return False
+        self._metrics.connection_taken()
+        taken.abort()
+        return True
 
     async def _drive(self, connection: Connection) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             has_body = any(find_header(scope, name) for name in _BODY_HEADERS)
             connection.request_started(has_body=has_body)
-
-            def send_now(body: bytes) -> bool:
-                # An empty chunk would end the body.
-                return not body or connection.send_now(b"%x\r\n%b\r\n" % (len(body), body))
-
-            async def receive_watched() -> Any:
-                message = await receive()
-                if not message.get("more_body", False):
-                    connection.body_ended()
-                return message
-
+            self._connections.update(connection)
             try:
-                if scope["type"] == "http" and scope.get("http_version") == "1.1":
-                    # h11 frames a body of unknown length as chunks, and counts nothing in them.
-                    scope.setdefault("extensions", {})[SEND_NOW] = {"send_now": send_now}
-                if scope.get("http_version") in _VERSIONS:
-                    await self._app(scope, receive_watched, send)
-                else:
-                    with trio.move_on_after(self._write_timeout_s):
-                        await send_error(send, _VERSION_ANSWER, [])
+                await self._answer(connection, scope, receive, send)
             finally:
                 connection.request_ended()
+                self._connections.update(connection)
 
         # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
         framework: Any = app
         stream: Any = connection
-        server = TCPServer(ASGIWrapper(framework), self._config, self._context, {}, stream)
+        server = _Http1Server(ASGIWrapper(framework), self._config, self._context, {}, stream)
         lock: Any = _SendLock()
         server.send_lock = lock
         async with open_nursery() as nursery:
@@ -211,11 +184,36 @@ class Server:
             with trio.CancelScope() as scope:
                 nursery.start_soon(_end_when_gone, connection, server, scope)
                 await server
-            await connection.linger()
+            await connection.linger(has_unread=server.has_refused)
             nursery.cancel_scope.cancel()
 
+    async def _answer(
+        self, connection: Connection, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        def send_now(body: bytes) -> bool:
+            # An empty chunk would end the body.
+            return not body or connection.send_now(b"%x\r\n%b\r\n" % (len(body), body))
+
+        async def receive_watched() -> Any:
+            message = await receive()
+            if not message.get("more_body", False):
+                connection.body_ended()
+                self._connections.update(connection)
+            return message
+
+        if scope["type"] == "http":
+            scope.setdefault("extensions", {})[CONNECTION] = {
+                # h11 frames a body of unknown length as chunks, and counts nothing in them.
+                "send_now": send_now if scope.get("http_version") == "1.1" else None,
+                "is_cut": lambda: connection.is_cut,
+            }
+            if not self._hosts.allows(find_header(scope, b"host")):
+                await send_error(send, _HOST_ANSWER, [])
+                return
+        await self._app(scope, receive_watched, send)
+
     async def _refuse(self, stream: trio.SocketStream) -> None:
-        """Say 503 to a connection over the limit."""
+        """Say 503 to a connection over the limit, none of which is idle."""
         if self._refusals >= REFUSALS_MAX:
             await trio.aclose_forcefully(stream)
             return
@@ -233,13 +231,69 @@ class Server:
             stream.socket.close()
 
 
-# hypercorn speaks HTTP/2 on the same port, but buffers without a bound for a client that grants no
-# window: a push waits for an event that reading nothing sets as well.
-_VERSIONS: Final = ("1.0", "1.1")
-_VERSION_ANSWER: Final = answer_error(
-    HttpVersionError("HTTP/2 is not supported here; use HTTP/1.1, or a proxy that does")
+_HOST_ANSWER: Final = answer_error(
+    HostNotAllowedError(
+        "the Host header names another server; call this one by its address or by localhost, or"
+        " add the name to 'http.hosts' of its configuration"
+    )
 )
 _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
+
+
+class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped here
+    """hypercorn's server of one connection without its HTTP/2, whose `run` this replaces."""
+
+    @property
+    def has_refused(self) -> bool:
+        """A head was refused, so that what follows it was not read."""
+        protocol: _Http1 | None = getattr(self, "protocol", None)
+        return protocol is not None and protocol.has_refused
+
+    async def run(self) -> None:
+        socket = self.stream.socket
+        try:
+            client = parse_socket_addr(socket.family, socket.getpeername())
+            server = parse_socket_addr(socket.family, socket.getsockname())
+            async with TaskGroup() as self._task_group:
+                self.protocol = _Http1(
+                    self.app,
+                    self.config,
+                    self.context,
+                    self._task_group,
+                    ConnectionState(self.state),
+                    ssl=False,
+                    client=client,
+                    server=server,
+                    send=self.protocol_send,
+                )
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass
+        finally:
+            await self._close()
+
+
+class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
+    """hypercorn's HTTP/1, which reads heads strictly, upgrades to nothing, and explains refusals."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.connection = self._parser = StrictParser(
+            header_bytes_max=self.config.h11_max_incomplete_size
+        )
+        self.has_refused = False
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Take no upgrade: a request that offers one is answered as it is (RFC 9110, 7.8)."""
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self.has_refused = True
+        fault = self._parser.fault or HeadFault(
+            status_code, f"this is no HTTP request: {http.HTTPStatus(status_code).phrase.lower()}"
+        )
+        answer = answer_head_fault(fault)
+        await self.send(RawData(_closing_response(answer)))
 
 
 class _SendLock:
@@ -296,16 +350,23 @@ def _make_config(header_bytes_max: int, keep_alive_s: float) -> Config:
 
 
 def _overload_response(connections_max: int) -> bytes:
-    answer = answer_error(
-        OverloadedError(
-            f"{connections_max} connections are open, which is the limit",
-            bound="connections_max",
-            value=connections_max,
+    return _closing_response(
+        answer_error(
+            OverloadedError(
+                f"{connections_max} connections are open, which is the limit",
+                bound="connections_max",
+                value=connections_max,
+            )
         )
     )
+
+
+def _closing_response(answer: ErrorAnswer) -> bytes:
+    """An error as the whole and last answer of a connection, without an application."""
     body = answer.to_body()
+    retry = "" if answer.retry_after_s is None else f"retry-after: {answer.retry_after_s}\r\n"
     return (
-        f"HTTP/1.1 {answer.status} Service Unavailable\r\n"
+        f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        f"retry-after: {answer.retry_after_s}\r\nconnection: close\r\n\r\n"
+        f"{retry}connection: close\r\n\r\n"
     ).encode() + body

@@ -48,6 +48,7 @@ class ServiceConfig:
     body_timeout_s: float = 30.0
     header_bytes_max: int = 32 << 10
     backlog_bytes_max: int = 1 << 16
+    hosts: tuple[str, ...] | None = None
     requests_max: int = 4096
     connections_max: int = 2048
     keep_alive_s: float = 60.0
@@ -126,6 +127,7 @@ class HttpService:
             metrics=self.metrics,
             host=config.host,
             port=config.port,
+            hosts=config.hosts,
             connections_max=config.connections_max,
             header_bytes_max=config.header_bytes_max,
             keep_alive_s=config.keep_alive_s,

@@ -33,6 +33,7 @@ from ..errors import (
     UnavailableError,
 )
 from ..nurseries import single
+from ..protocol.http_head import HeadFault
 from ..protocol.openai_answers import ErrorBody, ErrorDetail
 from ..protocol.sse import encode_data
 
@@ -41,11 +42,13 @@ __all__ = [
     "BodyTimeoutError",
     "BodyTooLargeError",
     "ErrorAnswer",
-    "HttpVersionError",
+    "HostNotAllowedError",
+    "MediaTypeError",
     "MethodNotAllowedError",
     "PathNotFoundError",
     "StatusRow",
     "answer_error",
+    "answer_head_fault",
 ]
 
 RETRY_AFTER_S: Final = 1
@@ -63,10 +66,16 @@ class MethodNotAllowedError(RequestError):
     code: ClassVar[str] = "method_not_allowed"
 
 
-class HttpVersionError(RequestError):
-    """The client speaks HTTP/2. It speaks HTTP/1.1 instead."""
+class HostNotAllowedError(RequestError):
+    """The client calls the server by a name that is not its own. It uses an allowed one."""
 
-    code: ClassVar[str] = "http_version_not_supported"
+    code: ClassVar[str] = "host_not_allowed"
+
+
+class MediaTypeError(RequestError):
+    """The client sends something that does not call itself JSON. It sets its content type."""
+
+    code: ClassVar[str] = "unsupported_media_type"
 
 
 class BodyTooLargeError(RequestError):
@@ -105,7 +114,8 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     BodyTimeoutError:        StatusRow(408, _CLIENT),
     ModelAlreadyExistsError: StatusRow(409, _CLIENT),
     BodyTooLargeError:       StatusRow(413, _CLIENT),
-    HttpVersionError:        StatusRow(505, _CLIENT),
+    MediaTypeError:          StatusRow(415, _CLIENT),
+    HostNotAllowedError:     StatusRow(421, _CLIENT),
     UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
     OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
     RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
@@ -183,3 +193,10 @@ def answer_error(error: BaseException) -> ErrorAnswer:
         ),
         row.retry_after_s,
     )
+
+
+def answer_head_fault(fault: HeadFault) -> ErrorAnswer:
+    """What a client is told whose request was refused before it was one."""
+    version = http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+    code = "http_version_not_supported" if fault.status == version else "malformed_request"
+    return ErrorAnswer(fault.status, ErrorDetail(message=fault.reason, type=_CLIENT, code=code))

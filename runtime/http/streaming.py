@@ -27,7 +27,15 @@ from ..errors import KilledError
 from ..metrics import SUCCESS, RequestRecord
 from ..nurseries import open_nursery
 from ..protocol.sse import DONE
-from .exchange import Headers, Receive, Send, SendNow, send_error, send_whole
+from .exchange import (
+    UNKNOWN_CONNECTION,
+    ConnectionExtension,
+    Headers,
+    Receive,
+    Send,
+    send_error,
+    send_whole,
+)
 from .status import answer_error
 
 __all__ = ["AnswerWriter", "OnDisconnect"]
@@ -58,8 +66,9 @@ class AnswerWriter:
     Neither raises: what goes wrong is told to the client, as far as it is there, and becomes
     `record.outcome`. Cancelled from outside, the engine's generator is closed before they leave.
     `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
-    engine waits, but not longer than `write_timeout_s`: then the client counts as gone. An answer
-    that is not made within `request_timeout_s` is killed; None is no bound.
+    engine waits, but not longer than `write_timeout_s`: then the client counts as gone, and so it
+    does if the connection's own bound ended the last write. An answer that is not made within
+    `request_timeout_s` is killed; None is no bound.
     """
 
     def __init__(
@@ -70,7 +79,7 @@ class AnswerWriter:
         record: RequestRecord,
         *,
         headers: Headers,
-        send_now: SendNow | None = None,
+        connection: ConnectionExtension = UNKNOWN_CONNECTION,
         on_disconnect: OnDisconnect = OnDisconnect.KILL,
         stop_grace_s: float = 30.0,
         backlog_bytes_max: int = 1 << 16,
@@ -80,7 +89,7 @@ class AnswerWriter:
         self._receive, self._send = receive, send
         self._context, self._record = context, record
         self._headers = headers
-        self._send_now = send_now
+        self._send_now, self._is_cut = connection["send_now"], connection["is_cut"]
         self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
         self._backlog_bytes_max = backlog_bytes_max
         self._write_timeout_s = write_timeout_s
@@ -130,7 +139,8 @@ class AnswerWriter:
                 if body is None:
                     await self._send_error()
                 else:
-                    with trio.move_on_after(self._write_timeout_s):
+                    with self._write_scope:
+                        self._write_scope.deadline = trio.current_time() + self._write_timeout_s
                         await send_whole(self._send, 200, body, self._headers)
             watcher.cancel_scope.cancel()
         self._settle()
@@ -299,6 +309,8 @@ class AnswerWriter:
 
     def _settle(self) -> None:
         """Say once how the request ended: to the metrics, and to the log if it failed."""
+        if self._write_scope.cancelled_caught or self._is_cut():
+            self._client_left()
         reason = self._context.reason
         if reason is not None:
             self._record.cancelled(reason)

@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
         with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
             client.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nContent-Length: %d\r\n"
                 b"Content-Type: application/json\r\n\r\n%s" % (len(body), body)
             )
             running.process.send_signal(signal.SIGINT)

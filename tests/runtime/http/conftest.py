@@ -64,7 +64,7 @@ class Running:
             body.setdefault("messages", [{"role": "user", "content": "hi"}])
         data = json.dumps(body).encode()
         return (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(data)}\r\n\r\n"
         ).encode() + data
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.http.connection import Connection
+from trinamo.runtime.http.connection import Connection, configure_socket
 from trinamo.runtime.http.server import _SendLock
 
 PIECE = bytes(range(256)) * 256
@@ -171,3 +172,25 @@ async def test_a_lock_has_one_owner_at_a_time_in_the_order_of_asking() -> None:
             nursery.start_soon(hold, name)
             await trio.lowlevel.checkpoint()
     assert order == ["a in", "a out", "b in", "b out", "c in", "c out"]
+
+
+async def test_what_the_kernel_ends_and_what_we_end_take_equally_long() -> None:
+    """A reader that stops is cut off after `write_timeout_s`, however short `peer_timeout_s` is.
+
+    TCP_USER_TIMEOUT ends a peer that acknowledges and takes nothing, as well as one that is gone.
+    """
+    async with open_connection() as (connection, _):
+        configure_socket(connection.socket, peer_timeout_s=8, write_timeout_s=30)
+        tcp = socket.IPPROTO_TCP
+        assert connection.socket.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 30_000
+        assert connection.socket.getsockopt(tcp, socket.TCP_KEEPIDLE) == 2
+
+
+async def test_a_peer_that_was_cut_off_is_known(autojump_clock: trio.testing.MockClock) -> None:
+    """hypercorn swallows the error of a write, so the connection must remember it."""
+    async with open_connection(write_timeout_s=7) as (connection, _):
+        await connection.send_all(PIECE)
+        assert not connection.is_cut
+        with pytest.raises(trio.ClosedResourceError):
+            await connection.send_all(PIECE * 1000)
+        assert connection.is_cut

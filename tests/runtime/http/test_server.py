@@ -18,7 +18,7 @@ import trio.lowlevel
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.server import open_listeners
+from trinamo.runtime.http.listening import open_listeners
 from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.protocol.openai_answers import ChatChunk, decode_chunk
 from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
@@ -118,7 +118,7 @@ async def test_a_disabled_endpoint_is_not_there(serve: Any, disabled: str) -> No
 async def test_a_head_over_the_limit_is_refused_at_any_size(serve: Any, size: int) -> None:
     running = await serve(header_bytes_max=16_000)
     stream = await running.connect()
-    head = b"GET /live HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * size + b"\r\n\r\n"
+    head = b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * size + b"\r\n\r\n"
     async with trio.open_nursery() as nursery:
 
         async def send() -> None:
@@ -172,22 +172,6 @@ async def test_a_head_that_never_ends_is_cut_off(serve: Any) -> None:
     await running.wait_quiet()
 
 
-async def test_connections_over_the_limit_are_told_so(serve: Any) -> None:
-    running = await serve(connections_max=1)
-    first = await running.connect()
-    await running.wait_for(lambda: running.value("connections", kind="http") == 1)
-    async with running.client() as client:
-        response = await client.get("/live")
-    assert response.status_code == 503
-    assert response.headers["retry-after"] == "1"
-    assert response.json()["error"]["code"] == "overloaded"
-    await first.aclose()
-    await running.wait_quiet()
-    async with running.client() as client:
-        assert (await client.get("/live")).status_code == 200
-    await running.wait_quiet()
-
-
 async def test_a_reader_that_does_not_read_is_cut_off(serve: Any) -> None:
     """hypercorn shields its sends, so only the connection itself can end this."""
 
@@ -202,6 +186,25 @@ async def test_a_reader_that_does_not_read_is_cut_off(serve: Any) -> None:
     await running.wait_for(lambda: bool(running.engine.contexts))
     await running.wait_quiet()
     assert running.engine.contexts[0].kill_reason is Reason.CLIENT_DISCONNECT
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_that_nobody_reads_is_no_success(serve: Any, *, is_streamed: bool) -> None:
+    """It was made whole, and sent as far as the buffers went; the client never had it."""
+
+    async def much(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("x" * 20_000_000, [1], FinishReason.STOP)
+
+    running = await serve(much, write_timeout_s=0.1, backlog_bytes_max=1 << 30)
+    stream = await running.connect()
+    await stream.send_all(running.post(stream=is_streamed))
+    await running.wait_for(lambda: bool(running.engine.contexts))
+    await running.wait_quiet()
+    labels = {"model": "local", "endpoint": "chat"}
+    assert running.value("requests_total", outcome="client_disconnect", **labels) == 1
+    assert running.value("requests_total", outcome="success", **labels) == 0
+    assert running.value("client_disconnects_total", **labels) == 1
     await stream.aclose()
 
 
@@ -234,7 +237,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(serve: Any) ->
     running = await serve()
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50000000\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50000000\r\n\r\n{"
     )
     received = b""
     with trio.fail_after(5):
@@ -272,7 +275,7 @@ async def test_a_body_that_does_not_come_is_refused(serve: Any) -> None:
     running = await serve(body_timeout_s=0.02)
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
     )
     received = b""
     with trio.fail_after(5):
@@ -287,7 +290,7 @@ async def test_a_client_that_leaves_within_its_body_leaves_nothing(serve: Any) -
     running = await serve()
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
     )
     await running.wait_for(lambda: running.value("connections", kind="http") == 1)
     await stream.aclose()
@@ -299,7 +302,7 @@ async def test_a_websocket_is_refused(serve: Any) -> None:
     running = await serve()
     stream = await running.connect()
     await stream.send_all(
-        b"GET /v1/realtime HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
     )
     with trio.fail_after(5):

@@ -90,7 +90,7 @@ async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) 
 async def test_an_idle_keep_alive_connection_does_not_hold_the_stop_up(serve: Any) -> None:
     running = await serve()
     stream = await running.connect()
-    await stream.send_all(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+    await stream.send_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
     received = b""
     while not received.endswith(b'{"status":"live"}'):
         received += await stream.receive_some()
@@ -134,7 +134,7 @@ async def test_cancelling_the_service_closes_everything_at_once() -> None:
         never_reading, idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
         body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
         await never_reading.send_all(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         with trio.fail_after(5):

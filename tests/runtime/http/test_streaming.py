@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.http.exchange import UNKNOWN_CONNECTION, ConnectionExtension
 from trinamo.runtime.http.streaming import AnswerWriter, OnDisconnect
 from trinamo.runtime.metrics import SUCCESS, FrontendMetrics
 from trinamo.runtime.protocol.sse import DONE
@@ -33,6 +34,8 @@ class AsgiClient:
     takes: Callable[[], bool] = bool
     """Whether it takes a piece without a checkpoint now."""
     taken: int = 0
+    is_cut: bool = False
+    """Whether the server ended the connection because it did not take a piece in time."""
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self.leave_at is None:
@@ -49,6 +52,10 @@ class AsgiClient:
         finally:
             self.in_send = False
         self.messages.append(message)
+
+    @property
+    def connection(self) -> ConnectionExtension:
+        return {"send_now": self.send_now, "is_cut": lambda: self.is_cut}
 
     def send_now(self, body: bytes) -> bool:
         assert not self.in_send, "two tasks write at once"
@@ -119,7 +126,7 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
                 context,
                 record,
                 headers=[],
-                send_now=None if takes is None else client.send_now,
+                connection=UNKNOWN_CONNECTION if takes is None else client.connection,
                 on_disconnect=policy,
                 backlog_bytes_max=backlog,
             )
@@ -233,7 +240,7 @@ async def write(
             context or Context("1"),
             record,
             headers=[],
-            send_now=client.send_now,
+            connection=client.connection,
         )
         await writer.stream(items, bytes)
     return record.outcome
@@ -307,3 +314,38 @@ async def test_an_engine_that_never_waits_lets_the_others_run(
     assert outcome == Reason.STOP_REQUESTED
     assert client.taken > 100
     assert made < 1000
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("bound", ["the writer's", "the connection's"])
+async def test_an_answer_that_is_not_taken_in_time_is_no_success(
+    autojump_clock: trio.testing.MockClock, *, is_streamed: bool, bound: str
+) -> None:
+    """A connection that was cut lets `send` return as if all were well; so it is asked."""
+    is_cut = bound == "the connection's"
+    client = AsgiClient(0 if is_cut else 1000, None, is_cut=is_cut)
+    context, metrics = Context("1"), FrontendMetrics(RealEnv())
+
+    async def quick() -> AsyncGenerator[bytes, None]:
+        yield b"data: 0\n\n"
+
+    async def body() -> bytes:
+        return b"{}"
+
+    with metrics.request("m", "chat") as record:
+        writer = AnswerWriter(
+            client.receive,
+            client.send,
+            context,
+            record,
+            headers=[],
+            connection=client.connection,
+            write_timeout_s=7,
+        )
+        if is_streamed:
+            await writer.stream(quick(), bytes)
+        else:
+            await writer.whole(body)
+    assert record.outcome == Reason.CLIENT_DISCONNECT
+    assert metrics.value("client_disconnects_total", model="m", endpoint="chat") == 1
+    assert trio.current_time() == (0 if is_cut else 7)

@@ -1,0 +1,68 @@
+"""The open connections of one server, and which of them makes room for a new one.
+
+Decided synchronously; the server (`server.py`) tells what each connection does and closes those
+that are taken. What this file does not do: read or write (`connection.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .connection import Connection, Phase
+
+__all__ = ["ConnectionTable"]
+
+_TAKEN_IN_ORDER: Final = (Phase.IDLE, Phase.ARRIVING)
+
+
+class ConnectionTable:
+    """At most `connections_max` connections, in the order in which each came to its phase.
+
+    At the bound the connection that has been idle longest gives its place to a new one: so whoever
+    opens connections and leaves them idle, or sends half a head, keeps nobody out but himself. If
+    none is idle, it is the one whose body has been arriving longest. A connection whose request is
+    being answered is never taken.
+    """
+
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._phases: dict[Connection, Phase] = {}
+        self._members: dict[Phase, dict[Connection, None]] = {phase: {} for phase in Phase}
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._phases)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._phases) >= self._connections_max
+
+    def take(self) -> Connection | None:
+        """Remove and return the connection to close for a new one; None if all are being answered."""
+        for phase in _TAKEN_IN_ORDER:
+            for connection in self._members[phase]:
+                self.remove(connection)
+                return connection
+        return None
+
+    def add(self, connection: Connection) -> None:
+        """A new connection, idle so far."""
+        self._phases[connection] = connection.phase
+        self._members[connection.phase][connection] = None
+
+    def update(self, connection: Connection) -> None:
+        """The connection may have come to another phase. One that was taken stays away."""
+        before = self._phases.get(connection)
+        if before is None or before is connection.phase:
+            return
+        del self._members[before][connection]
+        self.add(connection)
+
+    def remove(self, connection: Connection) -> None:
+        """The connection is closed; nothing if it was taken."""
+        phase = self._phases.pop(connection, None)
+        if phase is not None:
+            del self._members[phase][connection]
