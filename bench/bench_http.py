@@ -169,7 +169,7 @@ async def load(port: int, streams: int, tokens: int, pause_s: float, phase: int 
         }
     ).encode()
     request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     )
 

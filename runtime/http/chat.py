@@ -29,6 +29,7 @@ from .exchange import (
     Receive,
     Scope,
     Send,
+    check_json,
     find_connection,
     make_ids,
     read_body,
@@ -48,7 +49,6 @@ class InferenceLimits:
     body_bytes_max: int = 4 << 20
     body_timeout_s: float = 30.0
     backlog_bytes_max: int = 1 << 16
-    write_timeout_s: float = 30.0
     stop_grace_s: float = 30.0
     request_timeout_s: float | None = None
     on_disconnect: OnDisconnect = OnDisconnect.KILL
@@ -114,7 +114,6 @@ class Inference:
                     on_disconnect=self._limits.on_disconnect,
                     stop_grace_s=self._limits.stop_grace_s,
                     backlog_bytes_max=self._limits.backlog_bytes_max,
-                    write_timeout_s=self._limits.write_timeout_s,
                     request_timeout_s=self._limits.request_timeout_s,
                 )
                 answer = self._kind.answer(
@@ -141,6 +140,7 @@ class Inference:
 
     async def _parse(self, scope: Scope, receive: Receive) -> _Parsed:
         self._admission.check_open()
+        check_json(scope)
         body = await read_body(
             scope,
             receive,

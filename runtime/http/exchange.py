@@ -15,7 +15,7 @@ import trio
 
 from ..errors import RequestError
 from ..protocol.request import REQUEST_ID_CHARS_MAX
-from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer
+from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer, MediaTypeError
 
 __all__ = [
     "CONNECTION",
@@ -26,6 +26,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "check_json",
     "find_connection",
     "find_header",
     "make_ids",
@@ -94,6 +95,18 @@ def make_ids(scope: Scope, rng: random.Random) -> tuple[str, str]:
         public = f"{rng.getrandbits(64):016x}{suffix}"
         return public, public
     return public, f"{public}-{suffix}"
+
+
+def check_json(scope: Scope) -> None:
+    """Raise `MediaTypeError` unless the body says that it is JSON.
+
+    A page of another origin may send plain text without asking, and a body without a type; JSON it
+    may not, and our answer to the question (a preflight) is no.
+    """
+    given = (find_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+    if given != JSON_TYPE:
+        said = given[:80].decode("latin-1") or "missing"
+        raise MediaTypeError(f"the content-type is {said}; it must be application/json")
 
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int, timeout_s: float) -> bytes:

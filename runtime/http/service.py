@@ -82,7 +82,6 @@ class HttpService:
             body_bytes_max=config.body_bytes_max,
             body_timeout_s=config.body_timeout_s,
             backlog_bytes_max=config.backlog_bytes_max,
-            write_timeout_s=config.write_timeout_s,
             stop_grace_s=config.stop_grace_s,
             request_timeout_s=config.request_timeout_s,
             on_disconnect=config.on_disconnect,

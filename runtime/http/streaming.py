@@ -66,9 +66,9 @@ class AnswerWriter:
     Neither raises: what goes wrong is told to the client, as far as it is there, and becomes
     `record.outcome`. Cancelled from outside, the engine's generator is closed before they leave.
     `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
-    engine waits, but not longer than `write_timeout_s`: then the client counts as gone, and so it
-    does if the connection's own bound ended the last write. An answer that is not made within
-    `request_timeout_s` is killed; None is no bound.
+    engine waits. How long a client may take to read, the connection decides: one whose connection
+    was cut counts as gone. An answer that is not made within `request_timeout_s` is killed; None is
+    no bound.
     """
 
     def __init__(
@@ -83,7 +83,6 @@ class AnswerWriter:
         on_disconnect: OnDisconnect = OnDisconnect.KILL,
         stop_grace_s: float = 30.0,
         backlog_bytes_max: int = 1 << 16,
-        write_timeout_s: float = 30.0,
         request_timeout_s: float | None = None,
     ) -> None:
         self._receive, self._send = receive, send
@@ -92,9 +91,7 @@ class AnswerWriter:
         self._send_now, self._is_cut = connection["send_now"], connection["is_cut"]
         self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
         self._backlog_bytes_max = backlog_bytes_max
-        self._write_timeout_s = write_timeout_s
         self._request_timeout_s = request_timeout_s
-        self._write_scope = trio.CancelScope()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
         self._is_started = False
@@ -122,8 +119,7 @@ class AnswerWriter:
         async with open_nursery() as nursery:
             self._start_watching(nursery)
             nursery.start_soon(self._produce, items, tell, tell_end)
-            with self._write_scope:
-                await self._write()
+            await self._write()
             # A client that left is watched until its request has ended.
             await self._produced.wait()
             nursery.cancel_scope.cancel()
@@ -139,9 +135,7 @@ class AnswerWriter:
                 if body is None:
                     await self._send_error()
                 else:
-                    with self._write_scope:
-                        self._write_scope.deadline = trio.current_time() + self._write_timeout_s
-                        await send_whole(self._send, 200, body, self._headers)
+                    await send_whole(self._send, 200, body, self._headers)
             watcher.cancel_scope.cancel()
         self._settle()
 
@@ -179,9 +173,6 @@ class AnswerWriter:
         finally:
             self._produced.set()
             self._wake_writer()
-            # What is left is at most the backlog. hypercorn shields its sends, and `Connection` has
-            # a bound of its own; this one is for a server that does neither.
-            self._write_scope.deadline = trio.current_time() + self._write_timeout_s
 
     async def _offer(self, event: bytes) -> None:
         if self._is_disconnected or not event:
@@ -189,15 +180,9 @@ class AnswerWriter:
         self._backlog.append(event)
         self._backlog_bytes += len(event)
         self._wake_writer()
-        if self._backlog_bytes < self._backlog_bytes_max:
-            return
-        with trio.move_on_after(self._write_timeout_s):
-            while self._backlog_bytes >= self._backlog_bytes_max and not self._is_disconnected:
-                self._room = trio.Event()
-                await self._room.wait()
-            return
-        self._client_left()
-        self._context.kill(Reason.CLIENT_DISCONNECT)
+        while self._backlog_bytes >= self._backlog_bytes_max and not self._is_disconnected:
+            self._room = trio.Event()
+            await self._room.wait()
 
     def _send_single(self, event: bytes) -> bool:
         """Send an event that comes alone, without a checkpoint; False if the writer must have it.
@@ -309,7 +294,7 @@ class AnswerWriter:
 
     def _settle(self) -> None:
         """Say once how the request ended: to the metrics, and to the log if it failed."""
-        if self._write_scope.cancelled_caught or self._is_cut():
+        if self._is_cut():
             self._client_left()
         reason = self._context.reason
         if reason is not None:

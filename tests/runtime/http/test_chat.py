@@ -275,7 +275,9 @@ async def test_a_bad_body_is_a_400_in_openai_s_form(
 ) -> None:
     running = await serve()
     async with running.client() as client:
-        response = await client.post("/v1/chat/completions", content=body)
+        response = await client.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -310,3 +312,44 @@ async def test_requests_over_the_limit_are_told_so(serve: Any) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
     await stream.aclose()
     await running.wait_quiet()
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "text/plain;charset=UTF-8", "application/jsonx", "", None]
+)
+async def test_what_does_not_call_itself_json_is_a_415(
+    serve: Any, content_type: str | None
+) -> None:
+    """What a page of another origin can send without being asked (a blind request forgery)."""
+    running = await serve()
+    headers = {} if content_type is None else {"content-type": content_type}
+    async with running.client() as client:
+        response = await client.post(
+            "/v1/completions", content=b'{"prompt": "hi"}', headers=headers
+        )
+        asked = await client.options(
+            "/v1/completions",
+            headers={
+                "origin": "http://evil.example",
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "content-type",
+            },
+        )
+    assert response.status_code == 415
+    assert response.json()["error"]["code"] == "unsupported_media_type"
+    assert asked.status_code == 405
+    assert not [name for name in asked.headers if name.startswith("access-control")]
+    assert running.engine.requests == []
+    await running.wait_quiet()
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON; charset=utf-8", "application/json;"]
+)
+async def test_json_may_name_its_charset(serve: Any, content_type: str) -> None:
+    running = await serve()
+    async with running.client() as client:
+        response = await client.post(
+            "/v1/completions", content=b'{"prompt": "hi"}', headers={"content-type": content_type}
+        )
+    assert response.status_code == 200

@@ -26,6 +26,8 @@ from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
 
+JSON = {"content-type": "application/json"}
+
 
 async def read_to_end(stream: trio.SocketStream) -> bytes:
     received = b""
@@ -237,7 +239,8 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(serve: Any) ->
     running = await serve()
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50000000\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: 50000000\r\n\r\n{"
     )
     received = b""
     with trio.fail_after(5):
@@ -256,7 +259,7 @@ async def test_a_chunked_body_over_the_limit_is_refused_while_it_is_read(serve: 
             yield b"x" * 10_000
 
     async with running.client() as client:
-        response = await client.post("/v1/chat/completions", content=body())
+        response = await client.post("/v1/chat/completions", content=body(), headers=JSON)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
     await running.wait_quiet()
 
@@ -265,7 +268,7 @@ async def test_a_chunked_body_over_the_limit_is_refused_while_it_is_read(serve: 
 async def test_a_50_mb_body_gets_its_413(serve: Any) -> None:
     running = await serve()
     async with running.client() as client:
-        response = await client.post("/v1/completions", content=b"x" * 50_000_000)
+        response = await client.post("/v1/completions", content=b"x" * 50_000_000, headers=JSON)
     assert response.status_code == 413
     assert response.json()["error"]["type"] == "invalid_request_error"
     await running.wait_quiet()
@@ -275,7 +278,8 @@ async def test_a_body_that_does_not_come_is_refused(serve: Any) -> None:
     running = await serve(body_timeout_s=0.02)
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     )
     received = b""
     with trio.fail_after(5):
@@ -290,7 +294,8 @@ async def test_a_client_that_leaves_within_its_body_leaves_nothing(serve: Any) -
     running = await serve()
     stream = await running.connect()
     await stream.send_all(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     )
     await running.wait_for(lambda: running.value("connections", kind="http") == 1)
     await stream.aclose()

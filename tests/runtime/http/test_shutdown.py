@@ -134,8 +134,8 @@ async def test_cancelling_the_service_closes_everything_at_once() -> None:
         never_reading, idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
         body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
         await never_reading.send_all(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
-            % (len(body), body)
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
         with trio.fail_after(5):
             while not service.admission.in_flight:

@@ -317,13 +317,9 @@ async def test_an_engine_that_never_waits_lets_the_others_run(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-@pytest.mark.parametrize("bound", ["the writer's", "the connection's"])
-async def test_an_answer_that_is_not_taken_in_time_is_no_success(
-    autojump_clock: trio.testing.MockClock, *, is_streamed: bool, bound: str
-) -> None:
+async def test_an_answer_whose_connection_was_cut_is_no_success(*, is_streamed: bool) -> None:
     """A connection that was cut lets `send` return as if all were well; so it is asked."""
-    is_cut = bound == "the connection's"
-    client = AsgiClient(0 if is_cut else 1000, None, is_cut=is_cut)
+    client = AsgiClient(0, None, is_cut=True)
     context, metrics = Context("1"), FrontendMetrics(RealEnv())
 
     async def quick() -> AsyncGenerator[bytes, None]:
@@ -334,13 +330,7 @@ async def test_an_answer_that_is_not_taken_in_time_is_no_success(
 
     with metrics.request("m", "chat") as record:
         writer = AnswerWriter(
-            client.receive,
-            client.send,
-            context,
-            record,
-            headers=[],
-            connection=client.connection,
-            write_timeout_s=7,
+            client.receive, client.send, context, record, headers=[], connection=client.connection
         )
         if is_streamed:
             await writer.stream(quick(), bytes)
@@ -348,4 +338,3 @@ async def test_an_answer_that_is_not_taken_in_time_is_no_success(
             await writer.whole(body)
     assert record.outcome == Reason.CLIENT_DISCONNECT
     assert metrics.value("client_disconnects_total", model="m", endpoint="chat") == 1
-    assert trio.current_time() == (0 if is_cut else 7)
