@@ -22,7 +22,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/engines/test_scheduler.py",
         "tests/runtime/engines/test_host.py",
     ),
-    "runtime/kv/index.py": ("properties/test_kv_index.py",),
+    "runtime/kv/index.py": ("tests/runtime/kv/test_kv_index.py", "properties/test_kv_index.py"),
     "runtime/kv/pool.py": ("properties/test_block_pool.py", "tests/runtime/kv"),
     "runtime/protocol/codec.py": (
         "tests/runtime/protocol/test_codec.py",

@@ -92,6 +92,15 @@ def test_events_that_waited_for_a_snapshot_follow_it_each_once() -> None:
     assert view.receive(event(1, 7, b"7")).events == (b"7",)
 
 
+def test_the_event_that_shows_a_gap_follows_the_snapshot_that_fills_it() -> None:
+    view = SequencedView()
+    view.receive(event(1, 1))
+    view.receive(event(1, 3, b"3"))
+    assert view.needs_snapshot
+    assert view.take_snapshot(snapshot(1, 2)).events == (b"3",)
+    assert (view.sequence, view.needs_snapshot) == (3, False)
+
+
 def test_outdated_snapshots_are_counted_and_a_newer_one_ends_the_count() -> None:
     view = SequencedView()
     view.receive(event(9, 5))

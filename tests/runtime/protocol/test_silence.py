@@ -158,6 +158,14 @@ def test_an_item_of_any_request_is_a_sign_of_life(second: int | None, is_life: b
     assert [name for _, name in ended if name == "a"] == ([] if is_life else ["a"])
 
 
+def test_the_item_of_one_request_counts_though_another_begins_in_silence() -> None:
+    inquiry: Inquiry[str] = Inquiry(8.0)
+    inquiry.look({"a": 3, "b": 3}, 0.0)
+    inquiry.look({"a": 3, "b": 4, "new": 0}, 8.0)
+    ended = ask(inquiry, [Reply.NOTHING] * 4, start=8.0, heard={"a": 3, "b": 4})
+    assert [name for _, name in ended if name == "a"] == []
+
+
 def test_a_consumer_that_reads_again_is_no_sign_of_life() -> None:
     """What it reads may have come long ago."""
     inquiry: Inquiry[str] = Inquiry(8.0)
