@@ -53,9 +53,7 @@ async def lend_blocks(runtime: Runtime, kv: KvCache) -> None:
         grant = transfers.grant(blocks, wish.card)
         try:
             yield Loan(transfers.engine_id, blocks, grant.ticket)
-            notice = await transfers.receive()
-            print(f"the owner was told: {notice.message.decode()}")
-            grant.complete()
+            print(f"the owner was told: {(await grant.completed()).decode()}")
         finally:
             grant.withdraw()  # No effect once it is complete.
             kv.pool.give_back(blocks)

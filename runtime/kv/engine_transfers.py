@@ -27,7 +27,6 @@ from ..errors import ConnectError, UnavailableError
 from ..planes import ControlPlane, TransferReport
 from ..protocol.settlement import PeerCard, decode_card, encode_card
 from ..protocol.transfer import Direction
-from ..protocol.transfer_notice import Notice
 from ..registration import Registrar
 from ..transfer_metrics import TransferMetrics
 from .cache import KvCache
@@ -131,10 +130,6 @@ class EngineTransfers(EnginePeers):
         self._check_open()
         whom = None if card is None else decode_card(card)
         return self.leases.grant(self.memory, self.kv.memory.range_ids(blocks), whom)
-
-    async def receive(self) -> Notice:
-        """The next peer's `notify`, heard once; see `TransferRouter.receive`."""
-        return await self.router.receive()
 
     def statistics(self) -> TransferStatistics:
         """The chain as configured, and what is under way."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from ..errors import StaleMemoryError
 from ..planes import MemoryRegion
 from ..planes.settlement import Finding, SettlementPlane
 from ..protocol.settlement import PATHLESS, PROOFS, PeerCard, Sign, Standing, standing_of
@@ -38,8 +39,8 @@ _KNOWN_MAX: Final = 4096
 class Grant:
     """Our blocks given to one peer's transfers, by a ticket that nobody else knows.
 
-    It ends once, in one of two ways: `complete` when the peer has said that all is done, `withdraw`
-    when we want no more of it.
+    It ends once, in one of two ways: `completed` returns, when the peer's transfer has said that all
+    is done, or `withdraw`, when we want no more of it.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Grant:
         """Whether the peer has proven that it stopped; what was on its way still has to land."""
         self._leases, self._region = leases, region
         self._has_ended = False
-        self._settled = trio.Event()
+        self._settled, self._heard = trio.Event(), trio.Event()
+        self._message: bytes | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -72,8 +74,29 @@ class Grant:
         """Return once `is_settled`."""
         await self._settled.wait()
 
+    def hear(self, message: bytes) -> None:
+        """A transfer that showed our ticket says that it is done. Again, it changes nothing."""
+        if self._message is None:
+            self._message = message
+            self._heard.set()
+
+    async def completed(self) -> bytes:
+        """Return the peer's `notify` once its transfer is done; the grant has ended then.
+
+        Nobody can say so but who was given the ticket. Raises `StaleMemoryError` if the grant ends
+        otherwise. Cancelled, it changes nothing, and hears the word later.
+        """
+        await self._heard.wait()
+        if self._message is None:
+            raise StaleMemoryError("the grant has ended before the peer was done")
+        self.complete()
+        return self._message
+
     def complete(self) -> None:
-        """The peer's transfer is done. No effect on a grant that has ended."""
+        """The peer has told us by another way, which we trust, that all is done.
+
+        No effect on a grant that has ended. Prefer `completed`.
+        """
         self._settled.set()
         self._end()
 
@@ -95,6 +118,7 @@ class Grant:
     def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
+            self._heard.set()
             self._region.revoke(self.ticket)
             self._leases.end_grant(self, is_settled=self.is_settled)
 

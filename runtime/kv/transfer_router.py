@@ -35,10 +35,8 @@ from ..errors import (
 from ..nurseries import open_nursery
 from ..planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane, TransferReport
 from ..protocol.transfer import Direction, check_blocks, check_compatible
-from ..protocol.transfer_notice import Notice, encode_notice
 from ..protocol.transfer_offer import decode_offer
 from ..transfer_metrics import TransferMetrics
-from .notices import Notices
 from .transfer_chain import RouterOptions, chain_of
 from .transfer_routes import Route, RoutedMemory, RoutedPeer
 from .transfer_statistics import BackendStatistics, TransferStatistics
@@ -78,16 +76,12 @@ class TransferRouter:
         options: RouterOptions,
     ) -> None:
         self.chain = list(chain)
-        self.incarnation = self.chain[0].incarnation if self.chain else ""
-        """This router in this process, to its peers: that of its first backend."""
-        self.notices = Notices(self.chain, nursery)
         self._leases = leases
         self._metrics = metrics
         self._nursery = nursery
         self._options = options
         self._peers: dict[RoutedPeer, None] = {}
         self._refused: dict[str, str] = {}
-        self._moves = 0
         for plane in self.chain:
             metrics.opened(plane.backend, is_open=True)
 
@@ -229,11 +223,11 @@ class TransferRouter:
 
         Our blocks are leased until nothing touches them any more, also if this is cancelled: then
         the transfer is aborted and drained behind the caller's back. `notify`, at most
-        `NOTICE_BYTES_MAX`, reaches the peer's `receive` once, and never before all blocks have
+        `NOTIFY_BYTES_MAX`, reaches the peer's `Grant.completed`, never before all blocks have
         arrived. Raises what the last backend raised;
         `StaleMemoryError` and `RequestError` are the same on every backend and end it at once.
         """
-        job = _Job(direction, tuple(blocks), tuple(peer_blocks), self._notice(notify), ticket)
+        job = _Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket)
         check_compatible(memory.description, peer.description)
         check_blocks(job.here, memory.description.block_count, whose="local")
         reports: list[TransferReport] = []
@@ -265,21 +259,6 @@ class TransferRouter:
                 route.fail(found)
                 self._tell(route)
         raise error or ConnectError("no backend reaches the peer")
-
-    def _notice(self, message: bytes | None) -> bytes | None:
-        """The same for every attempt of a move, so that the peer hears a repeat as such."""
-        if message is None:
-            return None
-        self._moves += 1
-        return encode_notice(Notice(self.incarnation, self._moves, message))
-
-    async def receive(self) -> Notice:
-        """The next `notify` of a peer's move, by whichever backend; cancelled, it loses none.
-
-        Each is heard once, also if its move fell back after the last block. Two backends may bring
-        those of one peer in another order.
-        """
-        return await self.notices.receive()
 
     def statistics(self) -> TransferStatistics:
         """The chain and its peers now."""

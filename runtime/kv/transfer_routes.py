@@ -9,6 +9,7 @@ import trio
 from ..errors import ConnectError, StaleMemoryError, TrinamoError
 from ..planes import MemoryRegion, RemoteMemory, TransferPlane
 from ..protocol.transfer import MemoryDescription, decode_description
+from ..protocol.transfer_access import OnComplete, unheard
 from ..protocol.transfer_offer import encode_offer
 
 __all__ = ["Route", "RoutedMemory", "RoutedPeer"]
@@ -39,10 +40,10 @@ class RoutedMemory:
         """Refuse all descriptions given out before; the highest generation."""
         return max(region.renew() for region in self.regions.values())
 
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
         """Let transfers that carry `ticket` move these blocks, by whichever backend."""
         for region in self.regions.values():
-            region.grant(ticket, blocks)
+            region.grant(ticket, blocks, on_complete)
 
     def revoke(self, ticket: int) -> None:
         """Refuse the ticket everywhere."""

@@ -101,15 +101,16 @@ class BlockLeases:
         """
         leased = self._enter(blocks)
         ticket = self._dice.getrandbits(62) + 1
+        grant = Grant(self, region, leased, ticket, card)
         try:
-            region.grant(ticket, blocks)
+            region.grant(ticket, blocks, grant.hear)
         except TrinamoError:
             region.revoke(ticket)
             self._release(leased)
             raise
         if card is not None and self._inquiries is not None and not region.is_fenced:
             self._nursery.start_soon(self._inquiries.meet_in_passing, card)
-        return Grant(self, region, leased, ticket, card)
+        return grant
 
     async def meet(self, card: PeerCard) -> bool:
         """Whether the peer answers where its card says, or has; only so it can be proven dead."""

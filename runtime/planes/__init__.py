@@ -50,7 +50,6 @@ from .statistics import ControlStatistics, CountsControl, CountsEvents, EventSta
 from .transfer import (
     DeviceMemory,
     MemoryRegion,
-    Notification,
     RemoteMemory,
     Transfer,
     TransferPlane,
@@ -73,7 +72,6 @@ __all__ = [
     "LeasedJob",
     "MemoryRegion",
     "Message",
-    "Notification",
     "Put",
     "PutOutcome",
     "PutResult",

@@ -27,6 +27,7 @@ from ..protocol.access_page import (
     find_ticket,
 )
 from ..protocol.transfer import Direction
+from ..protocol.transfer_notice import Notice, encode_notice
 from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote
 from .transfer import TransferReport
 from .transfer_state import TransferState
@@ -86,11 +87,10 @@ class MoveBlocks:
 
 @attrs.frozen
 class Tell:
-    """Send a message to the peer, after everything moved before it has arrived."""
+    """Send an encoded `Notice` to the peer, after everything moved before it has arrived."""
 
     remote: OneSidedRemote
-    region: int
-    message: bytes
+    notice: bytes
 
 
 Step = ReadPage | MoveBlocks | Tell
@@ -152,6 +152,10 @@ class Mover(Protocol):
         """How many jobs may run at once."""
         ...
 
+    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
+        """From now on, call this in trio's thread with what each peer tells us, and its name."""
+        ...
+
     def address(self) -> bytes:
         """How peers reach us, now that this is registered."""
         ...
@@ -196,12 +200,14 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
         needs_ticket = check_header(slot, remote.expected, any_generation=False)
     else:
         needs_ticket = yield from look_at(remote, slot, any_generation=False)
-    if not needs_ticket or not blocks:
+    if not needs_ticket:
         return
     if not plan.ticket:
         raise StaleMemoryError("the ticket is unknown or was revoked")
     with slot[HEADER_BYTES : HEADER_BYTES + DIRECTORY_BYTES] as directory:
         place = find_ticket(directory, plan.ticket)
+    if not blocks:
+        return
     offset, length = bitmap_range(remote.description.block_count, place, blocks)
     slot[:length] = bytes(length)
     yield ReadPage(remote, offset, length)
@@ -229,7 +235,8 @@ def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
         if not transfer.confirm(stop):
             return
     if plan.notify is not None:
-        yield Tell(plan.remote, plan.remote.description.region, plan.notify)
+        said = Notice(plan.remote.description.region, plan.ticket, plan.notify)
+        yield Tell(plan.remote, encode_notice(said))
 
 
 class OneSidedTransfer(TransferState):

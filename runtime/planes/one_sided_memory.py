@@ -16,6 +16,7 @@ from typing_extensions import Buffer, override
 from ..errors import RequestError, TrinamoError
 from ..protocol.access_page import AccessPage, Expected
 from ..protocol.transfer import MemoryDescription
+from ..protocol.transfer_access import OnComplete, unheard
 from .transfer import DeviceMemory
 from .transfer_region import BlockRegion, writable_bytes
 
@@ -76,9 +77,9 @@ class OneSidedRegion(BlockRegion):
         return generation
 
     @override
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
         """Let `ticket` move these blocks; `OverloadedError` beyond `TICKETS_MAX` tickets."""
-        super().grant(ticket, blocks)
+        super().grant(ticket, blocks, on_complete)
         try:
             self._page.grant(ticket, blocks)
         except TrinamoError:

@@ -26,6 +26,7 @@ from ..errors import (
     StaleMemoryError,
     TrinamoError,
 )
+from ..log_notices import LogNotices
 from ..nurseries import open_nursery
 from ..protocol.access_page import (
     TICKET_BLOCKS_MAX,
@@ -39,6 +40,7 @@ from ..protocol.transfer import (
     check_transfer,
     decode_description,
 )
+from ..protocol.transfer_notice import decode_notice
 from .one_sided import (
     Mover,
     OneSidedTransfer,
@@ -48,9 +50,8 @@ from .one_sided import (
     take_steps,
 )
 from .one_sided_address import SLOT_BYTES, allocate, pack_address, parse_remote
-from .one_sided_inbox import Inbox
 from .one_sided_memory import Memory, OneSidedRegion, OneSidedRemote
-from .transfer import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+from .transfer import DeviceMemory, MemoryRegion, RemoteMemory
 from .transfer_region import check_size
 
 __all__ = [
@@ -107,7 +108,6 @@ class OneSidedPlane:
     def __init__(
         self,
         mover: Mover,
-        inbox: Inbox,
         nursery: trio.Nursery,
         *,
         incarnation: str,
@@ -117,10 +117,12 @@ class OneSidedPlane:
     ) -> None:
         self.backend: Final = mover.backend
         self.incarnation: Final = incarnation
-        self.inbox = inbox
+        self.refused_count = 0
+        """Notifications that were dropped, because they showed no ticket of a live grant."""
         self.is_left_moving = False
         """Set by who closes the mover: whether bytes may move until the process ends."""
         self._mover, self._nursery = mover, nursery
+        self._notices = LogNotices(_log)
         self._connect_timeout_s, self._drain_s = connect_timeout_s, drain_s
         self._chunk_bytes = chunk_bytes
         self._regions: dict[int, OneSidedRegion] = {}
@@ -131,6 +133,7 @@ class OneSidedPlane:
         self._slots = collections.deque(range(PROBES_MAX, mover.slot_count))
         self._waiting: collections.deque[OneSidedTransfer] = collections.deque()
         self._transfers: dict[int, OneSidedTransfer] = {}
+        mover.hear(self._told)
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -276,7 +279,13 @@ class OneSidedPlane:
         if local.access.is_withdrawn:
             raise StaleMemoryError("the local region was deregistered")
         check_transfer(
-            direction, local.description, local_blocks, remote.description, remote_blocks, notify
+            direction,
+            local.description,
+            local_blocks,
+            remote.description,
+            remote_blocks,
+            notify=notify,
+            ticket=ticket,
         )
         plan = Plan(
             direction=direction,
@@ -327,9 +336,17 @@ class OneSidedPlane:
             # It never began, so there is nothing to wait for.
             transfer.settle()
 
-    async def receive(self) -> Notification:
-        """The next notification."""
-        return await self.inbox.receive()
+    def _told(self, peer: str, data: bytes) -> None:
+        """A peer says that it is done: who granted the blocks hears it, if there is a grant."""
+        try:
+            notice = decode_notice(data)
+            region = self._regions.get(notice.region)
+            if region is None:
+                raise StaleMemoryError(f"there is no region {notice.region}")
+            region.access.complete(notice.ticket, notice.message)
+        except TrinamoError as error:
+            self.refused_count += 1
+            self._notices.warn(f"{self.backend}: a notification is refused", f"{peer}: {error}")
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -344,7 +361,6 @@ class OneSidedPlane:
 @asynccontextmanager
 async def open_one_sided_plane(
     mover: Mover,
-    inbox: Inbox,
     *,
     incarnation: str,
     connect_timeout_s: float,
@@ -355,7 +371,6 @@ async def open_one_sided_plane(
     async with open_nursery() as nursery:
         plane = OneSidedPlane(
             mover,
-            inbox,
             nursery,
             incarnation=incarnation,
             connect_timeout_s=connect_timeout_s,

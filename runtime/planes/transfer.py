@@ -25,11 +25,11 @@ import attrs
 from typing_extensions import Buffer
 
 from ..protocol.transfer import Direction, MemoryDescription
+from ..protocol.transfer_access import OnComplete, unheard
 
 __all__ = [
     "DeviceMemory",
     "MemoryRegion",
-    "Notification",
     "RemoteMemory",
     "Transfer",
     "TransferPlane",
@@ -50,18 +50,6 @@ class DeviceMemory:
     device: int
     """The device's number as the backend counts them."""
     synchronize: Callable[[], None]
-
-
-@attrs.frozen(kw_only=True)
-class Notification:
-    """A peer says that a transfer with our memory is done."""
-
-    peer: str
-    """The incarnation of the peer that started the transfer."""
-    region: int
-    """The number of our region it moved blocks to or from."""
-    message: bytes
-    """What the peer's caller gave as `notify`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -106,10 +94,12 @@ class MemoryRegion(Protocol):
         """Count the generation up and return it: descriptions given out before are refused."""
         ...
 
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
         """Let transfers that carry `ticket` (not 0) move these blocks, and no others.
 
         Only for regions registered with `needs_ticket`. A ticket granted again gets more blocks.
+        `on_complete` is called with the `notify` of each transfer with this ticket that is done,
+        until the ticket is revoked; more than once where a peer could not know that it was heard.
         """
         ...
 
@@ -231,19 +221,11 @@ class TransferPlane(Protocol):
 
         Never waits. The lists are taken at once, the memory of the blocks must not be freed before
         the transfer is settled. After `deadline_s` seconds it fails with `DeadlineError`. `notify`
-        (at most `NOTIFY_BYTES_MAX`) reaches the peer's `receive` once the transfer is done, and
-        only then. `ticket` is what the peer granted the blocks to. Raises `RequestError` at once
+        (at most `NOTIFY_BYTES_MAX`) reaches who granted the blocks once the transfer is done, and
+        only then; it needs the `ticket` that the peer granted them to. Raises `RequestError` at once
         for lists of different lengths, longer than `BLOCKS_MAX` or with blocks that are not there
         or named twice at the receiving end, and `StaleMemoryError` for regions whose block size
         or fingerprint differ and for a local region that is deregistered.
-        """
-        ...
-
-    async def receive(self) -> Notification:
-        """The next notification, in the order they arrived; cancelled, it loses none.
-
-        At most `NOTIFICATIONS_MAX` wait; a transfer that would bring one more fails on the
-        peer's side with `OverloadedError`.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from ..errors import RequestError
 from ..protocol.transfer import BLOCK_BYTES_MAX, MemoryDescription, encode_description
-from ..protocol.transfer_access import AccessTable
+from ..protocol.transfer_access import AccessTable, OnComplete, unheard
 
 __all__ = ["BlockRegion", "HostRegion", "check_size", "whole_blocks", "writable_bytes"]
 
@@ -50,9 +50,9 @@ class BlockRegion:
         """Refuse all descriptions given out before."""
         return self.access.renew()
 
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
-        """Let `ticket` move these blocks."""
-        self.access.grant(ticket, blocks)
+    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+        """Let `ticket` move these blocks, and complete the grant."""
+        self.access.grant(ticket, blocks, on_complete)
 
     def revoke(self, ticket: int) -> None:
         """Let `ticket` move nothing."""

@@ -71,7 +71,15 @@ def plan_transfer(
     """The plan of one transfer; raises what `TransferPlane.start` says."""
     if local.access.is_withdrawn:
         raise StaleMemoryError("the local region was deregistered")
-    check_transfer(direction, local.description, local_blocks, remote, remote_blocks, notify)
+    check_transfer(
+        direction,
+        local.description,
+        local_blocks,
+        remote,
+        remote_blocks,
+        notify=notify,
+        ticket=ticket,
+    )
     return TransferPlan(
         direction=direction,
         local=local,

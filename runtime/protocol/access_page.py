@@ -6,16 +6,19 @@ incarnation and generation the region is, whether it is withdrawn, and which blo
 may move. Whoever starts a transfer reads the page with the same backend and refuses itself. Peers
 are trusted to do so; `MemoryRegion.is_fenced` is false there.
 
+Tickets themselves are not on the page: who reads it learns no ticket that was given to another.
+
 Sans-IO: the page is a view of memory that somebody else allocates. Little endian; every word that
 is changed later is eight bytes and aligned, so a reader sees the old or the new one.
 
     0     magic, incarnation, region, generation, state, block_count, needs_ticket, 0
-    64    TICKETS_MAX words: tickets that are granted, 0 for a free place
+    64    TICKETS_MAX words: digests of the tickets that are granted, 0 for a free place
     4160  TICKETS_MAX bitmaps of `bitmap_bytes`: the blocks of the ticket in the same place
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -54,6 +57,12 @@ _WORD: Final = struct.Struct("<Q")
 _GENERATION_AT: Final = 24
 _STATE_AT: Final = 32
 _OPEN, _WITHDRAWN = 1, 2
+
+
+def _digest(ticket: int) -> int:
+    """The word that stands for a ticket; never 0."""
+    summed = hashlib.blake2b(_WORD.pack(ticket), digest_size=8).digest()
+    return int.from_bytes(summed, "little") or 1
 
 
 def _bitmap_bytes(block_count: int) -> int:
@@ -117,7 +126,7 @@ class AccessPage:
                 bitmap[block // 8] |= 1 << block % 8
         # The ticket is shown last, so nobody finds it without its blocks.
         self._places[ticket] = place
-        _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, ticket)
+        _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, _digest(ticket))
 
     def revoke(self, ticket: int) -> None:
         """Show the ticket no more."""
@@ -168,9 +177,10 @@ def check_header(header: bytes | memoryview, expected: Expected, *, any_generati
 def find_ticket(directory: bytes | memoryview, ticket: int) -> int:
     """The place of `ticket`; `StaleMemoryError` if it is not there."""
     places = _DIRECTORY.unpack_from(directory)
-    if not ticket or ticket not in places:
-        raise StaleMemoryError("the ticket is unknown or was revoked")
-    return places.index(ticket)
+    try:
+        return places.index(_digest(ticket))
+    except ValueError:
+        raise StaleMemoryError("the ticket is unknown or was revoked") from None
 
 
 def bitmap_range(block_count: int, place: int, blocks: Sequence[int]) -> tuple[int, int]:

@@ -21,7 +21,6 @@ __all__ = [
     "BLOCKS_MAX",
     "BLOCK_BYTES_MAX",
     "DESCRIPTION_BYTES_MAX",
-    "NOTIFICATIONS_MAX",
     "NOTIFY_BYTES_MAX",
     "Direction",
     "MemoryDescription",
@@ -39,7 +38,6 @@ BLOCK_BYTES_MAX: Final = 1 << 30
 DESCRIPTION_BYTES_MAX: Final = 128 * 1024
 ADDRESS_BYTES_MAX: Final = 96 * 1024
 NOTIFY_BYTES_MAX: Final = 4096
-NOTIFICATIONS_MAX: Final = 4096
 _VERSION: Final = 1
 
 
@@ -155,7 +153,9 @@ def check_transfer(
     local_blocks: Sequence[int],
     remote: MemoryDescription,
     remote_blocks: Sequence[int],
+    *,
     notify: bytes | None,
+    ticket: int,
 ) -> None:
     """Raise what `TransferPlane.start` says unless these blocks may be moved."""
     check_compatible(local, remote)
@@ -164,6 +164,8 @@ def check_transfer(
     is_read = direction is Direction.READ
     check_blocks(local_blocks, local.block_count, whose="local", is_target=is_read)
     check_blocks(remote_blocks, remote.block_count, whose="remote", is_target=not is_read)
+    if notify is not None and not ticket:
+        raise RequestError("a notification completes a grant, and needs its ticket")
     if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
         raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
 

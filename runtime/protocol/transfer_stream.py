@@ -91,7 +91,6 @@ class Hello(Message, frozen=True, tag=1):
     """The initiator's first message."""
 
     version: int
-    incarnation: _Word
     wanted: _Word
     """Whom the initiator means to reach; another one refuses."""
     checksums: Annotated[list[_Word], msgspec.Meta(max_length=8)]
@@ -166,9 +165,10 @@ class Abort(Request, frozen=True, tag=10):
 
 
 class Notify(Request, frozen=True, tag=11):
-    """A read from `region` is done."""
+    """A read from `region` is done, of the blocks that were granted to `ticket`."""
 
     region: _U63
+    ticket: _U63
     message: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)]
 
 

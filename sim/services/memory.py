@@ -36,10 +36,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import (
     DeviceMemory,
     MemoryRegion,
-    Notification,
     RemoteMemory,
 )
-from trinamo.runtime.planes.transfer_inbox import NotificationQueue
 from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
 from trinamo.runtime.planes.transfer_state import plan_transfer
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
@@ -142,7 +140,6 @@ class SimulatedMemoryPlane:
         self._regions: dict[int, HostRegion] = {}
         self._numbers = 0
         self._transfers: list[SimulatedTransfer] = []
-        self._inbox = NotificationQueue()
         fabric.planes[self.incarnation] = self
 
     @property
@@ -271,14 +268,6 @@ class SimulatedMemoryPlane:
         self._transfers.append(transfer)
         transfer.begin()
         return transfer
-
-    async def receive(self) -> Notification:
-        """See `TransferPlane.receive`."""
-        return await self._inbox.receive()
-
-    def tell(self, notification: Notification) -> None:
-        """Queue a notification from a peer; `OverloadedError` if too many wait."""
-        self._inbox.put(notification)
 
     async def close(self) -> None:
         """Withdraw all memory, abort what is under way and wait for it, `CLOSE_TIMEOUT_S` at most."""

@@ -17,7 +17,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
-from trinamo.runtime.planes import Notification, TransferReport
+from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.planes.transfer_region import HostRegion
 from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState
 from trinamo.runtime.protocol.transfer import Direction
@@ -207,12 +207,8 @@ class SimulatedTransfer(TransferState):
         plan = self.plan
         try:
             if plan.notify is not None:
-                peer = self._fabric.find(plan.remote)
-                peer.tell(
-                    Notification(
-                        peer=self._plane.incarnation, region=plan.remote.region, message=plan.notify
-                    )
-                )
+                region = self._fabric.find(plan.remote).region(plan.remote.region)
+                region.access.complete(plan.ticket, plan.notify)
         except TrinamoError as error:
             self.fail(error)
             return

@@ -21,12 +21,13 @@ import trio
 from trinamo.runtime.errors import TrinamoError
 
 from ..load import COMPLETE
+from .mail import Word
 from .pull import answer_to, use
 
 if TYPE_CHECKING:
     from trinamo.runtime.kv.transfers import Grant
 
-    from .mail import Inbox, Word
+    from .mail import Inbox, Mail
     from .process import KvProcess
 
 __all__ = ["fetch_by_being_written", "serve_by_writing"]
@@ -112,11 +113,18 @@ async def fetch_by_being_written(
 
 
 async def _be_written(process: KvProcess, inbox: Inbox, grant: Grant, abort_after_s: float) -> str:
-    word = await inbox.word(min(abort_after_s, 2 * process.plan.deadline_s))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_await_completion, process.mail, grant)
+        word = await inbox.word(min(abort_after_s, 2 * process.plan.deadline_s))
+        nursery.cancel_scope.cancel()
     if word is not None and word.kind == "written":
-        grant.complete()
         return COMPLETE
     grant.withdraw()
     if word is not None:
         return "failed"
     return "aborted" if math.isfinite(abort_after_s) else "unanswered"
+
+
+async def _await_completion(mail: Mail, grant: Grant) -> None:
+    name = (await grant.completed()).decode()
+    mail.take(Word(kind="written", request=name, source=mail.host))

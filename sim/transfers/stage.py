@@ -232,7 +232,6 @@ class TransferStage:
         ):
             self.processes[name] = process
             nursery.start_soon(mail.run)
-            nursery.start_soon(_tell_of_writes, process)
             if name.startswith("prefill"):
                 self._serve(process, nursery)
             else:
@@ -317,10 +316,3 @@ class _Stray:
         """Blocks that were computed for a request that has given up."""
         if word.kind == "ready":
             self._process.mail.post(word.source, "drop", word.request)
-
-
-async def _tell_of_writes(process: KvProcess) -> None:
-    mail = process.mail
-    while True:
-        notice = await process.transfers.receive()
-        mail.take(Word(kind="written", request=notice.message.decode(), source=mail.host))

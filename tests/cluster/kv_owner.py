@@ -44,7 +44,7 @@ async def serve() -> None:
             print(json.dumps({**facts, "value": VALUE}), flush=True)
             async for _ in signals:
                 break
-        grant.complete()
+        grant.withdraw()
 
 
 trio.run(serve)

@@ -30,12 +30,10 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
     DeviceMemory,
     MemoryRegion,
-    Notification,
     RemoteMemory,
     TransferReport,
 )
 from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
-from trinamo.runtime.planes.transfer_inbox import NotificationQueue
 from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
 from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState, plan_transfer
 from trinamo.runtime.protocol.settlement import Sign
@@ -162,7 +160,7 @@ class MemoryTransfer(TransferState):
         if self.is_over:
             return
         if plan.notify is not None:
-            self._plane.tell(plan.remote, plan.notify)
+            self._plane.reach(plan).access.complete(plan.ticket, plan.notify)
         self.succeed(
             TransferReport(
                 backend=self._plane.backend,
@@ -197,7 +195,6 @@ class MemoryTransferPlane:
         self._numbers = 0
         self._forgotten: dict[str, None] = {}
         self._transfers: dict[int, MemoryTransfer] = {}
-        self._inbox = NotificationQueue()
         self._answers = Answers()
         fabric.planes[self.incarnation] = self
         fabric.listeners[self.address] = self
@@ -274,11 +271,6 @@ class MemoryTransferPlane:
             raise StaleMemoryError(f"there is no region {plan.remote.region}")
         return region
 
-    def tell(self, remote: MemoryDescription, message: bytes) -> None:
-        """Queue a notification at the peer."""
-        said = Notification(peer=self.incarnation, region=remote.region, message=message)
-        self._peer(remote.incarnation)._inbox.put(said)  # noqa: SLF001 -- the same class
-
     def start(
         self,
         direction: Direction,
@@ -312,9 +304,6 @@ class MemoryTransferPlane:
             await transfer.drive()
         finally:
             del self._transfers[id(transfer)]
-
-    async def receive(self) -> Notification:
-        return await self._inbox.receive()
 
     def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
         return self._answers.answering(is_settled)

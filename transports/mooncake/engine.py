@@ -26,11 +26,12 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.planes.one_sided_memory import Memory
-from trinamo.runtime.protocol.transfer import NOTIFY_BYTES_MAX, Direction
+from trinamo.runtime.protocol.transfer import Direction
 
 __all__ = ["Engine", "Told", "create_engine", "import_library", "session_of"]
 
-Told = tuple[str, int, bytes]
+Told = tuple[str, bytes]
+"""Who says it, as it says, and what."""
 _SESSION: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}")
 
 
@@ -109,8 +110,8 @@ class Engine:
 
     def tell(self, session: str, ours: int, page: int, told: Told) -> None:
         """Notify the peer; the word read at `page` carries it."""
-        name, region, message = told
-        text = base64.b64encode(region.to_bytes(8, "little") + message).decode("ascii")
+        name, notice = told
+        text = base64.b64encode(notice).decode("ascii")
         note = self._library.TransferNotify(name, text)
         self._call(session, Direction.READ, [ours], [page], [8], note)
 
@@ -156,9 +157,7 @@ class Engine:
 
 def _parse(note: Any) -> Told | None:
     try:
-        data = base64.b64decode(note.msg.encode("ascii"), validate=True)
+        # Both are a stranger's bytes, which the binding makes text of when they are looked at.
+        return str(note.name), base64.b64decode(note.msg.encode("ascii"), validate=True)
     except (UnicodeError, binascii.Error):
         return None
-    if not 8 <= len(data) <= 8 + NOTIFY_BYTES_MAX:
-        return None
-    return str(note.name), int.from_bytes(data[:8], "little"), data[8:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,7 +15,6 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
 from trinamo.runtime.planes.one_sided import Job
 from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
-from trinamo.runtime.planes.one_sided_inbox import Inbox
 from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
 from trinamo.runtime.planes.one_sided_plane import (
     PROBES_MAX,
@@ -32,6 +31,10 @@ __all__ = ["MooncakeMover", "make_engine", "open_mooncake_plane"]
 _log = logging.getLogger("trinamo.mooncake")
 
 
+def _ignore(peer: str, message: bytes) -> None:
+    """Nobody has registered anything yet, so nobody can have been granted anything."""
+
+
 class MooncakeMover:
     """Implements `planes.one_sided.Mover`."""
 
@@ -43,7 +46,6 @@ class MooncakeMover:
         options: MooncakeOptions,
         path: str,
         incarnation: str,
-        inbox: Inbox,
         *,
         owns_engine: bool,
     ) -> None:
@@ -52,7 +54,7 @@ class MooncakeMover:
         self.path = path
         self.slot_count = PROBES_MAX + options.queue_depth
         self._engine = engine
-        self._inbox = inbox
+        self._hear: Callable[[str, bytes], None] = _ignore
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self._peers: dict[str, str] = {}
         self._left: dict[str, list[Job]] = {}
@@ -71,6 +73,10 @@ class MooncakeMover:
         """Register the scratch slots and start the threads."""
         await self.register(self._scratch)
         self._workers.start()
+
+    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
+        """Call this with what each peer tells us."""
+        self._hear = on_told
 
     def address(self) -> bytes:
         """`host:port` of the engine."""
@@ -120,8 +126,8 @@ class MooncakeMover:
             trio.lowlevel.current_trio_token().run_sync_soon(job.finish, error)
 
     def _on_told(self, told: list[Told]) -> None:
-        for peer, region, message in told:
-            self._inbox.put(peer, region, message)
+        for peer, notice in told:
+            self._hear(peer, notice)
 
     def _on_left(self, job: Job, error: TrinamoError) -> None:
         job.fail(error)
@@ -178,14 +184,12 @@ async def open_mooncake_plane(
     owns_engine = engine is None
     if engine is None:
         engine = await trio.to_thread.run_sync(make_engine, options)
-    inbox = Inbox()
-    mover = MooncakeMover(engine, options, path, incarnation, inbox, owns_engine=owns_engine)
+    mover = MooncakeMover(engine, options, path, incarnation, owns_engine=owns_engine)
     plane: OneSidedPlane | None = None
     try:
         await mover.start()
         async with open_one_sided_plane(
             mover,
-            inbox,
             incarnation=incarnation,
             connect_timeout_s=options.connect_timeout_s,
             drain_s=options.drain_s,

@@ -120,9 +120,9 @@ class Workers:
                 self._read_page(session_of(remote.address), slot, remote.page + offset, length)
             case MoveBlocks():
                 self._move(step)
-            case Tell(remote, region, message):
+            case Tell(remote, notice):
                 session = session_of(remote.address)
-                self._engine.tell(session, slot, remote.page, (self._name, region, message))
+                self._engine.tell(session, slot, remote.page, (self._name, notice))
 
     def _read_page(self, session: str, slot: int, page: int, length: int) -> None:
         # A call that the peer refused spoils the connection it went over, of which the engine

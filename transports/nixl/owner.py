@@ -287,8 +287,8 @@ class Owner:
                     (local, plan.local_blocks[start:stop]),
                     (remote, plan.remote_blocks[start:stop]),
                 )
-            case Tell(_, region, message):
-                self._agent.tell(running.peer.name, region.to_bytes(8, "little") + message)
+            case Tell(_, notice):
+                self._agent.tell(running.peer.name, notice)
                 return None
 
     def _read_page(self, running: _Running, step: ReadPage) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,7 +19,6 @@ import trio
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.planes.one_sided import Job
 from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
-from trinamo.runtime.planes.one_sided_inbox import Inbox
 from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
 from trinamo.runtime.planes.one_sided_plane import (
     PROBES_MAX,
@@ -37,17 +36,21 @@ _log = logging.getLogger("trinamo.nixl")
 _making: Final = trio.Lock()
 
 
+def _ignore(peer: str, message: bytes) -> None:
+    """Nobody has registered anything yet, so nobody can have been granted anything."""
+
+
 class NixlMover:
     """Implements `planes.one_sided.Mover`."""
 
     backend: Final = "nixl"
 
-    def __init__(self, agent: Agent, options: NixlOptions, path: str, inbox: Inbox) -> None:
+    def __init__(self, agent: Agent, options: NixlOptions, path: str) -> None:
         self.path = path
         self.slot_count = PROBES_MAX + options.queue_depth
         self.agent = agent
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
-        self._inbox = inbox
+        self._hear: Callable[[str, bytes], None] = _ignore
         self.owner = Owner(
             agent,
             self._scratch,
@@ -68,6 +71,10 @@ class NixlMover:
             return self.agent.metadata()
 
         self._metadata = await self.owner.call(prepare)
+
+    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
+        """Call this with what each peer tells us."""
+        self._hear = on_told
 
     def address(self) -> bytes:
         """The metadata as of the last registration."""
@@ -105,11 +112,7 @@ class NixlMover:
     def _on_told(self, told: dict[str, list[bytes]]) -> None:
         for peer, messages in told.items():
             for message in messages:
-                if len(message) < 8:
-                    _log.warning("a notification of %s that is none", peer)
-                else:
-                    region = int.from_bytes(message[:8], "little")
-                    self._inbox.put(peer, region, message[8:])
+                self._hear(peer, message)
 
     async def close(self) -> bool:
         """End the thread and let go of the agent, unless it still moves bytes; whether it does."""
@@ -148,14 +151,12 @@ async def open_nixl_plane(
                 incarnation, environment, progress_delay_s=options.progress_delay_s
             )
         )
-    inbox = Inbox()
-    mover = NixlMover(agent, options, f"ucx:{environment['UCX_TLS']}", inbox)
+    mover = NixlMover(agent, options, f"ucx:{environment['UCX_TLS']}")
     plane: OneSidedPlane | None = None
     try:
         await mover.start()
         async with open_one_sided_plane(
             mover,
-            inbox,
             incarnation=incarnation,
             connect_timeout_s=options.connect_timeout_s,
             drain_s=options.drain_s,

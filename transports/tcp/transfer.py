@@ -30,9 +30,8 @@ from trinamo.runtime.errors import (
     error_from_wire,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Notification, RemoteMemory
+from trinamo.runtime.planes import DeviceMemory, MemoryRegion, RemoteMemory
 from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
-from trinamo.runtime.planes.transfer_inbox import NotificationQueue
 from trinamo.runtime.planes.transfer_region import whole_blocks
 from trinamo.runtime.planes.transfer_state import plan_transfer
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
@@ -100,7 +99,6 @@ class TcpTransferPlane:
         self._numbers = 0
         self._peers: dict[str, Peer] = {}
         self._transfers: dict[int, TcpTransfer] = {}
-        self._inbox = NotificationQueue()
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -237,16 +235,6 @@ class TcpTransferPlane:
         finally:
             del self._transfers[id(transfer)]
 
-    # --- notifications ---------------------------------------------------------------------------
-
-    async def receive(self) -> Notification:
-        """The next notification."""
-        return await self._inbox.receive()
-
-    def notify(self, peer: str, region: int, message: bytes) -> None:
-        """Queue what a peer says; `OverloadedError` if too much waits."""
-        self._inbox.put(Notification(peer=peer, region=region, message=message))
-
     # --- streams ---------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -269,7 +257,7 @@ class TcpTransferPlane:
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
         ours = offered(self.options.checksum)
-        await link.send_now(Hello(_VERSION, self.incarnation, incarnation, list(ours)))
+        await link.send_now(Hello(_VERSION, incarnation, list(ours)))
         answer = await link.read_now()
         if isinstance(answer, Failed):
             raise error_from_wire(answer.code, answer.message, definite=True)
@@ -281,7 +269,7 @@ class TcpTransferPlane:
         """Serve one connection of a peer to its end; raises nothing."""
         tune(stream, self.options.tcp)
         try:
-            link = OwnerLink(stream, self, slice_bytes=self.options.slice_bytes)
+            link = OwnerLink(stream, self.region, slice_bytes=self.options.slice_bytes)
             try:
                 async with _bounded(self.options.tcp.handshake_timeout_s):
                     has_come_to_stay = await self._welcome(link)
@@ -308,7 +296,6 @@ class TcpTransferPlane:
         except (StaleMemoryError, RefusedError) as error:
             await link.send_now(Failed(0, error.code, error.message, error.definite))
             raise
-        link.peer = hello.incarnation
         await link.send_now(Welcome(link.checksum.name))
         return True
 

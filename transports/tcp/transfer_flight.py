@@ -114,7 +114,7 @@ class TcpTransfer(TransferState):
             self._check_complete(flow)
         if is_read and plan.notify is not None:
             with link.exchange() as exchange:
-                link.put(Notify(exchange.id, plan.remote.region, plan.notify))
+                link.put(Notify(exchange.id, plan.remote.region, plan.ticket, plan.notify))
                 await exchange.wait()
 
     # --- parts -----------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ what admitted it is withdrawn; the peer is told why. Nothing here waits.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import attrs
 import trio
@@ -36,21 +37,9 @@ from .checksum import NO_CHECKSUM
 from .transfer_link import Link
 from .transfer_memory import Flow, TcpRegion
 
-__all__ = ["Owner", "OwnerLink"]
+__all__ = ["OwnerLink"]
 
 _REQUESTS_MAX: Final = 1024
-
-
-class Owner(Protocol):
-    """What the link needs of its plane."""
-
-    def region(self, number: int) -> TcpRegion:
-        """A region by number; `StaleMemoryError` if there is none."""
-        ...
-
-    def notify(self, peer: str, region: int, message: bytes) -> None:
-        """Queue a notification; `OverloadedError` if too many wait."""
-        ...
 
 
 @attrs.define(eq=False)
@@ -58,7 +47,7 @@ class _Request:
     """One request that is under way here."""
 
     flow: Flow
-    region: int
+    ticket: int
     notify: bytes | None = None
 
 
@@ -68,16 +57,14 @@ class OwnerLink(Link):
     def __init__(
         self,
         stream: trio.SocketStream,
-        owner: Owner,
+        region: Callable[[int], TcpRegion],
         *,
         slice_bytes: int,
     ) -> None:
         super().__init__(stream, slice_bytes=slice_bytes)
-        self.peer = ""
-        """The incarnation of who dialled, as it says."""
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
-        self._owner = owner
+        self._region = region
         self._requests: dict[int, _Request] = {}
 
     def close(self) -> None:
@@ -109,8 +96,7 @@ class OwnerLink(Link):
             case Abort():
                 self._abort(message)
             case Notify():
-                self._owner.region(message.region)
-                self._owner.notify(self.peer, message.region, message.message)
+                self._region(message.region).access.complete(message.ticket, message.message)
                 self.put(Finished(message.id))
             case Ping():
                 self.put(Finished(message.id))
@@ -130,7 +116,7 @@ class OwnerLink(Link):
             raise OverloadedError(
                 f"{_REQUESTS_MAX} requests under way", bound="transfers", value=_REQUESTS_MAX
             )
-        region = self._owner.region(message.region)
+        region = self._region(message.region)
         if message.block_bytes != region.block_bytes:
             raise StaleMemoryError(
                 f"blocks of {region.block_bytes} bytes here, of {message.block_bytes} there"
@@ -145,7 +131,7 @@ class OwnerLink(Link):
             admitted=(message.generation, message.ticket),
             on_fence=lambda error: self._fail(number, error),
         )
-        request = _Request(flow, message.region)
+        request = _Request(flow, message.ticket)
         self._requests[number] = request
         return request
 
@@ -191,8 +177,8 @@ class OwnerLink(Link):
     def _complete(self, number: int, request: _Request) -> None:
         if request.notify is not None:
             try:
-                self._owner.notify(self.peer, request.region, request.notify)
-            except OverloadedError as error:
+                request.flow.region.access.complete(request.ticket, request.notify)
+            except StaleMemoryError as error:
                 self._fail(number, error)
                 return
         self._finish(number)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from prometheus_client import CollectorRegistry
 from trio.testing import MockClock
 
@@ -131,8 +132,7 @@ async def test_granted_blocks_of_another_engine_are_read_by_its_id(layout: KvLay
         assert block(pair.read, 0) == block(pair.owned, 6)
         assert block(pair.read, 4) == block(pair.owned, 1)
         assert block(pair.read, 2) == untouched
-        assert (await pair.there.receive()).message == b"read"
-        grant.complete()
+        assert await grant.completed() == b"read"
         await pair.there.leases.drain()
         await pair.here.leases.drain()
         assert pair.owned.pool.in_flight_count == pair.read.pool.in_flight_count == 0
@@ -145,6 +145,39 @@ async def test_blocks_are_written_to_where_they_were_granted(layout: KvLayout) -
         await pair.here.write(pair.there.engine_id, [3], [7], ticket=grant.ticket)
         assert block(pair.owned, 7) == block(pair.read, 3)
         grant.complete()
+
+
+async def test_a_grant_is_completed_by_nobody_but_whom_it_was_given_to() -> None:
+    """A peer with a grant of its own says that it is done: the others' go on."""
+    async with open_pair(OneProcess()) as pair:
+        ours, other = pair.there.grant([6]), pair.there.grant([7])
+        read = pair.here.read
+        await read(pair.there.engine_id, [0], [7], ticket=other.ticket, notify=b"mine")
+        assert await other.completed() == b"mine"
+        for ticket in (0, other.ticket, ours.ticket + 1):
+            with pytest.raises((StaleMemoryError, RequestError)):
+                await read(pair.there.engine_id, [0], [6], ticket=ticket, notify=b"forged")
+        with trio.move_on_after(0.01) as scope:
+            await ours.completed()
+        assert scope.cancelled_caught
+        assert pair.owned.pool.in_flight_count == 1
+        await read(pair.there.engine_id, [0], [6], ticket=ours.ticket, notify=b"true")
+        assert await ours.completed() == await ours.completed() == b"true"
+        assert pair.owned.pool.in_flight_count == 0
+
+
+async def test_a_grant_that_is_withdrawn_is_never_completed() -> None:
+    async with open_pair(OneProcess()) as pair:
+        grant = pair.there.grant([6])
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(StaleMemoryError, match="before the peer was done"):
+                    await grant.completed()
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            grant.withdraw()
 
 
 async def test_without_the_right_ticket_nothing_moves() -> None:

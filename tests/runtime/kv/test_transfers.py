@@ -222,7 +222,7 @@ async def test_a_grant_that_the_region_refuses_leaves_no_block_leased(house: Hou
         def __init__(self) -> None:
             self.tickets: set[int] = set()
 
-        def grant(self, ticket: int, blocks: object) -> None:
+        def grant(self, ticket: int, blocks: object, on_complete: object) -> None:
             self.tickets.add(ticket)
             raise TransferError("as many tickets as there can be")
 

@@ -8,16 +8,13 @@ import trio
 from trinamo.runtime.errors import (
     DisconnectedError,
     KilledError,
-    OverloadedError,
     RequestError,
     StaleMemoryError,
 )
-from trinamo.runtime.planes import Notification, TransferReport
-from trinamo.runtime.planes.transfer_inbox import NotificationQueue
+from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
 from trinamo.runtime.planes.transfer_state import TransferState, plan_transfer
 from trinamo.runtime.protocol.transfer import (
-    NOTIFICATIONS_MAX,
     Direction,
     MemoryDescription,
     decode_description,
@@ -165,11 +162,15 @@ def test_a_tail_shorter_than_a_block_is_left_out(length: int) -> None:
     assert whole_blocks(bytearray(length), 4).nbytes == 8
 
 
-async def test_a_full_queue_of_notifications_refuses_one_more_and_keeps_the_rest() -> None:
-    queue = NotificationQueue()
-    for number in range(NOTIFICATIONS_MAX):
-        queue.put(Notification(peer="p", region=number, message=b""))
-    with pytest.raises(OverloadedError):
-        queue.put(Notification(peer="p", region=-1, message=b""))
-    assert (await queue.receive()).region == 0
-    queue.put(Notification(peer="p", region=-2, message=b""))
+def test_a_notification_without_a_ticket_is_in_no_plan() -> None:
+    with pytest.raises(RequestError, match="needs its ticket"):
+        plan_transfer(
+            Direction.READ,
+            region(),
+            [0],
+            region(8).description,
+            [0],
+            deadline_s=1,
+            notify=b"done",
+            ticket=0,
+        )

@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 
 from tests.conformance import test_transfer_plane as suite
-from tests.conformance.test_transfer_plane import Ends, bounded
+from tests.conformance.test_transfer_plane import Ends, bounded, granted
 from tests.conformance.transfer_backends import BLOCK_BYTES, Pages, Planes, TransferBackend
 from tests.worlds import in_world, on_host
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import MemoryFabric, open_simulated_memory
 
-__all__ = ["bounded"]
+__all__ = ["bounded", "granted"]
 
 # This one opens every backend of the real suite, with their sockets.
 ELSEWHERE = {"test_a_plane_that_is_closed_is_not_reached"}

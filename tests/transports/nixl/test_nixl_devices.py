@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -117,20 +118,24 @@ async def test_a_device_that_fails_ends_the_transfer_unconfirmed_and_nothing_els
             raise OSError("an illegal memory access was encountered")
 
     local: MemoryRegion = await ours.register(device.as_memory(synchronize), block_bytes=SIZE)
-    owned = await theirs.register(bytearray(BLOCKS * SIZE), block_bytes=SIZE)
+    owned = await theirs.register(bytearray(BLOCKS * SIZE), block_bytes=SIZE, needs_ticket=True)
+    heard: list[bytes] = []
+    owned.grant(5, ALL, heard.append)
     remote = await ours.connect(owned.describe())
+    of_grant: dict[str, Any] = {"deadline_s": 10, "ticket": 5}
 
-    transfer = ours.start(
-        Direction.READ, local, ALL, remote, ALL, deadline_s=10, notify=b"never said"
-    )
+    transfer = ours.start(Direction.READ, local, ALL, remote, ALL, notify=b"never said", **of_grant)
     with pytest.raises(TransferError, match="illegal memory access"):
         await transfer.wait()
     assert transfer.confirmed_count == max(0, fails_at - 1) * CHUNK
     with trio.fail_after(5):
         await transfer.wait_settled()
 
-    await ours.start(Direction.READ, local, ALL, remote, ALL, deadline_s=10, notify=b"said").wait()
-    assert (await theirs.receive()).message == b"said"
+    await ours.start(Direction.READ, local, ALL, remote, ALL, notify=b"said", **of_grant).wait()
+    with trio.fail_after(5):
+        while not heard:
+            await trio.sleep(0.005)
+    assert heard == [b"said"]
     assert not any(device.memory)
 
 

@@ -16,25 +16,27 @@ from trinamo.runtime.errors import (
     ConnectError,
     CorruptedError,
     DisconnectedError,
-    OverloadedError,
     RefusedError,
     RemoteProtocolError,
     StaleMemoryError,
     TransportError,
 )
 from trinamo.runtime.planes import Transfer
-from trinamo.runtime.protocol.transfer import NOTIFICATIONS_MAX, Direction, encode_description
+from trinamo.runtime.protocol.transfer import Direction, encode_description
 from trinamo.runtime.protocol.transfer_stream import (
     PREFIX,
+    Failed,
     Finished,
     Hello,
     Message,
+    Notify,
     Ping,
     Read,
     Slice,
     Sums,
     Welcome,
     Write,
+    decode_message,
     encode_message,
     pack_blocks,
 )
@@ -177,7 +179,9 @@ async def test_a_source_that_changes_while_it_is_sent_is_found(
     direction: Direction, checksum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sum is taken after its bytes have gone, so what was sent is not what is vouched for."""
-    async with open_pair(TransferOptions(checksum=checksum)) as pair:
+    async with open_pair(TransferOptions(checksum=checksum), needs_ticket=True) as pair:
+        heard: list[bytes] = []
+        pair.owned.grant(5, ALL, heard.append)
         source: TcpRegion = pair.owned if direction is READ else pair.local
         memory = pair.there if direction is READ else pair.here
         from trinamo.transports.tcp.transfer_memory import Flow
@@ -194,14 +198,12 @@ async def test_a_source_that_changes_while_it_is_sent_is_found(
             original(flow, count)
 
         monkeypatch.setattr(Flow, "advance", damaging)
-        transfer = pair.start(direction, notify=b"never")
+        transfer = pair.start(direction, ticket=5, notify=b"never")
         with pytest.raises(CorruptedError):
             await transfer.wait()
         assert transfer.confirmed_count <= 20
-        with trio.move_on_after(0.01) as scope:
-            await pair.theirs.receive()
-        assert scope.cancelled_caught
         await pair.ours.probe(pair.remote)
+        assert not heard
 
 
 async def test_ends_without_a_checksum_in_common_do_not_talk() -> None:
@@ -234,11 +236,17 @@ async def test_blocks_larger_than_a_piece_are_summed_whole() -> None:
 async def greeted(plane: TcpTransferPlane) -> trio.SocketStream:
     host, port = plane.address.split(":")
     stream = await trio.open_tcp_stream(host, int(port))
-    hello = Hello(1, "f" * 16, plane.incarnation, ["crc32"])
+    hello = Hello(1, plane.incarnation, ["crc32"])
     await stream.send_all(encode_message(hello))
     answer = await stream.receive_some(4096)
     assert answer
     return stream
+
+
+async def answer_of(stream: trio.SocketStream) -> Message:
+    data = await stream.receive_some(4096)
+    header_bytes, _ = PREFIX.unpack_from(data)
+    return decode_message(data[PREFIX.size : PREFIX.size + header_bytes])
 
 
 def frame(message: Message, data: bytes = b"") -> bytes:
@@ -256,7 +264,7 @@ BAD_FRAMES: dict[str, Callable[[], bytes]] = {
     "a huge header": lambda: b"\xff\xff\xff\xff\0\0\0\0",
     "a huge data part": lambda: encode_message(Ping(1), 2**32 - 1),
     "an answer": lambda: frame(Finished(1)),
-    "a second hello": lambda: frame(Hello(1, "a", "b", [])),
+    "a second hello": lambda: frame(Hello(1, "b", [])),
     "half a block number": lambda: frame(Read(1, 1, 1, SIZE, 0), b"\1\0\0"),
     "sums without a slice": lambda: (
         frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Sums(1, b"x"))
@@ -366,15 +374,21 @@ async def test_an_address_that_is_none_is_a_typed_error(address: bytes) -> None:
 # --- bounds --------------------------------------------------------------------------------------
 
 
-async def test_notifications_have_a_bound_and_the_sender_hears_of_it() -> None:
-    async with open_pair() as pair:
-        for number in range(NOTIFICATIONS_MAX):
-            pair.theirs.notify("somebody", 1, b"%d" % number)
-        for direction in Direction:
-            with pytest.raises(OverloadedError):
-                await pair.start(direction, notify=b"one too many").wait()
-        assert (await pair.theirs.receive()).message == b"0"
-        await pair.start(READ, notify=b"now").wait()
+@pytest.mark.parametrize("ticket", [0, 1, 6, 2**62])
+async def test_a_greeted_stranger_cannot_say_that_a_grant_is_complete(ticket: int) -> None:
+    """However often it says so, whoever was given the ticket is still heard afterwards."""
+    async with open_pair(needs_ticket=True) as pair:
+        heard: list[bytes] = []
+        pair.owned.grant(5, ALL, heard.append)
+        stream = await greeted(pair.theirs)
+        region = pair.owned.description.region
+        for number in range(1, 4):
+            await stream.send_all(frame(Notify(number, region, ticket, b"all is done")))
+            assert isinstance(await answer_of(stream), Failed)
+        await stream.aclose()
+        assert not heard
+        await pair.start(WRITE, ticket=5, notify=b"truly").wait()
+        assert heard == [b"truly"]
 
 
 async def test_a_stream_that_breaks_is_dialled_again() -> None:
