@@ -12,7 +12,7 @@ Beside them: `context.py` (one request's cancellation), `registration.py` (being
 `queues.py` and `consumer.py` (work queues), `lifespan.py` (the nurseries that own it all),
 `composition.py` (what they are made of), `shutdown.py` (how they end), `planes/` (what a transport
 must offer), `protocol/` (bytes, events, tables, sans-IO), `kv/` (block memory, and how it moves),
-`env.py` (the seam the simulator replaces), `config.py`, `errors.py`, `metrics.py`, `log.py`.
+`env.py` (the seam the simulator replaces), `config.py`, `errors.py`, `metrics.py`, `logs/`.
 
 The names below are the public ones. They are imported when first used, so that a program which
 wants only the errors does not pay for the rest.

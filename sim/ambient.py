@@ -9,13 +9,12 @@ is treated like one.
 Names bound early (`from time import monotonic`) are replaced in every loaded module that holds one.
 What still escapes: clocks and dice kept in closures, defaults or attributes before the run, and
 `datetime.now()` and other C code; a lint rule (`tests/sim/test_lint.py`) keeps those out of what is
-simulated. structlog's time stamps, made with `datetime.now()`, are replaced by name.
+simulated.
 Read next: `guard.py`, which puts these stand-ins in place.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import os
 import random
@@ -111,9 +110,6 @@ def stand_ins(
     by_real = {id(getattr(owner, name)): stand_in for owner, name, stand_in in patches}
     patches += [(module, name, by_real[key]) for module, name, key in _early_bound(by_real)]
     patches.append((logging, "time", _LogTime(wall)))
-    structlog = sys.modules.get("structlog.processors")
-    if structlog is not None:
-        patches.append((structlog, "datetime", _VirtualDatetime(wall)))
     return patches
 
 
@@ -187,16 +183,3 @@ class _LogTime(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
-
-
-class _VirtualDatetime(SimpleNamespace):
-    """What `structlog.processors` finds under its global name `datetime`."""
-
-    def __init__(self, wall: Callable[[], float]) -> None:
-        def now(tz: dt.tzinfo | None = None) -> dt.datetime:
-            return dt.datetime.fromtimestamp(wall(), tz or dt.UTC)
-
-        super().__init__(datetime=SimpleNamespace(now=now))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dt, name)

@@ -43,7 +43,6 @@ LAYERS = (
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),
-    Layer("runtime.log", ("runtime*",), (*EVERYWHERE, "structlog")),
     Layer("runtime.transfer_metrics", ("runtime*",), (*EVERYWHERE, "prometheus_client")),
     Layer("runtime.metrics*", ("runtime*",), (*EVERYWHERE, "prometheus_client")),
     Layer("runtime*", ("runtime*",), EVERYWHERE),

@@ -41,7 +41,7 @@ def test_help_loads_nothing_heavy() -> None:
         "sys.argv = ['trinamo', '--help']\n"
         "from trinamo.cli.main import app\n"
         "try:\n    app()\nexcept SystemExit:\n    pass\n"
-        "heavy = {'grpc', 'numpy', 'starlette', 'hypercorn', 'nats', 'trio', 'structlog'}\n"
+        "heavy = {'grpc', 'numpy', 'starlette', 'hypercorn', 'nats', 'trio'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -21,7 +21,7 @@ from trinamo.runtime.config import load_config  # noqa: E402
 from trinamo.runtime.engines.exact import open_exact_engine  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
 from trinamo.runtime.lifespan import open_runtime  # noqa: E402
-from trinamo.runtime.log import setup_log  # noqa: E402
+from trinamo.runtime.logs.setup import setup_log  # noqa: E402
 
 VALUE = 4321
 

@@ -19,7 +19,7 @@ limit_threads(1)
 
 from trinamo.cli.roles import run_frontend, run_worker  # noqa: E402 -- threads first
 from trinamo.runtime.config import load_config  # noqa: E402
-from trinamo.runtime.log import setup_log  # noqa: E402
+from trinamo.runtime.logs.setup import setup_log  # noqa: E402
 
 
 def main() -> None:

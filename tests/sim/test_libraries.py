@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import logging
 import sys
 import types
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import httpx
 import prometheus_client
 import pytest
-import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -20,6 +20,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
+from trinamo.runtime.logs.formats import JsonFormat
+from trinamo.runtime.logs.setup import LogHandler
 from trinamo.sim import Escape, Network, SeedChoices, World
 from trinamo.sim.ambient import is_library_calling
 
@@ -88,22 +90,17 @@ def test_prometheus_metrics_may_be_made_during_a_run() -> None:
     assert created == 1_700_000_005.0
 
 
-def test_structlog_stamps_virtual_time() -> None:
+def test_the_log_stamps_virtual_time() -> None:
     stream = io.StringIO()
-    log = structlog.wrap_logger(
-        structlog.PrintLogger(stream),
-        processors=[
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-            structlog.processors.JSONRenderer(),
-        ],
-    )
+    log = logging.getLogger("tests.sim.stamps")
+    log.addHandler(LogHandler(stream, JsonFormat()))
 
     async def main() -> None:
         await trio.sleep(2)
-        log.info("hello")
+        log.warning("hello")
 
     World(SeedChoices(1)).run(main)
-    assert json.loads(stream.getvalue())["time"] == "2023-11-14T22:13:22Z"
+    assert json.loads(stream.getvalue())["time"] == "2023-11-14T22:13:22.000Z"
 
 
 def test_a_clock_that_our_own_code_bound_early_still_raises() -> None:

@@ -71,6 +71,7 @@ class Child:
         self._end_asked = trio.Event()
         self._was_ready = False
         self._failure: TrinamoError | None = None
+        self._words = ""
         self._settled = trio.Event()
         self._gone = trio.Event()
 
@@ -104,7 +105,10 @@ class Child:
                 self.state = ChildState.RESTARTING
                 if trio.current_time() - started_at >= STEADY_S:
                     pause_s = PAUSE_MIN_S
-                self._on_event(f"{self.name} {_ending(status)}; starting it again in {pause_s:g} s")
+                self._on_event(
+                    f"{self.name} {_ending(status)}{self._last_words()};"
+                    f" starting it again in {pause_s:g} s"
+                )
                 with trio.move_on_after(pause_s):
                     await self._end_asked.wait()
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -127,6 +131,11 @@ class Child:
             self._signal(signal.SIGKILL)
             await self._gone.wait()
         return not waiting.cancelled_caught
+
+    def _last_words(self) -> str:
+        """What it said of its end over the ready pipe, which is read whatever its log does."""
+        words, self._words = self._words, ""
+        return f" ({words})" if words else ""
 
     def _give_up(self, status: int) -> None:
         if self._failure is None:
@@ -194,8 +203,9 @@ class Child:
                     self._became_ready(facts)
                 case ("error", facts):
                     kind = ConfigError if facts.get("code") == "config" else UnavailableError
+                    self._words = str(facts.get("message", ""))
                     if not self._was_ready:
-                        self._failure = kind(str(facts.get("message", "")))
+                        self._failure = kind(self._words)
                 case _:
                     pass  # Nothing else is said there, and a stray line harms nobody.
 

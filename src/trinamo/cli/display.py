@@ -1,6 +1,7 @@
 """What `trinamo up` shows: a live table on a terminal, plain lines everywhere else.
 
-Both take the same calls, all of them synchronous; neither knows what a cluster is.
+Both take the same calls, all of them synchronous; neither knows what a cluster is. They write to
+`sys.stdout`, which here is an `output.Output`: no call waits for a reader.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import attrs
 
+from trinamo.runtime.logs.text import one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -19,6 +22,8 @@ __all__ = ["Display", "LiveDisplay", "PlainDisplay", "Row", "open_display"]
 _COLORS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
 _STATE_STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}
 _NAME_WIDTH: Final = 10
+LINE_CHARACTERS_MAX: Final = 8192
+"""Of a line that a child has written; its own log is cut earlier."""
 
 
 @attrs.frozen
@@ -75,14 +80,16 @@ class PlainDisplay:
         pass
 
     def say(self, text: str) -> None:
-        self._write(text)
+        self._write(one_line(text))
 
     def line(self, source: str, text: str) -> None:
         if text.startswith("{"):
             # JSON stays JSON: the source becomes a field of it.
-            self._write(f'{{"process": "{source}", {text[1:]}')
-        else:
-            self._write(f"{source:<{_NAME_WIDTH}} | {text}")
+            self._write(one_line(f'{{"process": "{source}", {text[1:]}', characters_max=1 << 17))
+            return
+        # A child's libraries write what they like, and so do those that talk to it.
+        shown = one_line(text, characters_max=LINE_CHARACTERS_MAX)
+        self._write(f"{source:<{_NAME_WIDTH}} | {shown}")
 
     def busy(self, text: str) -> None:
         if text:
@@ -92,12 +99,7 @@ class PlainDisplay:
         pass
 
     def _write(self, text: str) -> None:
-        try:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
-        except OSError:
-            # Nobody reads any more; the cluster goes on without being told about.
-            return
+        sys.stdout.write(f"{text}\n")
 
 
 class LiveDisplay:
@@ -127,14 +129,14 @@ class LiveDisplay:
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(text, style="bold"))
+        self._console.print(Text(one_line(text), style="bold"))
 
     def line(self, source: str, text: str) -> None:
         from rich.text import Text
 
         color = self._colors.setdefault(source, _COLORS[len(self._colors) % len(_COLORS)])
         told = Text(f"{source:<{_NAME_WIDTH}} │ ", style=color)
-        told.append_text(Text.from_ansi(text))
+        told.append(one_line(text, characters_max=LINE_CHARACTERS_MAX))
         self._console.print(told)
 
     def busy(self, text: str) -> None:
@@ -184,7 +186,7 @@ def _table(rows: Sequence[Row]) -> RenderableType:
             _figure(row.in_flight, "{:.0f}"),
             _figure(row.requests_per_s, "{:.1f}"),
             _figure(row.tokens_per_s, "{:.0f}"),
-            Text(row.note),
+            Text(one_line(row.note)),
         )
     return table
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
+
+from trinamo.runtime.logs.text import leaves, one_line, tell_traceback
 
 __all__ = [
     "EXIT_CONFIG",
@@ -44,15 +45,6 @@ def show_tracebacks(wanted: bool) -> None:
     _tracebacks = wanted
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested groups, in order."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from leaves(each)
-    else:
-        yield error
-
-
 def _missing_extra(error: BaseException) -> str | None:
     """The extra whose module could not be imported, if that is what happened."""
     if not isinstance(error, ModuleNotFoundError):
@@ -71,10 +63,16 @@ def report(error: BaseException) -> int:
         return EXIT_CONFIG
     expected = [each for each in found if isinstance(each, (TrinamoError, OSError))]
     if _tracebacks or len(expected) < len(found):
-        traceback.print_exception(error)
+        sys.stderr.write(f"{tell_traceback(error)}\n")
     for each in expected[:1]:
-        sys.stderr.write(f"trinamo: {str(each) or type(each).__name__}\n")
+        sys.stderr.write(f"trinamo: {_sentence(each)}\n")
     return EXIT_CONFIG if any(isinstance(e, ConfigError) for e in expected) else EXIT_FAILED
+
+
+def _sentence(error: BaseException) -> str:
+    """Its text, whose line ends are ours, and whose other controls may be a stranger's."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "\n".join(map(one_line, lines))
 
 
 def exit_code_of(error: BaseException) -> int | None:

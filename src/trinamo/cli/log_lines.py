@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trinamo.runtime.config import LogConfig
+from trinamo.runtime.logs.text import tell_causes
 
 from .display import Display
 
@@ -22,7 +23,9 @@ class _DisplayHandler(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.line("up", record.getMessage())
+        error = record.exc_info[1] if record.exc_info else None
+        cause = "" if error is None else f": {tell_causes(error)}"
+        self._display.line("up", f"{record.getMessage()}{cause}")
 
 
 @contextmanager

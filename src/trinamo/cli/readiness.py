@@ -14,9 +14,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from trinamo.runtime.logs.text import one_line
+
 __all__ = ["LINE_BYTES_MAX", "announce", "bind_to_parent", "parse_line"]
 
 LINE_BYTES_MAX: Final = 65_536
+_VALUE_CHARACTERS_MAX: Final = 500
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -25,8 +28,14 @@ def announce(fd: int | None, kind: str, facts: Mapping[str, Any]) -> None:
     if fd is None:
         return
     try:
-        # One write below PIPE_BUF is atomic, and the reader takes lines of this length.
-        os.write(fd, json.dumps({kind: facts}).encode()[: LINE_BYTES_MAX - 1] + b"\n")
+        # One write below PIPE_BUF is atomic and, with two lines in a process's life, never waits.
+        short = {
+            key: one_line(value, characters_max=_VALUE_CHARACTERS_MAX)
+            if isinstance(value, str)
+            else value
+            for key, value in facts.items()
+        }
+        os.write(fd, json.dumps({kind: short}).encode() + b"\n")
     except OSError:
         return
 

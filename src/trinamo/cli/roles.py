@@ -30,6 +30,7 @@ from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.model_cards import encode_card, model_key
 
 from .engine import choose_engine, open_engine
+from .output import LogLosses
 from .planes import RealTransports
 
 __all__ = ["FrontendReady", "WorkerReady", "run_frontend", "run_worker"]
@@ -90,6 +91,7 @@ async def run_worker(
     section = config.worker
     choice = choose_engine(section)
     metrics = WorkerMetrics(env)
+    metrics.registry.register(LogLosses())
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     async with (
         _until_told() as told,
@@ -201,6 +203,7 @@ async def run_frontend(
     env = env or RealEnv()
     _tell_notices(config)
     metrics = FrontendMetrics(env)
+    metrics.registry.register(LogLosses())
     async with (
         _until_told() as told,
         open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,

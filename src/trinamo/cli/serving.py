@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .failures import leaves
+from trinamo.runtime.logs.text import leaves, tell_causes
+
 from .options import (
     ConfigFile,
     EngineName,
@@ -163,10 +163,12 @@ def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: 
 def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> None:
     import trio
 
-    with _without("rich"):
-        from trinamo.runtime.log import setup_log
+    from trinamo.runtime.logs.setup import setup_log
 
-    setup_log(config.log)
+    from .output import tell_losses, unblock_output
+
+    unblock_output()
+    tell_losses(setup_log(config.log))
 
     def tell(facts: dict[str, Any]) -> None:
         _settle_memory()
@@ -192,29 +194,17 @@ def _settle_memory() -> None:
         libc.malloc_trim(0)
 
 
-@contextmanager
-def _without(package: str) -> Iterator[None]:
-    """Hide a package from what is imported inside.
-
-    structlog imports rich where it is installed, for coloured tracebacks that we do not use; that
-    costs each process of a cluster 5 MB.
-    """
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-
-
 def _announce_failure(ready_fd: int | None, error: BaseException) -> None:
     first = next(leaves(error), error)
     if isinstance(first, SystemExit):
         return
+    expected = getattr(first, "code", None)
     announce(
         ready_fd,
         "error",
-        {"code": getattr(first, "code", "internal"), "message": str(first) or repr(first)},
+        {
+            "code": expected or "internal",
+            # A bug's text means nothing without its type.
+            "message": str(first) if expected and str(first) else tell_causes(error),
+        },
     )

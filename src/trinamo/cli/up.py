@@ -75,9 +75,11 @@ def up(
     from .cluster import Cluster
     from .display import open_display
     from .log_lines import show_log
+    from .output import unblock_output
     from .plan import plan_cluster
 
     plan = plan_cluster(sources, workers=workers)
+    unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):
         display.say(f"engine {plan.engine}: {plan.engine_reason}")
         code = trio.run(Cluster(plan, display).run)

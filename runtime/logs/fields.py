@@ -1,0 +1,34 @@
+"""Fields that every line of a scope, or of the whole process, gets: `request_id`, `instance_id`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+__all__ = ["current_fields", "log_fields", "name_process"]
+
+_EMPTY: Final[Mapping[str, Any]] = {}
+_scope: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default=_EMPTY)
+_process: dict[str, Any] = {}
+
+
+@contextmanager
+def log_fields(**fields: Any) -> Iterator[None]:
+    """Add fields to every line of this scope and of the tasks that are started in it."""
+    token = _scope.set({**_scope.get(), **fields})
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def name_process(**fields: Any) -> None:
+    """Add fields to every line of this process from now on."""
+    _process.update(fields)
+
+
+def current_fields() -> dict[str, Any]:
+    """What a line written here and now gets; the scope's own win."""
+    return {**_process, **_scope.get()}

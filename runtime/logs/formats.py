@@ -1,0 +1,97 @@
+"""The two forms of a line: for people, and one JSON object.
+
+Both have the event (the sentence with its arguments), level, time, logger, then the fields of the
+call's `extra`, of its scope and of the process. An error has its causes in the line itself and the
+traceback after it: indented lines for people, a field in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from .fields import current_fields
+from .masking import mask_text, masked
+from .text import cut, one_line, tell_causes, tell_traceback
+
+__all__ = ["ConsoleFormat", "JsonFormat"]
+
+_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+"""What every record has; anything else came with `extra`."""
+_COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
+_BOLD: Final = "\x1b[1m"
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+_TRACEBACK_INDENT: Final = "    "
+
+
+def _time(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _event(record: logging.LogRecord) -> str:
+    return mask_text(record.getMessage())
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    found = current_fields()
+    found |= {key: value for key, value in vars(record).items() if key not in _OWN}
+    if not found:
+        return found
+    shown: dict[str, Any] = masked(found)
+    return shown
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
+
+
+class ConsoleFormat(logging.Formatter):
+    """For people; `colors` for a terminal."""
+
+    def __init__(self, *, colors: bool) -> None:
+        super().__init__()
+        self._colors = colors
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and below it where an error came from."""
+        level = record.levelname.lower()
+        parts = [
+            self._in(_DIM, _time(record)),
+            self._in(_COLORS.get(level, ""), f"[{level:<8}]"),
+            self._in(_BOLD, one_line(_event(record))),
+            self._in(_DIM, f"[{record.name}]"),
+        ]
+        parts += [f"{one_line(key)}={one_line(value)}" for key, value in _fields(record).items()]
+        error = _error(record)
+        if error is None:
+            return " ".join(parts)
+        parts.append(f"error={mask_text(tell_causes(error))}")
+        traceback = mask_text(tell_traceback(error, indent=_TRACEBACK_INDENT))
+        return f"{' '.join(parts)}\n{traceback}"
+
+    def _in(self, style: str, text: str) -> str:
+        return f"{style}{text}{_PLAIN}" if self._colors and style else text
+
+
+class JsonFormat(logging.Formatter):
+    """One JSON object a line, for programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole record in one line."""
+        line: dict[str, Any] = {
+            **_fields(record),
+            "event": cut(_event(record)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "time": _time(record),
+        }
+        error = _error(record)
+        if error is not None:
+            line["error"] = mask_text(tell_causes(error))
+            line["exception"] = mask_text(tell_traceback(error))
+        # JSON escapes the controls of ASCII and leaves the others as they are.
+        return one_line(json.dumps(line, ensure_ascii=False, default=str), characters_max=1 << 20)

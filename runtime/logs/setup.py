@@ -1,0 +1,64 @@
+"""`setup_log`: every line of the process on standard error, in one form, floods held back.
+
+It is called once, by the front door. A line is formatted and handed to the stream at once, in the
+task that logs it; the stream of a serving process never waits for its reader
+(`trinamo/cli/output.py`). Logging belongs at edges all the same, not in per-item loops.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final, TextIO
+
+from ..config import LogConfig
+from .floods import FloodGate
+from .formats import ConsoleFormat, JsonFormat
+
+__all__ = ["LogHandler", "setup_log"]
+
+# Libraries that say at `info` what we already say, or say it once per connection.
+QUIET_LIBRARIES: Final = ("hypercorn", "nats", "grpc", "asyncio", "httpx", "httpcore", "trio")
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes what the flood gate lets through."""
+
+    def __init__(self, stream: TextIO, form: logging.Formatter) -> None:
+        super().__init__(stream)
+        self.gate = FloodGate()
+        self.setFormatter(form)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, or count it."""
+        for each in self.gate.admit(record):
+            super().emit(each)
+
+    def close(self) -> None:
+        """Tell what was held back last."""
+        for each in self.gate.tell_all():
+            super().emit(each)
+        super().close()
+
+
+def setup_log(config: LogConfig, *, stream: TextIO | None = None) -> LogHandler:
+    """Send every log line of the process to `stream` (standard error unless given).
+
+    `format: auto` writes for people on a terminal and one JSON object a line elsewhere; colour is
+    used only on a terminal. May be called again, then the last call wins.
+    """
+    target = sys.stderr if stream is None else stream
+    is_terminal = target.isatty()
+    as_json = config.format == "json" or (config.format == "auto" and not is_terminal)
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    handler = LogHandler(target, JsonFormat() if as_json else ConsoleFormat(colors=is_terminal))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old, LogHandler):
+            root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name in QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(capture=True)
+    return handler

@@ -1,0 +1,85 @@
+"""Text of others made fit for one line of a log or a terminal, and exceptions made short.
+
+A model's name, a request's id, a key in etcd come from other processes: a newline in one would forge
+a line, an escape sequence would command the terminal of who reads it. Errors come out of nurseries
+in nested groups, of which Python's own traceback cuts the deepest, where the cause is.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+__all__ = ["causes_of", "cut", "leaves", "one_line", "tell_causes", "tell_traceback"]
+
+CHARACTERS_MAX: Final = 4096
+CAUSES_MAX: Final = 4
+"""Of one failure; what fails together has mostly failed for one reason."""
+TRACEBACK_LINES_MAX: Final = 60
+"""Of one cause: the first lines say where it came from, the last ones what it is."""
+_HEAD_LINES: Final = 20
+_TRACEBACK_CHARACTERS_MAX: Final = 500
+"""Of one line of a traceback."""
+# C0 and C1 controls, separators that some readers take for line ends, marks that turn the direction
+# of text round, and surrogates, which no encoder takes.
+_HARMFUL: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escape(found: re.Match[str]) -> str:
+    harmful = found[0]
+    return _SHORT.get(harmful) or f"\\u{ord(harmful):04x}"
+
+
+def one_line(text: object, *, characters_max: int = CHARACTERS_MAX) -> str:
+    r"""`text` with control characters as JSON writes them (`\n`, `\u001b`), cut at a bound.
+
+    So what is valid JSON stays valid, as long as it is not cut.
+    """
+    return _HARMFUL.sub(_escape, cut(str(text), characters_max))
+
+
+def cut(text: str, characters_max: int = CHARACTERS_MAX) -> str:
+    """`text`, or its beginning and how much more there was."""
+    more = len(text) - characters_max
+    return text if more <= 0 else f"{text[:characters_max]} … ({more} more characters)"
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside nested groups, in order."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from leaves(each)
+    else:
+        yield error
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """The first few exceptions inside nested groups."""
+    return list(islice(leaves(error), CAUSES_MAX))
+
+
+def tell_causes(error: BaseException) -> str:
+    """Type and text of what went wrong, without the groups round it, in one line."""
+    told = [f"{type(each).__name__}: {each}".removesuffix(": ") for each in causes_of(error)]
+    return one_line("; ".join(dict.fromkeys(told)))
+
+
+def tell_traceback(error: BaseException, *, indent: str = "") -> str:
+    """Where each cause came from. Every line is harmless and indented, so none passes for an event."""
+    told: list[str] = []
+    for cause in causes_of(error):
+        lines = "".join(traceback.format_exception(cause)).splitlines()
+        left_out = len(lines) - TRACEBACK_LINES_MAX
+        if left_out > 0:
+            tail = TRACEBACK_LINES_MAX - _HEAD_LINES
+            lines = [*lines[:_HEAD_LINES], f"  … {left_out} lines …", *lines[-tail:]]
+        told += [
+            f"{indent}{one_line(line, characters_max=_TRACEBACK_CHARACTERS_MAX)}" for line in lines
+        ]
+    return "\n".join(told)
