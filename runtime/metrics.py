@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from .env import Env
+from .errors import TrinamoError
 from .metrics_tokens import TokenMetrics, TokenTally
 
 __all__ = [
@@ -118,6 +119,10 @@ class Metrics:
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
         return Histogram(f"trinamo_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def now(self) -> float:
+        """The clock the records measure with."""
+        return self._clock.now()
 
     def lease_state(self, state: LeaseState) -> None:
         """The lease is now in `state`."""
@@ -244,10 +249,6 @@ class FrontendMetrics(Metrics):
         """A request ended before its model was known."""
         self._requests.labels(UNKNOWN_MODEL, endpoint, outcome).inc()
 
-    def now(self) -> float:
-        """The clock the records measure with."""
-        return self._clock.now()
-
     def series(self, model: str, endpoint: str) -> _ModelSeries:
         """The children for these labels, looked up once."""
         key = (model, endpoint)
@@ -271,7 +272,16 @@ class FrontendMetrics(Metrics):
 class RequestRecord:
     """One request of a frontend, from arrival to end."""
 
-    __slots__ = ("_last_token_at", "_metrics", "model", "outcome", "series", "started_at")
+    __slots__ = (
+        "_last_token_at",
+        "_metrics",
+        "detail",
+        "fault",
+        "model",
+        "outcome",
+        "series",
+        "started_at",
+    )
 
     def __init__(
         self, metrics: FrontendMetrics, model: str, endpoint: str, started_at: float
@@ -280,6 +290,10 @@ class RequestRecord:
         self._last_token_at: float | None = None
         self.model = model
         self.outcome = CANCELLED
+        self.detail = ""
+        """What went wrong, for the log."""
+        self.fault: BaseException | None = None
+        """What of it is ours to mend."""
         self.series = metrics.series(model, endpoint)
         self.started_at = started_at
 
@@ -334,15 +348,14 @@ class WorkerMetrics(Metrics):
     @contextmanager
     def request(self, endpoint: str) -> Iterator[WorkerRecord]:
         """Count one request while inside; set `outcome` before leaving."""
-        record = WorkerRecord(self, endpoint, self._items.labels(endpoint))
+        record = WorkerRecord(self, endpoint, self._items.labels(endpoint), self._clock.now())
         in_flight = self._in_flight.labels(endpoint)
         in_flight.inc()
-        started_at = self._clock.now()
         try:
             yield record
         finally:
             in_flight.dec()
-            self._duration.labels(endpoint).observe(self._clock.now() - started_at)
+            self._duration.labels(endpoint).observe(record.duration_s)
             self._requests.labels(endpoint, record.outcome).inc()
 
     def refused(self, endpoint: str, outcome: str) -> None:
@@ -370,7 +383,19 @@ class WorkerRecord:
     metrics: WorkerMetrics
     endpoint: str
     _items: Counter
+    started_at: float
     outcome: str = CANCELLED
+    detail: str = ""
+    """What went wrong, for the log."""
+
+    @property
+    def duration_s(self) -> float:
+        """Since it was accepted."""
+        return self.metrics.now() - self.started_at
+
+    def failed(self, error: TrinamoError) -> None:
+        """It ended with `error`."""
+        self.outcome, self.detail = error.code, error.message
 
     def item(self, count: int = 1) -> None:
         """The handler yielded `count` items."""

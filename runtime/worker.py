@@ -29,6 +29,8 @@ from .errors import (
     TrinamoError,
     UnavailableError,
 )
+from .logs.fields import log_fields
+from .logs.requests import log_request
 from .metrics import SUCCESS, WorkerMetrics, WorkerRecord
 from .nurseries import open_nursery
 from .planes import CallHome, ResponseSender
@@ -157,19 +159,22 @@ class Worker:
             raise _refusal(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        with self._metrics.request(envelope.endpoint) as record:
+        with (
+            log_fields(request_id=envelope.id),
+            self._metrics.request(envelope.endpoint) as record,
+        ):
             result: bytes | None = None
             try:
                 with context.scope:
                     result = self._encode(await endpoint.run_unary(request, context))
             except Exception as raised:
                 error = single_error(raised, f"request {envelope.id}")
-                record.outcome = error.code
+                record.failed(error)
                 raise error from raised
             else:
                 if result is None:
                     error = self._why_cancelled(context)
-                    record.outcome = error.code
+                    record.failed(error)
                     raise error
                 record.outcome = SUCCESS
                 return result
@@ -248,6 +253,14 @@ class Worker:
         if context.reason is not None:
             record.cancelled(context.reason)
         self._env.note("worker.end", request=request_id, outcome=record.outcome)
+        log_request(
+            _log,
+            record.outcome,
+            is_success=record.outcome == SUCCESS,
+            duration_s=record.duration_s,
+            detail=record.detail,
+            endpoint=record.endpoint,
+        )
         if not self._active:
             self._idle.set()
             self._idle = trio.Event()
@@ -257,19 +270,22 @@ class Worker:
     async def _serve_stream(
         self, endpoint: Endpoint, envelope: Envelope, request: Any, context: Context
     ) -> None:
-        with self._metrics.request(envelope.endpoint) as record, self._metrics.stream():
+        with (
+            log_fields(request_id=envelope.id),
+            self._metrics.request(envelope.endpoint) as record,
+            self._metrics.stream(),
+        ):
             try:
                 assert envelope.response is not None, "checked when the envelope was decoded"
                 async with self._call_home.call_home(envelope.response, context) as sender:
                     await self._run_handler(endpoint, envelope, request, context, sender, record)
             except ConnectError as error:
                 # The caller sees its own end of this: no call came, or it has gone.
-                record.outcome = error.code
-                _log.warning("request %s: cannot call home: %s", envelope.id, error)
+                record.failed(error)
             except KilledError as error:
-                record.outcome = error.code
+                record.failed(error)
             except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
-                record.outcome = single_error(raised, f"request {envelope.id}").code
+                record.failed(single_error(raised, f"request {envelope.id}"))
             finally:
                 if context.is_killed:
                     record.outcome = KilledError.code
@@ -300,7 +316,7 @@ class Worker:
         if error is None and context.scope.cancelled_caught:
             error = self._why_cancelled(context)
         if error is not None:
-            record.outcome = error.code
+            record.failed(error)
             sender.fail(error)
         else:
             record.outcome = SUCCESS

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
@@ -13,7 +14,9 @@ from typing import Final
 import attrs
 
 from ..errors import EngineError, TrinamoError
-from ..metrics import RequestRecord
+from ..logs.fields import log_fields
+from ..logs.requests import log_request
+from ..metrics import SUCCESS, RequestRecord
 from ..protocol.generate import Delta, GenerateRequest
 from ..protocol.openai import (
     ChatCompletionRequest,
@@ -40,6 +43,8 @@ from .status import answer_error
 from .streaming import AnswerWriter, OnDisconnect
 
 __all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference", "InferenceLimits"]
+
+log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
@@ -97,6 +102,13 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         public_id, inner_id = make_ids(scope, self._state.env.rng)
+        with log_fields(request_id=inner_id):
+            await self._serve(scope, receive, send, public_id, inner_id)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, public_id: str, inner_id: str
+    ) -> None:
+        started_at = self._state.env.clock.now()
         headers: Headers = [(b"x-request-id", public_id.encode())]
         try:
             parsed = await self._parse(scope, receive)
@@ -129,14 +141,39 @@ class Inference:
                 else:
                     await writer.whole(lambda: telling.body(deltas))
             self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
+            self._tell(
+                record.outcome, started_at, record.detail, fault=record.fault, model=record.model
+            )
         except ClientGoneError:
             self._state.metrics.refused(self._kind.name, "client_disconnect")
+            self._tell("client_disconnect", started_at)
         except TrinamoError as error:
             refusal = answer_error(error)
             self._state.metrics.refused(self._kind.name, refusal.code)
+            self._tell(refusal.code, started_at, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
             await send_error(send, refusal, headers)
+
+    def _tell(
+        self,
+        outcome: str,
+        started_at: float,
+        detail: str = "",
+        *,
+        fault: BaseException | None = None,
+        **fields: str,
+    ) -> None:
+        log_request(
+            log,
+            outcome,
+            is_success=outcome == SUCCESS,
+            duration_s=self._state.env.clock.now() - started_at,
+            detail=detail,
+            fault=fault,
+            endpoint=self._kind.name,
+            **fields,
+        )
 
     async def _parse(self, scope: Scope, receive: Receive) -> _Parsed:
         self._admission.check_open()

@@ -14,7 +14,6 @@ know what an answer looks like (`chat.py`).
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -48,8 +47,6 @@ BURST_GAP_S: Final = 0.0002
 """An event this soon after one that was sent alone is of a burst, and left to the writer."""
 SENDS_PER_CHECKPOINT: Final = 32
 """So an engine that never waits, for a client that always reads, does not hold up the others."""
-
-log = logging.getLogger("trinamo.http")
 
 
 class OnDisconnect(enum.StrEnum):
@@ -293,7 +290,7 @@ class AnswerWriter:
     # --- the books ---------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Say once how the request ended: to the metrics, and to the log if it failed."""
+        """Say once how the request ended."""
         if self._is_cut():
             self._client_left()
         reason = self._context.reason
@@ -306,13 +303,6 @@ class AnswerWriter:
             self._record.outcome = SUCCESS
             return
         answer = answer_error(self._error)
-        self._record.outcome = answer.code
-        log.log(
-            logging.ERROR if answer.is_our_fault else logging.WARNING,
-            "request %s to %s failed with %s: %s",
-            self._context.id,
-            self._record.model,
-            answer.status,
-            self._error,
-            exc_info=self._error if answer.is_our_fault else None,
-        )
+        self._record.outcome, self._record.detail = answer.code, str(self._error)
+        if answer.is_our_fault:
+            self._record.fault = self._error

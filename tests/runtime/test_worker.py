@@ -23,6 +23,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.logs.fields import current_fields
 from trinamo.runtime.metrics import WorkerMetrics
 from trinamo.runtime.protocol.control import Declined, Failed
 from trinamo.runtime.protocol.instances import EndpointName
@@ -482,3 +483,44 @@ async def test_a_killed_request_is_recorded_with_its_reason(cluster: Cluster) ->
         await anext(stream)
     await worker.wait_idle()
     assert reasons == [Reason.CONSUMER_DROPPED]
+
+
+# --- what the log says ---------------------------------------------------------------------------
+
+
+async def test_each_request_has_one_line_when_it_has_ended_at_info_only_if_it_failed(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: int, _: Context) -> AsyncGenerator[int, None]:
+        yield 1
+        if request:
+            raise RequestError("no such LoRA")
+
+    await cluster.serve("1", handler)
+    with caplog.at_level(logging.DEBUG, "trinamo.worker"):
+        await ask(cluster, 0)
+        await ask(cluster, 1)
+        await eventually(lambda: len(ends(caplog)) == 2)
+
+    good, bad = ends(caplog)
+    assert (good.levelno, bad.levelno) == (logging.DEBUG, logging.INFO)
+    assert (vars(good)["outcome"], vars(bad)["outcome"]) == ("success", RequestError.code)
+    assert vars(bad)["error"] == "no such LoRA"
+
+
+def ends(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.getMessage() == "request ended"]
+
+
+async def test_lines_of_a_request_s_task_have_its_id_as_a_field(cluster: Cluster) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def handler(_: int, context: Context) -> AsyncGenerator[int, None]:
+        seen.append((current_fields()["request_id"], context.id))
+        yield 1
+
+    await cluster.serve("1", handler)
+    await ask(cluster)
+
+    [(field, request_id)] = seen
+    assert field == request_id

@@ -22,6 +22,7 @@ from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.kv.cache import HoldsKv
 from trinamo.runtime.lifespan import Runtime, open_runtime
+from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import Overview, describe_planes, overview
@@ -112,6 +113,7 @@ async def run_worker(
             port = await nursery.start(status.serve)
             status_url = f"http://{_bracketed(section.status_host)}:{port}"
         info = engine.info
+        name_process(instance_id=runtime.instance_id, model=info.model)
         await runtime.serve(
             endpoint,
             engine.generate,
