@@ -34,10 +34,11 @@ from .kv.cache import KvCache
 from .kv.engine_transfers import EngineTransfers, open_engine_transfers
 from .kv.index import KvIndex
 from .load import LoadTable
-from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics, WorkerMetrics
+from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics
 from .metrics_kv import KvSeries
 from .metrics_planes import show_planes
 from .metrics_queues import show_queues
+from .metrics_worker import WorkerMetrics
 from .nurseries import open_nursery
 from .planes import ControlPlane, EventPlane
 from .protocol.instances import EndpointName, Instance, encode_instance

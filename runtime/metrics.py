@@ -3,7 +3,8 @@
 Each object owns its registry, so that several runtimes in one process (tests, the simulator) do
 not share numbers. Children are cached per label set, because looking one up costs more than
 counting. The exposition is cached for a second: it blocks the loop, up to 20 ms with 100 models.
-Times come from `env.clock`. What this module does not do: serve the text (`http/models.py`).
+Times come from `env.clock`. What a worker
+counts is in `metrics_worker.py`. What this module does not do: serve the text (`http/models.py`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from .env import Env
-from .errors import TrinamoError
 from .metrics_tokens import TokenMetrics, TokenTally
 
 __all__ = [
     "CANCELLED",
     "CONTENT_TYPE",
+    "DURATION_BUCKETS_S",
     "SUCCESS",
     "UNKNOWN_MODEL",
     "FrontendMetrics",
     "LeaseState",
     "Metrics",
     "RequestRecord",
-    "WorkerMetrics",
-    "WorkerRecord",
 ]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +42,7 @@ UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
 
 _RENDER_INTERVAL_S: Final = 1.0
-_DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FIRST_TOKEN_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60),
@@ -215,7 +214,7 @@ class FrontendMetrics(Metrics):
         )
         self._in_flight = self._gauge("requests_in_flight", "Requests not ended yet", *by_model)
         self._duration = self._histogram(
-            "request_duration_seconds", "Arrival to end", _DURATION_BUCKETS_S, *by_model
+            "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
         )
         self._first_token = self._histogram(
             "time_to_first_token_seconds",
@@ -320,87 +319,3 @@ class RequestRecord:
     def cancelled(self, reason: str) -> None:
         """The request was stopped or killed, for `reason`."""
         self._metrics.cancelled(self.model, reason)
-
-
-# --- worker ----------------------------------------------------------------------------------
-
-
-class WorkerMetrics(Metrics):
-    """What a worker counts about the requests it serves. `endpoint` is the endpoint's path."""
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        self._requests = self._counter(
-            "worker_requests", "Requests that ended", "endpoint", "outcome"
-        )
-        self._in_flight = self._gauge(
-            "worker_requests_in_flight", "Requests being served", "endpoint"
-        )
-        self._duration = self._histogram(
-            "worker_request_duration_seconds", "Acceptance to end", _DURATION_BUCKETS_S, "endpoint"
-        )
-        self._items = self._counter("worker_items", "Items yielded by handlers", "endpoint")
-        self._streams = self._gauge("worker_streams", "Open response streams")
-        self._cancellations = self._counter(
-            "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
-        )
-
-    @contextmanager
-    def request(self, endpoint: str) -> Iterator[WorkerRecord]:
-        """Count one request while inside; set `outcome` before leaving."""
-        record = WorkerRecord(self, endpoint, self._items.labels(endpoint), self._clock.now())
-        in_flight = self._in_flight.labels(endpoint)
-        in_flight.inc()
-        try:
-            yield record
-        finally:
-            in_flight.dec()
-            self._duration.labels(endpoint).observe(record.duration_s)
-            self._requests.labels(endpoint, record.outcome).inc()
-
-    def refused(self, endpoint: str, outcome: str) -> None:
-        """A request got a NACK; `outcome` is its status."""
-        self._requests.labels(endpoint, outcome).inc()
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count one response stream while inside."""
-        self._streams.inc()
-        try:
-            yield
-        finally:
-            self._streams.dec()
-
-    def cancelled(self, endpoint: str, reason: str) -> None:
-        """A request was stopped or killed, for `reason`."""
-        self._cancellations.labels(endpoint, reason).inc()
-
-
-@attrs.define
-class WorkerRecord:
-    """One request of a worker."""
-
-    metrics: WorkerMetrics
-    endpoint: str
-    _items: Counter
-    started_at: float
-    outcome: str = CANCELLED
-    detail: str = ""
-    """What went wrong, for the log."""
-
-    @property
-    def duration_s(self) -> float:
-        """Since it was accepted."""
-        return self.metrics.now() - self.started_at
-
-    def failed(self, error: TrinamoError) -> None:
-        """It ended with `error`."""
-        self.outcome, self.detail = error.code, error.message
-
-    def item(self, count: int = 1) -> None:
-        """The handler yielded `count` items."""
-        self._items.inc(count)
-
-    def cancelled(self, reason: str) -> None:
-        """The request was stopped or killed, for `reason`."""
-        self.metrics.cancelled(self.endpoint, reason)

@@ -1,4 +1,4 @@
-"""What `/metrics` shows of KV blocks: an engine's, those a worker tells, those a router knows.
+"""What `/metrics` shows of engines and KV blocks: an engine's, those told, those a router knows.
 
 Each counts for itself; here it is only read, when `/metrics` is. The label `endpoint` is its path.
 """
@@ -61,9 +61,8 @@ class KvSeries:
         metrics.registry.register(self)
 
     def show_engine(self, endpoint: str, engine: GenerationEngine) -> None:
-        """Show how many blocks the engine has, and how many are in use."""
-        if engine.info.block_count:
-            self._engines[endpoint] = engine
+        """Show the engine's blocks, if it has any, its sequences and its tokens."""
+        self._engines[endpoint] = engine
 
     def show_source(self, endpoint: str, source: KvEventSource) -> None:
         """Show what is told about an engine's blocks."""
@@ -76,18 +75,35 @@ class KvSeries:
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
         if self._engines:
-            blocks = GaugeMetricFamily(
-                "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=["endpoint", "state"]
-            )
-            for endpoint, engine in self._engines.items():
-                statistics = engine.statistics()
-                blocks.add_metric([endpoint, "used"], statistics.blocks_used)
-                blocks.add_metric([endpoint, "free"], statistics.blocks_free)
-            yield blocks
+            yield from _engine_series(self._engines)
         told = {name: attrs.asdict(each.statistics()) for name, each in self._sources.items()}
         yield from _series("trinamo_kv_events", told, _SOURCE_GAUGES, _SOURCE_COUNTERS)
         known = {name: attrs.asdict(each.statistics()) for name, each in self._indexes.items()}
         yield from _series("trinamo_kv_index", known, _INDEX_GAUGES, _INDEX_COUNTERS)
+
+
+def _engine_series(engines: Mapping[str, GenerationEngine]) -> Iterator[Metric]:
+    by_state = ["endpoint", "state"]
+    blocks = GaugeMetricFamily(
+        "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=by_state
+    )
+    sequences = GaugeMetricFamily("trinamo_engine_sequences", "Sequences held", labels=by_state)
+    prompt = CounterMetricFamily(
+        "trinamo_engine_prompt_tokens", "Tokens computed in prefill", labels=["endpoint"]
+    )
+    completion = CounterMetricFamily(
+        "trinamo_engine_completion_tokens", "Tokens generated", labels=["endpoint"]
+    )
+    for endpoint, engine in engines.items():
+        statistics = engine.statistics()
+        if engine.info.block_count:
+            blocks.add_metric([endpoint, "used"], statistics.blocks_used)
+            blocks.add_metric([endpoint, "free"], statistics.blocks_free)
+        sequences.add_metric([endpoint, "running"], statistics.running)
+        sequences.add_metric([endpoint, "waiting"], statistics.waiting)
+        prompt.add_metric([endpoint], statistics.prompt_tokens)
+        completion.add_metric([endpoint], statistics.completion_tokens)
+    yield from (blocks, sequences, prompt, completion)
 
 
 def _series(

@@ -31,7 +31,8 @@ from .errors import (
 )
 from .logs.fields import log_fields
 from .logs.requests import log_request
-from .metrics import SUCCESS, WorkerMetrics, WorkerRecord
+from .metrics import SUCCESS
+from .metrics_worker import WorkerMetrics, WorkerRecord
 from .nurseries import open_nursery
 from .planes import CallHome, ResponseSender
 from .protocol.instances import EndpointName
@@ -334,27 +335,25 @@ class Worker:
         self, items: AsyncGenerator[Any, None], sender: ResponseSender, record: WorkerRecord
     ) -> None:
         """The handler's items to the caller: the loop that runs once for every token."""
-        encode, send = self._encode, sender.send_nowait
-        count = since_checkpoint = 0
-        try:
-            async with aclosing(items):
-                async for item in items:
-                    if not count:
-                        sender.open()
-                    count += 1
-                    if not send(encode(item)):
-                        since_checkpoint = 0
-                        await sender.drain()
-                        continue
-                    since_checkpoint += 1
-                    if since_checkpoint >= _ITEMS_PER_CHECKPOINT:
-                        # A generator that never waits must still let others run.
-                        since_checkpoint = 0
-                        await trio.lowlevel.checkpoint()
-            if not count:
-                sender.open()
-        finally:
-            record.item(count)
+        encode, send, tally = self._encode, sender.send_nowait, record.tally
+        is_open, since_checkpoint = False, 0
+        async with aclosing(items):
+            async for item in items:
+                if not is_open:
+                    is_open = True
+                    sender.open()
+                tally.items += 1
+                if not send(encode(item)):
+                    since_checkpoint = 0
+                    await sender.drain()
+                    continue
+                since_checkpoint += 1
+                if since_checkpoint >= _ITEMS_PER_CHECKPOINT:
+                    # A generator that never waits must still let others run.
+                    since_checkpoint = 0
+                    await trio.lowlevel.checkpoint()
+        if not is_open:
+            sender.open()
 
     # --- its life ---
 

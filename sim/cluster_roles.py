@@ -22,7 +22,8 @@ from trinamo.runtime.http.discovery import watch_models
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.lifespan import Runtime, open_runtime
-from trinamo.runtime.metrics import FrontendMetrics, Metrics, WorkerMetrics
+from trinamo.runtime.metrics import FrontendMetrics, Metrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.protocol.generate import Delta, GenerateRequest, ModelCard
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.model_cards import encode_card, model_key

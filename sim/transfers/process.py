@@ -23,7 +23,7 @@ from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.engine_transfers import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.memory import KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.registration import Registrar
 from trinamo.runtime.transfer_metrics import TransferMetrics

@@ -16,7 +16,7 @@ from trinamo.runtime.config import Config, DataPlaneConfig, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 from trinamo.runtime.kv.transfer_router import open_transfer_router
-from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
 from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer import Direction

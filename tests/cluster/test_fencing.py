@@ -8,7 +8,8 @@ import trio
 from tests.servers import SessionEtcd
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import FencedError
-from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
+from trinamo.runtime.metrics import FrontendMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.registration import Registrar
 from trinamo.runtime.router import Router

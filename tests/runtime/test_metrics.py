@@ -13,8 +13,8 @@ from trinamo.runtime.metrics import (
     SUCCESS,
     FrontendMetrics,
     LeaseState,
-    WorkerMetrics,
 )
+from trinamo.runtime.metrics_worker import WorkerMetrics
 
 
 class HandClock:
@@ -116,7 +116,7 @@ def test_a_worker_s_requests_and_streams_are_counted() -> None:
     with metrics.request("a/b/c") as request, metrics.stream():
         assert metrics.value("worker_requests_in_flight", endpoint="a/b/c") == 1
         assert metrics.value("worker_streams") == 1
-        request.item(3)
+        request.tally.items += 3
         request.cancelled("deadline")
         env.hand.at += 2
         request.outcome = "killed"

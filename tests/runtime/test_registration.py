@@ -13,7 +13,7 @@ import trio.testing
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import FencedError
-from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.registration import LeaseState, Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 

@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.logs.fields import current_fields
-from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.protocol.control import Declined, Failed
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.request import (
@@ -483,6 +483,23 @@ async def test_a_killed_request_is_recorded_with_its_reason(cluster: Cluster) ->
         await anext(stream)
     await worker.wait_idle()
     assert reasons == [Reason.CONSUMER_DROPPED]
+
+
+async def test_items_are_counted_while_their_answer_goes_on(cluster: Cluster) -> None:
+    """Who looks at a worker in the middle of long answers must not see an idle one."""
+    held = trio.Event()
+
+    async def handler(_: int, __: Context) -> AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+        await held.wait()
+
+    worker = await cluster.serve("1", handler)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, cluster)
+        metrics = worker._metrics
+        await eventually(lambda: metrics.value("worker_items_total", endpoint=str(NAME)) == 2)
+        held.set()
 
 
 # --- what the log says ---------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.kv.cache import HoldsKv
 from trinamo.runtime.lifespan import Runtime, open_runtime
 from trinamo.runtime.logs.fields import name_process
-from trinamo.runtime.metrics import FrontendMetrics, WorkerMetrics
+from trinamo.runtime.metrics import FrontendMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import Overview, describe_planes, overview
 from trinamo.runtime.protocol.generate import GenerateRequest, ModelCard

@@ -70,7 +70,11 @@ def _row(
     now_s = trio.current_time()
     usage = read_usage(pid) if pid else None
     role = "trinamo_worker_" if name.startswith("worker") else "trinamo_"
-    tokens = "trinamo_worker_items_total" if role != "trinamo_" else "trinamo_output_tokens_total"
+    tokens = (
+        "trinamo_output_tokens_total"
+        if role == "trinamo_"
+        else "trinamo_engine_completion_tokens_total"
+    )
 
     def rate(metric: str) -> float:
         # A counter has no sample before it has counted.

@@ -12,7 +12,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.hosts import HostPolicy
 from trinamo.runtime.http.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
-from trinamo.runtime.metrics import WorkerMetrics
+from trinamo.runtime.metrics_worker import WorkerMetrics
 
 OWN = ["localhost", "LOCALHOST:8787", "localhost.", "127.0.0.1:1", "[::1]:80", "[::1]", "10.0.0.7"]
 FOREIGN = ["evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.nip.io", ""]
