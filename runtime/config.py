@@ -94,6 +94,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         about("What a client that leaves does to its request: end it now, or let it finish soon."),
     ] = "kill"
     body_bytes_max: Annotated[Bytes, about("A larger request body is a 413.")] = 4 << 20
+    bodies_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Bytes of request bodies held at once, beyond the first 64 KiB of each; one more is a"
+            " 503."
+        ),
+    ] = 256 << 20
     body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
     header_bytes_max: Annotated[Bytes, about("A larger request head ends the connection.")] = 32_768
     backlog_bytes_max: Annotated[

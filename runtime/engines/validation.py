@@ -7,24 +7,22 @@ prompt fit, is a token id in the vocabulary) is checked there.
 from __future__ import annotations
 
 from ..errors import RequestError
-from ..protocol.generate import GenerateRequest
+from ..protocol.generate import STOP_CHARS_MAX, STOP_STRINGS_MAX, GenerateRequest
 
-__all__ = ["ROLES", "STOP_CHARS_MAX", "STOP_COUNT_MAX", "check_prompt_fits", "check_request"]
+__all__ = ["ROLES", "check_prompt_fits", "check_request"]
 
 ROLES = ("system", "user", "assistant")
 TEMPERATURE_MAX = 2
-STOP_COUNT_MAX = 32
-STOP_CHARS_MAX = 4096
-"""Of one stop string; the text that can be held back is as long."""
 
 
 def check_request(request: GenerateRequest) -> None:
     """Raise `RequestError` unless the request is one an engine can take."""
     _check_prompt(request)
     _check_sampling(request)
-    if len(request.stop) > STOP_COUNT_MAX:
+    if len(request.stop) > STOP_STRINGS_MAX:
         raise RequestError(
-            f"{len(request.stop)} stop strings; at most {STOP_COUNT_MAX} are allowed", param="stop"
+            f"{len(request.stop)} stop strings; at most {STOP_STRINGS_MAX} are allowed",
+            param="stop",
         )
     if not all(0 < len(stop) <= STOP_CHARS_MAX for stop in request.stop):
         raise RequestError(

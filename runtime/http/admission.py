@@ -13,15 +13,18 @@ import trio
 
 from ..context import Context, Reason
 from ..errors import OverloadedError, UnavailableError
+from .bodies import Bodies
 
 __all__ = ["Admission"]
 
 
 class Admission:
-    """The requests in flight of one service."""
+    """The requests of one service: those that arrive and those in flight, at most `requests_max`."""
 
-    def __init__(self, *, requests_max: int = 4096) -> None:
+    def __init__(self, *, requests_max: int = 4096, bodies_bytes_max: int = 256 << 20) -> None:
+        self.bodies = Bodies(bodies_bytes_max)
         self._requests_max = requests_max
+        self._arriving = 0
         self._root = Context("http")
         self._idle: trio.Event | None = None
         self.is_draining = False
@@ -35,12 +38,25 @@ class Admission:
         """Raise `UnavailableError` while draining, `OverloadedError` at the bound."""
         if self.is_draining:
             raise UnavailableError("the server is shutting down; ask another one")
-        if self.in_flight >= self._requests_max:
+        if self.in_flight + self._arriving >= self._requests_max:
             raise OverloadedError(
-                f"{self._requests_max} requests are in flight, which is the limit",
+                f"{self._requests_max} requests are under way, which is the limit",
                 bound="requests_max",
                 value=self._requests_max,
             )
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Hold a place for a request whose body arrives; raises as `check_open` does.
+
+        A drain does not wait for it: it is in flight once it is admitted.
+        """
+        self.check_open()
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
 
     @contextmanager
     def admit(self, request_id: str) -> Iterator[Context]:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Final
 
 import attrs
+from typing_extensions import Buffer
 
 from ..errors import EngineError, TrinamoError
 from ..logs.fields import log_fields
@@ -19,6 +20,7 @@ from ..logs.requests import log_request
 from ..metrics import SUCCESS, RequestRecord
 from ..protocol.generate import Delta, GenerateRequest
 from ..protocol.openai import (
+    CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
     CompletionRequest,
     decode_chat_request,
@@ -26,6 +28,7 @@ from ..protocol.openai import (
 )
 from ..protocol.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from .admission import Admission
+from .bodies import Body
 from .exchange import (
     ClientGoneError,
     Headers,
@@ -64,7 +67,7 @@ class EndpointKind:
     """Where the two endpoints differ. `name` is the metrics' label."""
 
     name: str
-    decode: Callable[[bytes], ChatCompletionRequest | CompletionRequest]
+    decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest]
     find: Callable[[DeploymentState, str | None], tuple[str, Engine]]
     answer: type[ChatAnswer | CompletionAnswer]
 
@@ -82,9 +85,12 @@ COMPLETIONS: Final = EndpointKind(
 
 @attrs.frozen
 class _Parsed:
-    request: ChatCompletionRequest | CompletionRequest
+    """What is kept of a request; its body is not, as nothing here refers to it."""
+
     generate: GenerateRequest
     engine: Engine
+    is_streamed: bool
+    wants_usage: bool
 
 
 class Inference:
@@ -111,36 +117,9 @@ class Inference:
         started_at = self._state.env.clock.now()
         headers: Headers = [(b"x-request-id", public_id.encode())]
         try:
-            parsed = await self._parse(scope, receive)
-            with (
-                self._admission.admit(inner_id) as context,
-                self._state.metrics.request(parsed.generate.model, self._kind.name) as record,
-            ):
-                writer = AnswerWriter(
-                    receive,
-                    send,
-                    context,
-                    record,
-                    headers=headers,
-                    connection=find_connection(scope),
-                    on_disconnect=self._limits.on_disconnect,
-                    stop_grace_s=self._limits.stop_grace_s,
-                    backlog_bytes_max=self._limits.backlog_bytes_max,
-                    request_timeout_s=self._limits.request_timeout_s,
-                )
-                answer = self._kind.answer(
-                    inner_id,
-                    parsed.generate.model,
-                    int(self._state.env.clock.wall()),
-                    wants_usage=parsed.request.wants_usage,
-                )
-                deltas = parsed.engine.generate(parsed.generate, context)
-                telling = _Telling(answer, record)
-                if parsed.request.is_streamed:
-                    await writer.stream(deltas, telling.event, telling.last_event)
-                else:
-                    await writer.whole(lambda: telling.body(deltas))
-            self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
+            with self._admission.bodies.open() as body:
+                parsed = await self._parse(scope, receive, body)
+                record = await self._answer(parsed, scope, receive, send, inner_id, headers)
             self._tell(
                 record.outcome, started_at, record.detail, fault=record.fault, model=record.model
             )
@@ -175,18 +154,63 @@ class Inference:
             **fields,
         )
 
-    async def _parse(self, scope: Scope, receive: Receive) -> _Parsed:
-        self._admission.check_open()
-        check_json(scope)
-        body = await read_body(
-            scope,
-            receive,
-            bytes_max=self._limits.body_bytes_max,
-            timeout_s=self._limits.body_timeout_s,
-        )
-        request = self._kind.decode(body)
+    async def _parse(self, scope: Scope, receive: Receive, body: Body) -> _Parsed:
+        with self._admission.arriving():
+            check_json(scope)
+            data = await read_body(
+                scope,
+                receive,
+                body,
+                bytes_max=self._limits.body_bytes_max,
+                timeout_s=self._limits.body_timeout_s,
+            )
+        request = self._kind.decode(data)
         model, engine = self._kind.find(self._state, request.model)
-        return _Parsed(request, request.to_generate(model), engine)
+        context_tokens_max = self._state.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        generate = request.to_generate(model, context_tokens_max)
+        # From here on the request is held, not its body, which may have been mostly blanks.
+        body.hold(request.content_bytes)
+        return _Parsed(generate, engine, request.is_streamed, request.wants_usage)
+
+    async def _answer(
+        self,
+        parsed: _Parsed,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        inner_id: str,
+        headers: Headers,
+    ) -> RequestRecord:
+        with (
+            self._admission.admit(inner_id) as context,
+            self._state.metrics.request(parsed.generate.model, self._kind.name) as record,
+        ):
+            writer = AnswerWriter(
+                receive,
+                send,
+                context,
+                record,
+                headers=headers,
+                connection=find_connection(scope),
+                on_disconnect=self._limits.on_disconnect,
+                stop_grace_s=self._limits.stop_grace_s,
+                backlog_bytes_max=self._limits.backlog_bytes_max,
+                request_timeout_s=self._limits.request_timeout_s,
+            )
+            answer = self._kind.answer(
+                inner_id,
+                parsed.generate.model,
+                int(self._state.env.clock.wall()),
+                wants_usage=parsed.wants_usage,
+            )
+            deltas = parsed.engine.generate(parsed.generate, context)
+            telling = _Telling(answer, record)
+            if parsed.is_streamed:
+                await writer.stream(deltas, telling.event, telling.last_event)
+            else:
+                await writer.whole(lambda: telling.body(deltas))
+        self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
+        return record
 
 
 @attrs.define

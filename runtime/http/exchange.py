@@ -15,6 +15,7 @@ import trio
 
 from ..errors import RequestError
 from ..protocol.request import REQUEST_ID_CHARS_MAX
+from .bodies import Body
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer, MediaTypeError
 
 __all__ = [
@@ -109,26 +110,33 @@ def check_json(scope: Scope) -> None:
         raise MediaTypeError(f"the content-type is {said}; it must be application/json")
 
 
-async def read_body(scope: Scope, receive: Receive, *, bytes_max: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(
+    scope: Scope, receive: Receive, body: Body, *, bytes_max: int, timeout_s: float
+) -> bytearray:
+    """The whole body, counted in `body` as it arrives.
 
-    Raises `BodyTooLargeError` as soon as the limit is passed (before reading, if the length is
-    announced), `BodyTimeoutError` if it is not complete in time, `ClientGoneError`.
+    Raises `BodyTooLargeError` as soon as the limit is passed and `OverloadedError` as soon as all
+    bodies together are too many (before reading, if the length is announced), `BodyTimeoutError` if
+    it is not complete in time, `ClientGoneError`.
     """
     length = find_header(scope, b"content-length")
-    if length is not None and length.isdigit() and int(length) > bytes_max:
-        raise _too_large(bytes_max)
-    body = bytearray()
+    if length is not None and length.isdigit():
+        if int(length) > bytes_max:
+            raise _too_large(bytes_max)
+        body.check(int(length))
+    data = bytearray()
     with trio.move_on_after(timeout_s):
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
-            body += message.get("body", b"")
-            if len(body) > bytes_max:
+            piece = message.get("body", b"")
+            if len(data) + len(piece) > bytes_max:
                 raise _too_large(bytes_max)
+            body.hold(len(data) + len(piece))
+            data += piece
             if not message.get("more_body", False):
-                return bytes(body)
+                return data
     raise BodyTimeoutError(f"the body was not complete within {timeout_s:g} s")
 
 

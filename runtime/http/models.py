@@ -112,6 +112,11 @@ class DeploymentState:
         """The name and engine for a completion; raises `ModelNotFoundError`."""
         return self.completion_engines.get(model)
 
+    def context_tokens_max(self, model: str) -> int:
+        """How many tokens the context of `model` holds, as its card says; 0 if it does not."""
+        card = self.cards.get(model)
+        return 0 if card is None else card.context_tokens_max
+
     def models(self) -> list[str]:
         """The names of all models, oldest first."""
         return [

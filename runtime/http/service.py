@@ -45,6 +45,7 @@ class ServiceConfig:
     enable_cmpl_endpoints: bool = True
     on_disconnect: OnDisconnect = attrs.field(default=OnDisconnect.KILL, converter=OnDisconnect)
     body_bytes_max: int = 4 << 20
+    bodies_bytes_max: int = 256 << 20
     body_timeout_s: float = 30.0
     header_bytes_max: int = 32 << 10
     backlog_bytes_max: int = 1 << 16
@@ -71,7 +72,9 @@ class HttpService:
     ) -> None:
         self.config = config
         self.metrics = metrics
-        self.admission = Admission(requests_max=config.requests_max)
+        self.admission = Admission(
+            requests_max=config.requests_max, bodies_bytes_max=config.bodies_bytes_max
+        )
         self.port: int | None = None
         """The bound port, once `run` has started."""
         self._state = DeploymentState(env, metrics)

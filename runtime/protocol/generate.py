@@ -7,10 +7,34 @@ token.
 from __future__ import annotations
 
 import enum
+from typing import Annotated, Any, Final
 
 import msgspec
 
-__all__ = ["ChatMessage", "Delta", "FinishReason", "GenerateRequest", "ModelCard"]
+__all__ = [
+    "STOP_CHARS_MAX",
+    "STOP_STRINGS_MAX",
+    "TOKEN_CHARS_MAX",
+    "ChatMessage",
+    "Delta",
+    "FinishReason",
+    "GenerateRequest",
+    "ModelCard",
+    "bounded_request_type",
+    "payload_bytes_max_for",
+]
+
+STOP_STRINGS_MAX: Final = 32
+STOP_CHARS_MAX: Final = 4096
+"""Of one stop string; the text that can be held back is as long."""
+TOKEN_CHARS_MAX: Final = 256
+"""No token stands for more characters: the longest of known vocabularies are 128 spaces. So a text
+of more characters than a context has room for is refused before anybody makes tokens of it."""
+_UTF8_BYTES_MAX: Final = 4
+_OTHER_FIELDS_BYTES: Final = 1 << 16
+
+# What no answer has more of; a worker that tells other numbers breaks the protocol.
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class FinishReason(enum.StrEnum):
@@ -33,7 +57,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Exactly one of `messages`, `prompt` and `token_ids` is set.
 
     `max_tokens` None means up to the model's context length. `temperature` 0 is greedy; `seed`
-    None draws one. `stop` holds at most 32 strings; none of them appears in the text.
+    None draws one. `stop` holds at most `STOP_STRINGS_MAX` strings; none of them appears in the text.
     """
 
     model: str
@@ -47,6 +71,39 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     stop: list[str] = []
 
 
+def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
+    """`GenerateRequest` for a model of that context: one that decodes cannot be much too long.
+
+    Lists are measured before they are made, so that a request of a million token ids costs its
+    bytes and no more.
+    """
+    count = msgspec.Meta(max_length=context_tokens_max)
+    text: Any = Annotated[str, msgspec.Meta(max_length=context_tokens_max * TOKEN_CHARS_MAX)]
+    tokens: Any = Annotated[list[int], count]
+    turns: Any = Annotated[list[ChatMessage], count]
+    stops: Any = Annotated[list[str], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
+    bounded: type[GenerateRequest] = msgspec.defstruct(
+        "BoundedRequest",
+        [
+            ("messages", turns | None, None),
+            ("prompt", text | None, None),
+            ("token_ids", tokens | None, None),
+            ("stop", stops, []),
+        ],
+        bases=(GenerateRequest,),
+        frozen=True,
+        kw_only=True,
+        omit_defaults=True,
+    )
+    return bounded
+
+
+def payload_bytes_max_for(context_tokens_max: int) -> int:
+    """How long an encoded `GenerateRequest` that such a model can take is at most."""
+    stops = STOP_STRINGS_MAX * STOP_CHARS_MAX
+    return (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX + _OTHER_FIELDS_BYTES
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What one step added to one answer.
 
@@ -58,7 +115,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     text: str = ""
     token_ids: list[int] = []
     finish_reason: FinishReason | None = None
-    prompt_tokens: int = 0
+    prompt_tokens: TokenCount = 0
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

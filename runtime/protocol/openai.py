@@ -2,22 +2,35 @@
 
 Requests are decoded and checked here, so that everything behind sees a valid `GenerateRequest`.
 A parameter that we do not support and that would change the answer is refused by name; fields we
-do not know are ignored, as OpenAI does. What this module does not do: answers
-(`openai_answers.py`) and HTTP (`runtime/http`).
+do not know are ignored, as OpenAI does.
+
+**What can be long is measured before it is decoded.** A body of four megabytes may hold two million
+numbers, each of which becomes an object: so the prompt, the stop strings and whatever is refused
+anyway stay undecoded (`Raw`) until the model, and so the context that they have to fit, is known.
+What this module does not do: answers (`openai_answers.py`) and HTTP (`runtime/http`).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Raw
+from typing_extensions import Buffer
 
 from ..errors import RequestError
-from .generate import ChatMessage, GenerateRequest
+from .generate import (
+    STOP_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    TOKEN_CHARS_MAX,
+    ChatMessage,
+    GenerateRequest,
+)
+from .json_parts import decode_json, decode_part
 
 __all__ = [
-    "STOP_STRINGS_MAX",
+    "CONTEXT_TOKENS_MAX",
     "ChatCompletionRequest",
     "CompletionRequest",
     "ContentPart",
@@ -27,7 +40,12 @@ __all__ = [
     "decode_completion_request",
 ]
 
-STOP_STRINGS_MAX = 32
+CONTEXT_TOKENS_MAX: Final = 1 << 20
+"""The context of a model that does not tell its own; the largest that can be configured."""
+STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * STOP_CHARS_MAX * len(r"\ud83d\ude00")
+"""As long as JSON of allowed stop strings can be."""
+REFUSED_BYTES_MAX: Final = 256
+"""A value of an unsupported parameter that changes nothing is shorter."""
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
 
@@ -52,8 +70,8 @@ class RequestMessage(msgspec.Struct, frozen=True):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
-    function_call: Any = None
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -70,14 +88,14 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
+    stop: Raw = Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: Int64 | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Any = None
-    logprobs: Any = None
+    logit_bias: Raw = Raw()
+    logprobs: Raw = Raw()
 
     @property
     def is_streamed(self) -> bool:
@@ -92,30 +110,35 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[RequestMessage]
+    messages: Raw
     max_completion_tokens: Positive | None = None
-    top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
+    top_logprobs: Raw = Raw()
+    tools: Raw = Raw()
+    tool_choice: Raw = Raw()
+    functions: Raw = Raw()
+    function_call: Raw = Raw()
+    response_format: Raw = Raw()
+    modalities: Raw = Raw()
+    audio: Raw = Raw()
+    web_search_options: Raw = Raw()
 
-    def to_generate(self, model: str) -> GenerateRequest:
+    def to_generate(
+        self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
+    ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         self._refuse_unsupported()
-        if not self.messages:
-            raise RequestError("'messages' must hold at least one message", param="messages")
         tokens_max = self.max_completion_tokens
         return GenerateRequest(
             model=model,
-            messages=[_turn(i, message) for i, message in enumerate(self.messages)],
+            messages=_turns(self.messages, context_tokens_max),
             max_tokens=self.max_tokens if tokens_max is None else tokens_max,
             **_sampling(self),
         )
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.messages)
 
     def _refuse_unsupported(self) -> None:
         _refuse_shared(self)
@@ -134,12 +157,19 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
 class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | list[Any]
-    suffix: str | None = None
+    prompt: Raw
+    suffix: Raw = Raw()
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Int64 | None = None
 
-    def to_generate(self, model: str) -> GenerateRequest:
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.prompt)
+
+    def to_generate(
+        self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
+    ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         _refuse_shared(self)
         # Zero asks for the chosen token's log probability, so unlike chat's false it means yes.
@@ -147,7 +177,7 @@ class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
         _refuse(self.suffix, "suffix")
         _refuse(self.echo, "echo")
         _refuse(self.best_of, "best_of", harmless=(1,))
-        prompt, token_ids = _prompt(self.prompt)
+        prompt, token_ids = _prompt(self.prompt, context_tokens_max)
         return GenerateRequest(
             model=model,
             prompt=prompt,
@@ -166,9 +196,12 @@ def _sampling(request: _SharedRequest) -> dict[str, Any]:
     }
 
 
-def _stop_strings(stop: str | list[str] | None) -> list[str]:
-    if stop is None:
+def _stop_strings(raw: Raw) -> list[str]:
+    if _is_absent(raw):
         return []
+    if len(raw) > STOP_BYTES_MAX:
+        raise RequestError(f"'stop' is longer than {STOP_BYTES_MAX} bytes", param="stop")
+    stop = decode_part(_stop_decoder, raw, "stop")
     strings = [stop] if isinstance(stop, str) else stop
     if len(strings) > STOP_STRINGS_MAX:
         raise RequestError(
@@ -178,6 +211,31 @@ def _stop_strings(stop: str | list[str] | None) -> list[str]:
     if "" in strings:
         raise RequestError("'stop' holds an empty string, which would stop at once", param="stop")
     return strings
+
+
+def _turns(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
+    messages = decode_part(_messages_decoder, raw, "messages")
+    if not messages:
+        raise RequestError("'messages' must hold at least one message", param="messages")
+    if len(messages) > context_tokens_max:
+        raise RequestError(
+            f"'messages' holds {len(messages)} messages; the model's context holds"
+            f" {context_tokens_max} tokens",
+            param="messages",
+        )
+    turns = [_turn(i, message) for i, message in enumerate(messages)]
+    _check_chars(sum(len(turn.content) for turn in turns), context_tokens_max, "messages")
+    return turns
+
+
+def _check_chars(chars: int, context_tokens_max: int, param: str) -> None:
+    """Raise unless the text may fit the context: how many tokens it has, only the engine knows."""
+    if chars > context_tokens_max * TOKEN_CHARS_MAX:
+        raise RequestError(
+            f"'{param}' holds {chars} characters, but the model's context holds"
+            f" {context_tokens_max} tokens; shorten it",
+            param=param,
+        )
 
 
 def _turn(index: int, message: RequestMessage) -> ChatMessage:
@@ -210,25 +268,50 @@ def _text(where: str, index: int, part: ContentPart) -> str:
     return part.text
 
 
-def _prompt(prompt: str | list[Any]) -> tuple[str | None, list[int] | None]:
+def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | None]:
     """The prompt as text or as token ids: exactly one of the two is not None."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
+    kinds = _list_starts(raw)
+    if kinds in ('["', "[["):
+        raw = _only_one(raw)
+        kinds = _list_starts(raw)
+    if kinds == '"':
+        prompt = decode_part(_text_decoder, raw, "prompt")
+        _check_chars(len(prompt), context_tokens_max, "prompt")
         return prompt, None
-    if not prompt:
+    if kinds == "[]":
         raise RequestError("'prompt' must not be empty", param="prompt")
-    if isinstance(prompt[0], str | list):
+    # Of a list of numbers this is how many there are; whatever else has commas is refused below.
+    count = bytes(raw).count(b",") + 1
+    if count > context_tokens_max:
         raise RequestError(
-            f"'prompt' holds {len(prompt)} prompts; send one request for each", param="prompt"
+            f"the prompt has {count} tokens, but the model's context holds {context_tokens_max}"
+            " tokens, prompt and answer together; shorten it",
+            param="prompt",
         )
     try:
-        return None, msgspec.convert(prompt, list[TokenId])
-    except msgspec.ValidationError as error:
+        return None, _tokens_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"'prompt' must be a string, one string in a list, or a list of token ids: {error}",
             param="prompt",
         ) from None
+
+
+def _list_starts(raw: Raw) -> str:
+    """The first character of a JSON value, and of its first item if it is a list."""
+    found = _LIST_START.match(raw)
+    return "" if found is None else b"".join(found.groups(b"")).decode("latin-1")
+
+
+def _only_one(raw: Raw) -> Raw:
+    """The one item of a list, without a look at any second."""
+    try:
+        (item,) = _single_decoder.decode(raw)
+    except msgspec.ValidationError:
+        raise RequestError(
+            "'prompt' holds several prompts; send one request for each", param="prompt"
+        ) from None
+    return item
 
 
 def _refuse_shared(request: _SharedRequest) -> None:
@@ -246,54 +329,48 @@ def _refuse_shared(request: _SharedRequest) -> None:
         )
 
 
+def _is_absent(raw: Raw) -> bool:
+    return len(raw) <= len(b"null") and bytes(raw) in (b"", b"null")
+
+
 def _refuse(
-    value: Any, param: str, *, harmless: tuple[Any, ...] = (), empty_is_harmless: bool = True
+    value: Raw | float | None,
+    param: str,
+    *,
+    harmless: tuple[Any, ...] = (),
+    empty_is_harmless: bool = True,
 ) -> None:
     """Raise unless the value of an unsupported parameter leaves the answer as it is."""
-    if value is None or (empty_is_harmless and not value):
+    found: Any = value
+    if isinstance(value, Raw):
+        if _is_absent(value):
+            return
+        is_short = len(value) <= REFUSED_BYTES_MAX
+        found = decode_part(_any_decoder, value, param) if is_short else value
+    if found is None or (empty_is_harmless and not found):
         return
     # `1 == True` in Python, so the type is compared as well.
-    if any(type(value) is type(known) and value == known for known in harmless):
+    if any(type(found) is type(known) and found == known for known in harmless):
         return
     raise RequestError(f"'{param}' is not supported by this server", param=param)
 
 
-_RequestT = TypeVar("_RequestT", ChatCompletionRequest, CompletionRequest)
+_LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_messages_decoder = msgspec.json.Decoder(list[RequestMessage])
+_stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
+_text_decoder = msgspec.json.Decoder(str)
+_tokens_decoder = msgspec.json.Decoder(list[TokenId])
+_single_decoder = msgspec.json.Decoder(tuple[Raw])
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-def decode_chat_request(body: bytes) -> ChatCompletionRequest:
+def decode_chat_request(body: Buffer) -> ChatCompletionRequest:
     """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _decode_request(_chat_decoder, body)
+    return decode_json(_chat_decoder, body)
 
 
-def decode_completion_request(body: bytes) -> CompletionRequest:
+def decode_completion_request(body: Buffer) -> CompletionRequest:
     """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _decode_request(_completion_decoder, body)
-
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
-_MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
-
-
-def _decode_request(decoder: msgspec.json.Decoder[_RequestT], body: bytes) -> _RequestT:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from None
-
-
-def _explain(message: str) -> RequestError:
-    found = _PATH.search(message)
-    param = found["path"] if found else ""
-    text = message[: found.start()] if found else message
-    missing = _MISSING.match(text)
-    if missing:
-        param = f"{param}.{missing['field']}" if param else missing["field"]
-        return RequestError(f"'{param}' is missing", param=param)
-    if not param:
-        return RequestError(f"the body is wrong: {text}")
-    return RequestError(f"'{param}' is wrong: {text}", param=param)
+    return decode_json(_completion_decoder, body)

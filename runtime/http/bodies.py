@@ -1,0 +1,71 @@
+"""How much memory the bodies of all requests may take together.
+
+A bound for each body and a bound of connections multiply to far more than a process has. What this
+file does not do: read (`exchange.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ..errors import OverloadedError
+
+__all__ = ["SMALL_BODY_BYTES", "Bodies", "Body"]
+
+SMALL_BODY_BYTES: Final = 1 << 16
+"""So much of each body is not counted: the bound of requests bounds it, and clients that hold long
+bodies do not keep short ones out."""
+
+
+class Bodies:
+    """At most `bytes_max` bytes of bodies at once, beyond the first `SMALL_BODY_BYTES` of each."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        """Zero at quiescence."""
+
+    @contextmanager
+    def open(self) -> Iterator[Body]:
+        """One body, of which nothing is held after leaving."""
+        body = Body(self)
+        try:
+            yield body
+        finally:
+            body.hold(0)
+
+
+class Body:
+    """One request's share: what has arrived, and then what was made of it."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._counted = 0
+
+    def check(self, size: int) -> None:
+        """Raise `OverloadedError` unless a body of `size` bytes finds room now.
+
+        Nothing is set aside for what is only announced.
+        """
+        bodies = self._bodies
+        more = self._count(size) - self._counted
+        if more > 0 and bodies.bytes_held + more > bodies.bytes_max:
+            raise OverloadedError(
+                f"the requests under way hold {bodies.bytes_held} bytes of long bodies; at most"
+                f" {bodies.bytes_max} may be held at once",
+                bound="bodies_bytes_max",
+                value=bodies.bytes_max,
+            )
+
+    def hold(self, size: int) -> None:
+        """It has `size` bytes now; raises `OverloadedError`, and then holds what it held."""
+        self.check(size)
+        counted = self._count(size)
+        self._bodies.bytes_held += counted - self._counted
+        self._counted = counted
+
+    @staticmethod
+    def _count(size: int) -> int:
+        return max(0, size - SMALL_BODY_BYTES)
