@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ class Endpoint:
         Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]] | None
     ) = None
     input_type: Any = Any
+    payload_bytes_max: float = math.inf
+    """A longer payload is refused before it is decoded."""
     _decoder: Any = attrs.field(init=False)
 
     @_decoder.default
@@ -46,6 +49,8 @@ class Endpoint:
         if (envelope.request is not None) is not (self.bidirectional is not None):
             expects = "expects" if self.bidirectional else "does not take"
             return f"endpoint {self.name} {expects} an input stream", None
+        if len(payload) > self.payload_bytes_max:
+            return f"the payload is longer than {self.payload_bytes_max:.0f} bytes", None
         try:
             return "", self._decoder.decode(payload)
         except UNDECODABLE as error:

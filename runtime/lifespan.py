@@ -17,6 +17,7 @@ plane still holds then dies with the lease.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, ValuesView
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -179,16 +180,20 @@ class Runtime:
         handler: StreamHandler,
         *,
         request_type: Any = Any,
+        payload_bytes_max: float = math.inf,
         metadata: Mapping[str, str] | None = None,
         engine: GenerationEngine | None = None,
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
         `engine` is what the handler asks: its load and its KV blocks are told to routers that are
-        configured to want them (`reports.py`), and `/metrics` shows them.
+        configured to want them (`reports.py`), and `/metrics` shows them. A request of more than
+        `payload_bytes_max` bytes is refused before it is decoded.
         """
         worker = self._serving_worker()
-        worker.add_stream(endpoint, handler, request_type=request_type)
+        worker.add_stream(
+            endpoint, handler, request_type=request_type, payload_bytes_max=payload_bytes_max
+        )
         return await self.register(endpoint, metadata=metadata, engine=engine)
 
     async def register(

@@ -8,6 +8,7 @@ handler is user code: whatever it raises ends its own stream with a typed error 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -90,10 +91,15 @@ class Worker:
     # --- what it serves ---
 
     def add_stream(
-        self, name: EndpointName, handler: StreamHandler, *, request_type: Any = Any
+        self,
+        name: EndpointName,
+        handler: StreamHandler,
+        *,
+        request_type: Any = Any,
+        payload_bytes_max: float = math.inf,
     ) -> None:
         """Serve `handler(request, context)`, an async generator function, under `name`."""
-        self._add(Endpoint(name, request_type, stream=handler))
+        self._add(Endpoint(name, request_type, stream=handler, payload_bytes_max=payload_bytes_max))
 
     def add_unary(
         self, name: EndpointName, handler: UnaryHandler, *, request_type: Any = Any

@@ -24,7 +24,13 @@ from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.lifespan import Runtime, open_runtime
 from trinamo.runtime.metrics import FrontendMetrics, Metrics
 from trinamo.runtime.metrics_worker import WorkerMetrics
-from trinamo.runtime.protocol.generate import Delta, GenerateRequest, ModelCard
+from trinamo.runtime.protocol.generate import (
+    Delta,
+    GenerateRequest,
+    ModelCard,
+    bounded_request_type,
+    payload_bytes_max_for,
+)
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.model_cards import encode_card, model_key
 
@@ -143,7 +149,14 @@ async def run_worker(process: Process, config: Config, options: MockerOptions) -
         watched = WatchedEngine(process, engine)
         assert runtime.instance_id is not None
         process.note("worker.serve", instance=runtime.instance_id)
-        await runtime.serve(endpoint, watched.generate, request_type=GenerateRequest, engine=engine)
+        context_tokens_max = engine.info.context_tokens_max
+        await runtime.serve(
+            endpoint,
+            watched.generate,
+            request_type=bounded_request_type(context_tokens_max),
+            payload_bytes_max=payload_bytes_max_for(context_tokens_max),
+            engine=engine,
+        )
         card = ModelCard(name=MODEL, endpoint=str(endpoint), engine="mocker")
         await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
         process.ready.set()

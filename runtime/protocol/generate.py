@@ -82,7 +82,7 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     tokens: Any = Annotated[list[int], count]
     turns: Any = Annotated[list[ChatMessage], count]
     stops: Any = Annotated[list[str], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
-    bounded: type[GenerateRequest] = msgspec.defstruct(
+    bounded: Any = msgspec.defstruct(
         "BoundedRequest",
         [
             ("messages", turns | None, None),
@@ -95,7 +95,8 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
         kw_only=True,
         omit_defaults=True,
     )
-    return bounded
+    made: type[GenerateRequest] = bounded
+    return made
 
 
 def payload_bytes_max_for(context_tokens_max: int) -> int:

@@ -42,7 +42,7 @@ __all__ = [
 
 CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
-STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * STOP_CHARS_MAX * len(r"\ud83d\ude00")
+STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00") + 64)
 """As long as JSON of allowed stop strings can be."""
 REFUSED_BYTES_MAX: Final = 256
 """A value of an unsupported parameter that changes nothing is shorter."""

@@ -27,7 +27,11 @@ from trinamo.runtime.metrics import FrontendMetrics
 from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import Overview, describe_planes, overview
-from trinamo.runtime.protocol.generate import GenerateRequest, ModelCard
+from trinamo.runtime.protocol.generate import (
+    ModelCard,
+    bounded_request_type,
+    payload_bytes_max_for,
+)
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.model_cards import encode_card, model_key
 
@@ -118,7 +122,8 @@ async def run_worker(
         await runtime.serve(
             endpoint,
             engine.generate,
-            request_type=GenerateRequest,
+            request_type=bounded_request_type(info.context_tokens_max),
+            payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
             metadata={
                 "engine": info.engine,
                 "model": info.model,

@@ -1,0 +1,168 @@
+"""The bodies of all requests together: how much of them is held, and who is told to come later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.errors import OverloadedError
+from trinamo.runtime.http import HttpService
+from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies
+from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest, ModelCard
+
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n"
+)
+
+
+def test_only_what_is_long_is_counted_and_all_of_it_is_given_back() -> None:
+    bodies = Bodies(1000)
+    with bodies.open() as first, bodies.open() as second:
+        first.hold(SMALL_BODY_BYTES)
+        assert bodies.bytes_held == 0
+        first.hold(SMALL_BODY_BYTES + 600)
+        second.check(SMALL_BODY_BYTES + 400)
+        with pytest.raises(OverloadedError, match="at most 1000 may be held"):
+            second.check(SMALL_BODY_BYTES + 401)
+        with pytest.raises(OverloadedError):
+            second.hold(SMALL_BODY_BYTES + 401)
+        first.hold(SMALL_BODY_BYTES + 100)
+        second.hold(SMALL_BODY_BYTES + 900)
+        assert bodies.bytes_held == 1000
+    assert bodies.bytes_held == 0
+
+
+async def start(running: Any, announced: int, sent: int) -> trio.SocketStream:
+    stream: trio.SocketStream = await running.connect()
+    await stream.send_all(HEAD % announced + b" " * sent)
+    return stream
+
+
+async def read_answer(stream: trio.SocketStream) -> bytes:
+    received = b""
+    with trio.fail_after(10):
+        while b"\r\n\r\n" not in received or b"}}" not in received:
+            data = await stream.receive_some()
+            assert data, received
+            received += data
+    return received
+
+
+async def test_a_body_that_finds_no_room_is_told_to_come_later_before_it_is_read(
+    serve: Any,
+) -> None:
+    running = await serve(bodies_bytes_max=1_000_000)
+    bodies = running.service.admission.bodies
+    held = await start(running, 1_000_000, 900_000)
+    await running.wait_for(lambda: bodies.bytes_held >= 800_000)
+    late = await start(running, 500_000, 0)
+    answer = await read_answer(late)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in answer
+    assert b'"code":"overloaded"' in answer
+    # Short ones find room whatever the long ones hold.
+    async with running.client() as client:
+        assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+    await held.aclose()
+    await late.aclose()
+    await running.wait_for(lambda: bodies.bytes_held == 0)
+    await running.wait_quiet()
+
+
+async def test_what_is_only_announced_keeps_nobody_out(serve: Any) -> None:
+    running = await serve(bodies_bytes_max=1_000_000)
+    held = [await start(running, 1_000_000, 0) for _ in range(5)]
+    await running.wait_for(lambda: running.value("connections", kind="http") == 5)
+    async with running.client() as client:
+        body = {"prompt": "a" * 500_000}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+    for stream in held:
+        await stream.aclose()
+    await running.wait_quiet()
+
+
+async def test_chunked_bodies_are_refused_where_they_pass_the_bound(serve: Any) -> None:
+    running = await serve(bodies_bytes_max=100_000)
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    async with running.client() as client:
+        response = await client.post(
+            "/v1/completions", content=body(), headers={"content-type": "application/json"}
+        )
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    await running.wait_for(lambda: running.service.admission.bodies.bytes_held == 0)
+    await running.wait_quiet()
+
+
+async def test_a_request_is_counted_until_its_answer_ends_but_not_its_blanks(serve: Any) -> None:
+    async def wait(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        await context.wait_stopped()
+        yield Delta("", [], FinishReason.STOP)
+
+    running = await serve(wait)
+    bodies = running.service.admission.bodies
+    long = json.dumps({"prompt": "a" * 200_000, "stream": True}).encode()
+    blank = json.dumps({"prompt": "a", "stream": True}).encode() + b" " * 200_000
+    async with await running.connect() as first, await running.connect() as second:
+        await first.send_all(HEAD % len(long) + long)
+        await running.wait_for(lambda: running.engine.running == 1)
+        assert bodies.bytes_held == 200_002 - SMALL_BODY_BYTES
+        await second.send_all(HEAD % len(blank) + blank)
+        await running.wait_for(lambda: running.engine.running == 2)
+        assert bodies.bytes_held == 200_002 - SMALL_BODY_BYTES
+    await running.wait_for(lambda: bodies.bytes_held == 0)
+    await running.wait_quiet()
+
+
+async def test_requests_whose_bodies_arrive_count_as_requests(serve: Any) -> None:
+    """Admission comes before the body: else only connections would bound what is read."""
+    running = await serve(requests_max=2)
+    held = [await start(running, 100, 1) for _ in range(2)]
+    async with running.client() as client:
+        await running.wait_for(lambda: running.value("connections", kind="http") == 2)
+        response = await client.post("/v1/completions", json={"prompt": "hi"})
+        assert response.status_code == 503
+        assert "2 requests are under way" in response.json()["error"]["message"]
+        for stream in held:
+            await stream.aclose()
+        with trio.fail_after(5):
+            while response.status_code == 503:
+                response = await client.post("/v1/completions", json={"prompt": "hi"})
+        assert response.status_code == 200
+    await running.wait_quiet()
+
+
+async def test_a_prompt_is_measured_against_its_model_s_card() -> None:
+    """What no engine could take reaches none: the context is known from discovery."""
+    service = HttpService.builder().port(0).build()
+    asked: list[GenerateRequest] = []
+
+    class Engine:
+        async def generate(
+            self, request: GenerateRequest, _: Context
+        ) -> AsyncGenerator[Delta, None]:
+            asked.append(request)
+            yield Delta("ok", [1], FinishReason.STOP)
+
+    card = ModelCard(name="short", endpoint="a/b/c", context_tokens_max=64)
+    service.model_manager().add_model(card, Engine())
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(service.run)
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False
+        ) as client:
+            for prompt, status in (([1] * 64, 200), ([1] * 65, 400), ("a" * 100_000, 400)):
+                response = await client.post("/v1/completions", json={"prompt": prompt})
+                assert response.status_code == status, prompt
+        service.stop()
+    assert len(asked) == 1
