@@ -110,9 +110,12 @@ def worker() -> None:
 
 
 async def _worker() -> None:
-    options, engine = TcpOptions(), Engine()
-    async with open_request_server(options) as server, trio.open_nursery() as nursery:
-        serving = Worker(TcpClient(options), RealEnv(), instance_id="1", requests_max=4096)
+    options, env, engine = TcpOptions(), RealEnv(), Engine()
+    async with (
+        open_request_server(options, env, instance_id="1") as server,
+        trio.open_nursery() as nursery,
+    ):
+        serving = Worker(TcpClient(options), env, instance_id="1", requests_max=4096)
         serving.add_stream(TOKENS, engine.tokens, request_type=int)
         serving.add_stream(PACED, engine.paced, request_type=int)
         serving.add_stream(PHASED, engine.phased, request_type=int)
@@ -134,7 +137,7 @@ async def _worker() -> None:
 async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
     options, env = TcpOptions(), RealEnv()
 
-    async with open_request_plane(options) as plane, open_stream_server(options, env) as home:
+    async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
 
         def client(endpoint: EndpointName) -> Client:
             router = Router(MemoryControlPlane(), endpoint, env, request_planes={"tcp": plane})

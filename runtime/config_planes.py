@@ -23,6 +23,7 @@ from .config_keys import (
     need_consent,
     need_together,
 )
+from .config_tcp import TcpConfig
 
 __all__ = [
     "ControlPlaneConfig",
@@ -212,51 +213,6 @@ class EventPlaneConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.embedded and self.nats.nodes > 1:
             raise ValueError("embedded starts one NATS server, but nats.nodes is more than 1")
-
-
-class TcpConfig(Section, frozen=True, kw_only=True):
-    """The TCP request plane and the call-home response streams."""
-
-    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
-    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 0
-    interface: Annotated[
-        Text | None, about("Bind to this network interface's address instead of `host`.")
-    ] = None
-    advertise_host: Annotated[
-        Text | None, about("Address told to peers; null: the one we are bound to.")
-    ] = None
-    connect_timeout_s: Annotated[Seconds, about("For a connection to a peer.")] = 5.0
-    ack_timeout_s: Annotated[Seconds, about("For a worker's typed answer to an envelope.")] = 5.0
-    handshake_timeout_s: Annotated[
-        Seconds, about("A caller's connection that has not greeted by then is closed.")
-    ] = 10.0
-    linger_s: Annotated[
-        Seconds, about("How long a closing side waits for the peer to read its last word.")
-    ] = 1.0
-    keepalive_idle_s: Annotated[
-        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})],
-        about("Silence before the first keep-alive probe."),
-    ] = 5
-    keepalive_interval_s: Annotated[
-        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})], about("Between two probes.")
-    ] = 2
-    keepalive_count: Annotated[
-        Annotated[int, Meta(ge=1, le=127)], about("Unanswered probes that end a connection.")
-    ] = 3
-    user_timeout_s: Annotated[
-        Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
-    ] = 10.0
-    buffer_bytes: Annotated[FrameBytes, about("Socket buffers and size of one read.")] = 65_536
-    queue_bytes_max: Annotated[
-        FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
-    ] = 262_144
-    header_bytes_max: Annotated[FrameBytes, about("Largest frame header.")] = 131_072
-    data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
-    connections_max: Annotated[Count, about("Open connections per listener.")] = 4096
-    subjects_max: Annotated[Count, about("Subjects that may wait for a call home.")] = 4096
-    backlog: Annotated[
-        Annotated[int, Meta(ge=1, le=65_535)], about("Length of the accept queue.")
-    ] = 1024
 
 
 class NixlConfig(Section, frozen=True, kw_only=True):

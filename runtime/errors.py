@@ -23,6 +23,7 @@ __all__ = [
     "EngineError",
     "EventPlaneError",
     "FencedError",
+    "ImpostorError",
     "KilledError",
     "LeaseLostError",
     "LocalProtocolError",
@@ -161,6 +162,15 @@ class ConnectError(TransportError):
 
     code = "connect"
     default_definite = True
+
+
+class ImpostorError(ConnectError):
+    """Who answers at the peer's address is not who was meant, or no process of this cluster.
+
+    Nothing was sent. Inhibit the instance and ask another; discovery, or the secret, is wrong.
+    """
+
+    code = "impostor"
 
 
 class DisconnectedError(TransportError):

@@ -158,7 +158,7 @@ class Router:
 
         while True:
             try:
-                await plane.hold(address, stands)
+                await plane.hold(address, stands, instance_id=instance.id)
                 backoff_s = _PROBE_MIN_S
             except TransportError:
                 backoff_s = min(backoff_s * 2, _PROBE_MAX_S)

@@ -188,11 +188,12 @@ class Worker:
             finally:
                 self._end(envelope.id, context, record)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
         """Kill a request, or remember that it is not wanted should it still arrive."""
         active = self._active.get(request_id)
         if active is not None:
             active.context.kill(Reason.CONSUMER_DROPPED)
+        if active is not None or has_arrived:
             return
         now = trio.current_time()
         # Oldest first, as they were put in: all have the same time to live.

@@ -65,11 +65,13 @@ class SimTransports:
         options = self._tcp_options(config)
         async with AsyncExitStack() as stack:
             self.home = await stack.enter_async_context(open_stream_server(options, env))
-            self.requests = await stack.enter_async_context(open_request_plane(options))
+            self.requests = await stack.enter_async_context(open_request_plane(options, env))
             planes: dict[str, RequestPlane] = {self.requests.transport: self.requests}
             servers: list[RequestServer] = []
             if serving:
-                self.server = await stack.enter_async_context(open_request_server(options))
+                self.server = await stack.enter_async_context(
+                    open_request_server(options, env, instance_id=serving)
+                )
                 servers.append(self.server)
             if config.data_plane.requests == "nats":
                 # nats-py brings asyncio along, which most worlds never need.

@@ -30,8 +30,11 @@ class RequestService(Protocol):
         """Run a unary request and return its encoded result; raises a `TrinamoError`."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """The caller wants no answer any more; also if the request has not arrived yet."""
+    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
+        """The caller wants no answer any more; also if the request has not arrived yet.
+
+        `has_arrived`: it has, or never will, so there is nothing to remember if it does not run.
+        """
         ...
 
 
@@ -75,18 +78,22 @@ class RequestPlane(Protocol):
         """
         ...
 
-    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+    async def hold(
+        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+    ) -> None:
         """Keep a connection to a worker for as long as it lasts, and return when it is lost.
 
-        Calls `on_connected` once it stands. Raises `ConnectError` if it cannot be made. A plane
-        without connections of its own never returns: it cannot tell.
+        Calls `on_connected` once it stands. Raises `ConnectError` if it cannot be made, as
+        `ImpostorError` if another instance than `instance_id` answers. A plane without connections
+        of its own never returns: it cannot tell.
         """
         ...
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         """Deliver a streaming request, or a probe, and return the worker's ACK or NACK.
 
-        Raises `ConnectError` if nothing was sent, `DisconnectedError` if the connection broke
+        Raises `ConnectError` if nothing was sent (`ImpostorError`: another instance than
+        `envelope.instance_id` answers at the address), `DisconnectedError` if the connection broke
         while waiting, `RemoteProtocolError` if the reply is neither. Cancelled while waiting, it
         has told the worker to forget the request.
         """

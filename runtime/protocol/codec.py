@@ -20,6 +20,7 @@ __all__ = [
     "Frame",
     "FrameDecoder",
     "data_prefix",
+    "decode_first_frame",
     "decode_frame",
     "encode_frame",
 ]
@@ -65,6 +66,23 @@ def decode_frame(
             f"{len(frames)} frames and {decoder.pending_bytes} bytes left over"
         )
     return frames[0]
+
+
+def decode_first_frame(data: bytes, *, header_bytes_max: int) -> tuple[bytes, bytes] | None:
+    """The header of the frame without data that `data` begins with, and what is behind it.
+
+    None while it is not whole. For the one small frame that a stranger may send before it has
+    proven itself; what is behind belongs to a `FrameDecoder`.
+    """
+    if len(data) < PREFIX_BYTES:
+        return None
+    header_bytes, data_bytes = _unpack(data)
+    if data_bytes or header_bytes > header_bytes_max:
+        raise RemoteProtocolError(
+            f"a first frame with a header of {header_bytes} and data of {data_bytes} bytes"
+        )
+    end = PREFIX_BYTES + header_bytes
+    return (data[PREFIX_BYTES:end], data[end:]) if len(data) >= end else None
 
 
 class FrameDecoder:

@@ -40,6 +40,8 @@ class Handshake:
 
     subject: str
     stream_type: StreamType
+    proof: str = attrs.field(default="", repr=False)
+    """That it knows the cluster's secret: `membership.call_home_proof`."""
 
 
 @attrs.frozen
@@ -104,9 +106,10 @@ class _WireRefusal(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class _WireHandshake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WireHandshake(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     subject: str
     stream_type: StreamType
+    proof: str = ""
 
 
 class _WirePrologue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,8 +147,8 @@ def encode_control(event: Control) -> bytes:
 
 def _to_wire(event: Control) -> Any:
     match event:
-        case Handshake(subject, stream_type):
-            return _WireHandshake(subject, stream_type)
+        case Handshake(subject, stream_type, proof):
+            return _WireHandshake(subject, stream_type, proof)
         case Opened():
             return {"error": None}
         case Declined(error):
@@ -182,10 +185,10 @@ def _from_wire(value: Any) -> Control:
     if kind is None:
         raise RemoteProtocolError(f"unknown control frame {str(value)[:80]!r}")
     match msgspec.convert(value, kind):
-        case _WireHandshake(subject, stream_type):
+        case _WireHandshake(subject, stream_type, proof):
             if not 0 < len(subject) <= SUBJECT_CHARS_MAX:
                 raise RemoteProtocolError(f"a subject of {len(subject)} characters")
-            return Handshake(subject, stream_type)
+            return Handshake(subject, stream_type, proof)
         case _WirePrologue(None):
             return Opened()
         case _WirePrologue(WireError() as error):

@@ -39,10 +39,13 @@ __all__ = [
     "encode_envelope",
     "failure",
     "raise_for_nack",
+    "readable_id",
     "wire_error",
 ]
 
 REQUEST_ID_CHARS_MAX = 128
+_READABLE_ID_CHARS_MAX = 1024
+"""Whoever sent a longer one may be told so, but not in an answer that is as long."""
 MESSAGE_CHARS_MAX = 4096
 """Longer error texts are cut: a header over its bound would cost the receiver the connection."""
 
@@ -146,12 +149,17 @@ class _Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cancel: str
 
 
+class _Identified(msgspec.Struct, frozen=True):
+    id: str
+
+
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _answer_decoder = msgspec.json.Decoder(Answer)
 _cancel_decoder = msgspec.json.Decoder(_Cancel)
+_id_decoder = msgspec.json.Decoder(_Identified)
 _CANCEL_PREFIX = b'{"cancel":'
 
 
@@ -170,6 +178,18 @@ def decode_envelope(header: bytes) -> Envelope:
     if envelope.kind is RequestKind.STREAM and envelope.response is None:
         raise RemoteProtocolError("a streaming request without a response connection")
     return envelope
+
+
+def readable_id(header: bytes) -> str:
+    """The request id in a header that is otherwise no envelope or answer; empty if there is none.
+
+    So that what is wrong with one request is said about that request alone.
+    """
+    try:
+        found = _id_decoder.decode(header).id
+    except UNDECODABLE:
+        return ""
+    return found if len(found) <= _READABLE_ID_CHARS_MAX else ""
 
 
 def encode_answer(answer: Ack | Answer) -> bytes:

@@ -15,16 +15,17 @@ import trio
 from trinamo.runtime import client, silence
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http import server
 from trinamo.runtime.http.streaming import AnswerWriter
 from trinamo.runtime.protocol.codec import FrameDecoder
-from trinamo.runtime.protocol.control import Kill, Stop
+from trinamo.runtime.protocol.control import Kill, Refused, Stop, encode_control
 from trinamo.runtime.protocol.machine import Role
 from trinamo.runtime.protocol.response_stream import WorkerState
 from trinamo.runtime.protocol.silence import Inquiry, Reply
 from trinamo.runtime.router import Router
 from trinamo.runtime.silence import SilenceWatch
-from trinamo.transports.tcp import accepting, request_server, sockets, stream_server
+from trinamo.transports.tcp import accepting, sockets, stream_server
 from trinamo.transports.tcp.channel import Channel
 from trinamo.transports.tcp.response_connection import ResponseRegistration
 from trinamo.transports.tcp.stream_client import TcpResponseSender, _Conversation
@@ -162,11 +163,7 @@ def no_keep_alive() -> list[Patch]:
     def untuned(stream: object, options: object) -> None:
         pass
 
-    return [
-        (module, "tune", untuned)
-        for module in (sockets, request_server, stream_server)
-        if hasattr(module, "tune")
-    ]
+    return [(module, "tune", untuned) for module in (sockets, accepting)]
 
 
 @bug
@@ -204,15 +201,36 @@ def subject_taken_twice() -> list[Patch]:
 
 
 @bug
+def proof_unchecked() -> list[Patch]:
+    """Who knows a subject is taken for the worker, with whatever proof."""
+    return [(stream_server, "compare_digest", lambda *_: True)]
+
+
+@bug
+def strangers_are_told() -> list[Patch]:
+    """Who is no member hears why."""
+    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
+
+    async def talkative(self: Any, stream: Any) -> Any:
+        try:
+            return await greet(self, stream)
+        except RemoteProtocolError as error:
+            await stream.send_all(encode_control(Refused("bad_handshake", error.message)))
+            raise
+
+    return [(TcpStreamServer, "_greet", talkative)]
+
+
+@bug
 def no_handshake_timeout() -> list[Patch]:
     """Whoever connects and says nothing may stay."""
-    read = TcpStreamServer._read_handshake  # noqa: SLF001 -- what is replaced
+    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
 
-    async def patient(self: Any, stream: Any, decoder: Any) -> Any:
+    async def patient(self: Any, stream: Any) -> Any:
         with trio.CancelScope(shield=True):
-            return await read(self, stream, decoder)
+            return await greet(self, stream)
 
-    return [(TcpStreamServer, "_read_handshake", patient)]
+    return [(TcpStreamServer, "_greet", patient)]
 
 
 @bug

@@ -55,6 +55,7 @@ class Service:
         self.admitted: list[tuple[Envelope, bytes]] = []
         self.answered: list[str] = []
         self.cancelled: list[str] = []
+        self.remembered: list[str] = []
         self.running = 0
         self.release = trio.Event()
 
@@ -86,8 +87,10 @@ class Service:
         finally:
             self.running -= 1
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
         self.cancelled.append(request_id)
+        if not has_arrived:
+            self.remembered.append(request_id)
 
 
 def stream(request_id: str, endpoint: str = "accepted") -> Envelope:

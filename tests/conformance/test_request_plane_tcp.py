@@ -11,7 +11,15 @@ import trio
 import trio.testing
 
 from tests.conformance.test_request_plane_nats import Service, probe, stream, unary
-from tests.transports.tcp.ends import PATIENCE_S, RawEnd, eventually, options, raw_connection
+from tests.transports.tcp.ends import (
+    PATIENCE_S,
+    RawEnd,
+    accept_member,
+    eventually,
+    options,
+    raw_member,
+)
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
@@ -55,8 +63,8 @@ async def connected(**changes: int) -> AsyncIterator[Pair]:
     using = options(**changes)
     with trio.fail_after(PATIENCE_S):
         async with (
-            open_request_server(using) as server,
-            open_request_plane(using) as plane,
+            open_request_server(using, RealEnv(), instance_id="a1") as server,
+            open_request_plane(using, RealEnv()) as plane,
             trio.open_nursery() as nursery,
         ):
             service = Service()
@@ -154,7 +162,7 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
 
 
 async def test_a_caller_that_goes_away_cancels_its_unary_requests(pair: Pair) -> None:
-    async with open_request_plane(options()) as theirs, trio.open_nursery() as nursery:
+    async with open_request_plane(options(), RealEnv()) as theirs, trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def call() -> None:
@@ -192,28 +200,54 @@ async def test_more_unary_requests_than_the_bound_are_overloaded(pair: Pair) -> 
         pair.service.release.set()
 
 
-GARBAGE = [
+NO_FRAMES = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\xff" * 64,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    encode_frame(b"", b"no envelope"),
-    encode_frame(b"{}"),
-    encode_frame(b"\xff\xfe"),
-    encode_frame(b"[" * 50_000),
-    encode_frame(b'{"cancel": 1}'),
-    encode_frame(b'{"cancel":1}'),
-    encode_frame(encode_envelope(stream(""))),
-    encode_frame(encode_envelope(stream("x" * 129))),
-    encode_frame(encode_envelope(Envelope(id="r1", endpoint="a/b/c"))),
     b"\0\0\0\0\xff\xff\xff\xff",
+]
+NO_REQUESTS = [
+    (encode_frame(b"", b"no envelope"), ""),
+    (encode_frame(b"{}"), ""),
+    (encode_frame(b"\xff\xfe"), ""),
+    (encode_frame(b"[" * 50_000), ""),
+    (encode_frame(b'{"cancel": 1}'), ""),
+    (encode_frame(b'{"cancel":1}'), ""),
+    (encode_frame(encode_envelope(stream(""))), ""),
+    (encode_frame(encode_envelope(stream("x" * 129))), "x" * 129),
+    (encode_frame(encode_envelope(stream("x" * 2000))), ""),
+    (encode_frame(encode_envelope(Envelope(id="r1", endpoint="a/b/c"))), "r1"),
+    (encode_frame(b'{"id":"r1","endpoint":7}'), "r1"),
+    (encode_frame(b'{"id":"r1","endpoint":"a/b/c","kind":"poem"}'), "r1"),
 ]
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-async def test_garbage_is_answered_invalid_and_hung_up_on_and_the_server_lives(
+@pytest.mark.parametrize(("garbage", "request_id"), NO_REQUESTS)
+async def test_a_bad_envelope_is_answered_for_itself_and_costs_nobody_else_anything(
+    pair: Pair, garbage: bytes, request_id: str
+) -> None:
+    async with raw_member(pair.address) as caller:
+        await caller.say(encode_frame(encode_envelope(unary("slow", "wait"))), garbage)
+        await eventually(lambda: pair.server.malformed_count == 1)
+        pair.service.release.set()
+        await caller.say(encode_frame(encode_envelope(unary("r2"))))
+        received = b""
+        while received.count(b'"id"') < 3:
+            received += bytes(await caller.stream.receive_some())
+        found = [decode_answer(header).ack for header, _ in FrameDecoder().feed(received)]
+        assert {(each.id, each.status) for each in found} == {
+            (request_id, AckStatus.INVALID),
+            ("slow", AckStatus.ACCEPTED),
+            ("r2", AckStatus.ACCEPTED),
+        }
+    assert pair.service.remembered == []
+
+
+@pytest.mark.parametrize("garbage", NO_FRAMES)
+async def test_what_is_no_frame_is_answered_invalid_and_hung_up_on_and_the_server_lives(
     pair: Pair, garbage: bytes
 ) -> None:
-    async with raw_connection(pair.address) as stranger:
+    async with raw_member(pair.address) as stranger:
         await stranger.say(garbage)
         (answer,) = await answers(stranger)
         assert (answer.id, answer.status) == ("", AckStatus.INVALID)
@@ -231,7 +265,7 @@ async def test_a_request_that_ends_after_its_caller_was_turned_away_harms_nobody
     pair: Pair,
 ) -> None:
     """The answer is due while the connection already says goodbye."""
-    async with raw_connection(pair.address) as stranger:
+    async with raw_member(pair.address) as stranger:
         await stranger.say(encode_frame(encode_envelope(unary("r1", "wait"))))
         await eventually(lambda: pair.service.running == 1)
         await stranger.say(b"\xff" * 8)
@@ -242,17 +276,64 @@ async def test_a_request_that_ends_after_its_caller_was_turned_away_harms_nobody
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
 
 
-async def test_a_request_id_in_use_on_the_same_connection_is_malformed(pair: Pair) -> None:
-    async with raw_connection(pair.address) as stranger:
+async def test_a_request_id_in_use_on_the_same_connection_is_refused(pair: Pair) -> None:
+    async with raw_member(pair.address) as stranger:
         await stranger.say(encode_frame(encode_envelope(unary("r1", "wait"))) * 2)
-        (answer,) = await answers(stranger)
-        assert "in use" in answer.message
+        data = bytes(await stranger.stream.receive_some())
+        ((header, _),) = FrameDecoder().feed(data)
+        assert "in use" in decode_answer(header).message
+        pair.service.release.set()
+        await eventually(lambda: pair.service.answered == ["r1"])
 
 
-async def test_a_cancel_for_a_request_nobody_knows_reaches_the_service(pair: Pair) -> None:
-    async with raw_connection(pair.address) as stranger:
+async def test_a_cancel_for_a_request_nobody_knows_reaches_the_service_and_is_not_kept(
+    pair: Pair,
+) -> None:
+    """A connection keeps order: who has not arrived before its cancel never will."""
+    async with raw_member(pair.address) as stranger:
         await stranger.say(encode_frame(encode_cancel("r9")), encode_frame(b""))
         await eventually(lambda: pair.service.cancelled == ["r9"])
+    assert pair.service.remembered == []
+
+
+async def test_a_caller_that_goes_away_leaves_no_cancels_behind(pair: Pair) -> None:
+    async with raw_member(pair.address) as stranger:
+        words = [encode_frame(encode_envelope(unary(f"r{n}", "wait"))) for n in range(3)]
+        await stranger.say(*words)
+        await eventually(lambda: pair.service.running == 3)
+    await eventually(lambda: pair.service.running == 0)
+    assert sorted(pair.service.cancelled) == ["r0", "r1", "r2"]
+    assert pair.service.remembered == []
+
+
+async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
+    """As `test_a_bad_envelope...`, the other way round."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    bad, good = (
+        encode_frame(b'{"id":"r1","status":"fine"}'),
+        Ack(id="r2", status=AckStatus.ACCEPTED),
+    )
+    with trio.fail_after(PATIENCE_S):
+        async with listener, open_request_plane(options(), RealEnv()) as plane:
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def wronged() -> None:
+                    with pytest.raises(RemoteProtocolError, match="malformed"):
+                        await plane.send(address, stream("r1"), b"")
+
+                @nursery.start_soon
+                async def unharmed() -> None:
+                    assert await plane.send(address, stream("r2"), b"") == good
+
+                worker = await accept_member(listener)
+                decoder, count = FrameDecoder(), 0
+                while count < 2:
+                    count += len(decoder.feed(bytes(await worker.stream.receive_some())))
+                await worker.say(bad, encode_frame(encode_answer(good)))
+            assert plane.connection_count == 1
+            await worker.stream.aclose()
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -260,7 +341,11 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
     failed: list[DisconnectedError] = []
-    async with listener, open_request_plane(options()) as plane, trio.open_nursery() as nursery:
+    async with (
+        listener,
+        open_request_plane(options(), RealEnv()) as plane,
+        trio.open_nursery() as nursery,
+    ):
 
         async def ask(number: int) -> None:
             with pytest.raises(DisconnectedError) as caught:
@@ -269,7 +354,7 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
 
         for number in range(3):
             nursery.start_soon(ask, number)
-        worker = RawEnd(await listener.accept())
+        worker = await accept_member(listener)
         await trio.testing.wait_all_tasks_blocked(0.01)
         if how == "RST":
             worker.reset()
@@ -294,11 +379,15 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
 async def test_an_answer_that_is_none_is_never_a_success(reply: bytes) -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-    async with listener, open_request_plane(options()) as plane, trio.open_nursery() as nursery:
+    async with (
+        listener,
+        open_request_plane(options(), RealEnv()) as plane,
+        trio.open_nursery() as nursery,
+    ):
 
         @nursery.start_soon
         async def worker() -> None:
-            async with await listener.accept() as end:
+            async with (await accept_member(listener)).stream as end:
                 await end.receive_some(65536)
                 await end.send_all(reply)
                 await end.send_eof()

@@ -68,7 +68,8 @@ class Cluster:
     async def _listen(
         self, worker: Worker, *, task_status: trio.TaskStatus[TcpRequestServer]
     ) -> None:
-        async with open_request_server(options()) as server:
+        using = open_request_server(options(), RealEnv(), instance_id=worker.instance_id)
+        async with using as server:
             task_status.started(server)
             await server.serve(worker)
 
@@ -116,7 +117,7 @@ async def open_cluster(**changes: Any) -> AsyncIterator[Cluster]:
     with trio.fail_after(2 * PATIENCE_S):
         async with (
             open_stream_server(options(**changes), RealEnv()) as home,
-            open_request_plane(options(**changes)) as plane,
+            open_request_plane(options(**changes), RealEnv()) as plane,
             trio.open_nursery() as nursery,
         ):
             cluster = Cluster(nursery, MemoryControlPlane(), home, {"tcp": plane})

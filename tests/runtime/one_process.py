@@ -53,8 +53,8 @@ class OneProcess:
         options = TcpOptions()
         async with (
             open_stream_server(options, env) as home,
-            open_request_plane(options) as requests,
-            open_request_server(options) as server,
+            open_request_plane(options, env) as requests,
+            open_request_server(options, env, instance_id=serving or "") as server,
         ):
             dialer = TcpClient(options)
             self.homes.append(home)

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
-from tests.transports.tcp.ends import RawEnd, eventually
+from tests.transports.tcp.ends import RawEnd, accept_member, eventually, handshake
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import (
@@ -29,7 +29,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.codec import FrameDecoder
-from trinamo.runtime.protocol.control import Data, Handshake, Kill, Opened, Sentinel
+from trinamo.runtime.protocol.control import Data, Kill, Opened, Sentinel
 from trinamo.runtime.protocol.request import (
     Ack,
     AckStatus,
@@ -91,7 +91,7 @@ class ScriptedPlane:
         await self.send(address, envelope, payload)
         return msgspec.msgpack.encode("done")
 
-    async def hold(self, address: str, on_connected: object) -> None:
+    async def hold(self, address: str, on_connected: object, *, instance_id: str = "") -> None:
         await trio.sleep_forever()
 
 
@@ -267,7 +267,7 @@ async def called_home(cluster: Cluster, plane: ScriptedPlane) -> AsyncIterator[R
     host, _, port = asked.address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         end = RawEnd(stream)
-        await end.say(Handshake(asked.subject, asked.stream_type))
+        await end.say(handshake(asked))
         yield end
 
 
@@ -478,7 +478,7 @@ async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_th
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
         async def worker() -> None:
-            async with listener, await listener.accept() as stream:
+            async with listener, (await accept_member(listener, "1")).stream as stream:
                 decoder = FrameDecoder()
                 async for data in stream:
                     for header, _ in decoder.feed(bytes(data)):

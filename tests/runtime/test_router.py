@@ -334,7 +334,9 @@ class Witness:
         self.probe_count = 0
         self._lost = trio.Event()
 
-    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+    async def hold(
+        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+    ) -> None:
         await trio.lowlevel.checkpoint()
         if not self.stands:
             raise ConnectError(f"{address} refuses")

@@ -52,7 +52,9 @@ class AskedPlane:
         self.asked_at: list[float] = []
         self.open_count = 0
 
-    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+    async def hold(
+        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+    ) -> None:
         await trio.lowlevel.checkpoint()
         if not self.stands:
             raise ConnectError(f"{address} refuses")

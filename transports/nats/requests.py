@@ -218,6 +218,8 @@ class NatsRequestPlane:
         self,
         address: str,  # noqa: ARG002 -- the interface's
         on_connected: Callable[[], None],
+        *,
+        instance_id: str = "",  # noqa: ARG002 -- the interface's
     ) -> None:
         """Wait for ever: there is no connection to the worker whose end could be noticed."""
         on_connected()

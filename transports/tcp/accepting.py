@@ -1,66 +1,185 @@
-"""Accept connections until cancelled, and survive running out of descriptors.
+"""One port's front: accept for ever, ask everybody for proof first, and keep no room for strangers.
 
-Upstream's accept loop spun hot on EMFILE; this one backs off from 5 ms to 1 s and logs at most
-every 5 s.
+Connections that have not greeted are few, and one more takes the place of the oldest of the address
+that has most of them, so no number of silent ones locks anybody out. Descriptors may run out:
+upstream's accept loop spun hot on EMFILE; this one lets a stranger go, backs off from 5 ms to 1 s,
+and logs at most every 5 s.
 """
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+import attrs
 import trio
 
-__all__ = ["accept_connections"]
+from trinamo.runtime.errors import RemoteProtocolError
+
+from .sockets import TcpOptions, tune
+
+__all__ = ["Gate", "origin_of"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("trinamo.tcp")
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PASSING: Final = {
+    errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOPROTOOPT, errno.ENONET, errno.EOPNOTSUPP,
+}  # fmt: skip
+"""What `accept` raises for a connection that is gone already: accept(2) says to go on."""
 _BACKOFF_MIN_S: Final = 0.005
 _BACKOFF_MAX_S: Final = 1.0
 _LOG_EVERY_S: Final = 5.0
 
 
-async def accept_connections(
-    listener: trio.SocketListener,
-    serve: Callable[[trio.SocketStream], Awaitable[None]],
-    nursery: trio.Nursery,
-    *,
-    connections_max: int,
-) -> None:
-    """Start `serve(stream)` in `nursery` for every connection, at most `connections_max` at once.
+@attrs.define(eq=False)
+class _Stranger:
+    """A connection that has not greeted."""
 
-    At the bound new connections wait in the kernel's backlog. `serve` owns the stream and must
-    not raise.
+    origin: str
+    scope: trio.CancelScope
+    gave_way: bool = False
+
+
+class Gate(Generic[T]):
+    """Whom a port lets in: `greet(stream)` proves it, `serve(stream, proof)` does the rest.
+
+    `greet` may take `handshake_timeout_s`; it raises `RemoteProtocolError` or
+    `trio.BrokenResourceError` for a peer that is to be told nothing. At most `ungreeted_max` are in
+    it at once. `serve` must not raise; at most `connections_max` are in it at once, and more members
+    wait among those who are not in.
     """
-    limiter = trio.Semaphore(connections_max)
-    backoff_s = _BACKOFF_MIN_S
-    logged_at = float("-inf")
 
-    async def serve_one(stream: trio.SocketStream) -> None:
+    def __init__(
+        self,
+        options: TcpOptions,
+        greet: Callable[[trio.SocketStream], Awaitable[T]],
+        serve: Callable[[trio.SocketStream, T], Awaitable[None]],
+    ) -> None:
+        self._options = options
+        self._greet, self._serve = greet, serve
+        self._places = trio.Semaphore(options.connections_max)
+        self._strangers: dict[_Stranger, None] = {}
+        self._origins: Counter[str] = Counter()
+        self.refused_count = 0
+        """Connections that ended without a greeting: wrong, late, or pushed out by others."""
+        self._told_count = 0
+        self._quiet_until = float("-inf")
+
+    @property
+    def ungreeted_count(self) -> int:
+        """Connections open now that have not greeted."""
+        return len(self._strangers)
+
+    async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        """Accept connections until cancelled; each is a task of `nursery`, and closed at its end."""
+        backoff_s = _BACKOFF_MIN_S
+        logged_at = float("-inf")
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _EXHAUSTED | _PASSING:
+                    raise
+                if trio.current_time() - logged_at >= _LOG_EVERY_S:
+                    logged_at = trio.current_time()
+                    _log.error("cannot accept a connection: %s; backing off", error.strerror)
+                self._make_room()
+                await trio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            else:
+                backoff_s = _BACKOFF_MIN_S
+                if len(self._strangers) >= self._options.ungreeted_max:
+                    self._make_room()
+                stranger = _Stranger(_origin(stream), trio.CancelScope())
+                self._strangers[stranger] = None
+                self._origins[stranger.origin] += 1
+                nursery.start_soon(self._receive, stream, stranger)
+
+    async def _receive(self, stream: trio.SocketStream, stranger: _Stranger) -> None:
         try:
-            await serve(stream)
+            tune(stream, self._options)
+            proven = await self._prove(stream, stranger)
+            self._forget(stranger)
+            if proven is not None:
+                try:
+                    await self._serve(stream, proven[0])
+                finally:
+                    self._places.release()
         finally:
+            self._forget(stranger)
             stream.socket.close()
-            limiter.release()
 
-    while True:
-        await limiter.acquire()
-        try:
-            stream = await listener.accept()
-        except OSError as error:
-            limiter.release()
-            if error.errno not in _EXHAUSTED:
-                raise
-            if trio.current_time() - logged_at >= _LOG_EVERY_S:
-                logged_at = trio.current_time()
-                _log.error("cannot accept a connection: %s; backing off", error.strerror)
-            await trio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-        except BaseException:
-            limiter.release()
-            raise
-        else:
-            backoff_s = _BACKOFF_MIN_S
-            nursery.start_soon(serve_one, stream)
+    async def _prove(self, stream: trio.SocketStream, stranger: _Stranger) -> tuple[T] | None:
+        """What `greet` found, and a place taken for it; None for who stays a stranger."""
+        stranger.scope.deadline = trio.current_time() + self._options.handshake_timeout_s
+        why = ""
+        with stranger.scope:
+            try:
+                found = await self._greet(stream)
+                await self._places.acquire()
+                return (found,)
+            except RemoteProtocolError as error:
+                why = error.message
+            except (trio.BrokenResourceError, OSError):
+                why = "the connection broke"
+        late = "others needed its place" if stranger.gave_way else "it did not greet in time"
+        self._refused(stranger.origin, why or late)
+        return None
+
+    def _make_room(self) -> None:
+        """Let the oldest connection go of an address that has the most of those that wait."""
+        most = max(self._origins.values(), default=0)
+        for stranger in self._strangers:
+            if self._origins[stranger.origin] == most:
+                stranger.gave_way = True
+                stranger.scope.cancel()
+                self._forget(stranger)
+                return
+
+    def _forget(self, stranger: _Stranger) -> None:
+        if stranger in self._strangers:
+            del self._strangers[stranger]
+            self._origins[stranger.origin] -= 1
+            if not self._origins[stranger.origin]:
+                del self._origins[stranger.origin]
+
+    def _refused(self, origin: str, why: str) -> None:
+        """One line in five seconds, with the count: a stranger must not write our log."""
+        self.refused_count += 1
+        if trio.current_time() < self._quiet_until:
+            return
+        self._quiet_until = trio.current_time() + _LOG_EVERY_S
+        count, self._told_count = self.refused_count - self._told_count, self.refused_count
+        _log.warning(
+            "closed %d ungreeted connections since the last such line; the last was from %s: %s",
+            count,
+            origin,
+            why,
+        )
+
+
+def _origin(stream: trio.SocketStream) -> str:
+    try:
+        return origin_of(str(stream.socket.getpeername()[0]))
+    except OSError:
+        return "nowhere"
+
+
+def origin_of(host: str) -> str:
+    """Whose connection it is, as far as limits go.
+
+    Its address, or, of IPv6, the network that it may choose its address in.
+    """
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))

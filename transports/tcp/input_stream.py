@@ -39,9 +39,14 @@ class InputReceiver:
         self._decoder = FrameDecoder(
             header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
         )
+        self._unfinished = options.unfinished(self._decoder)
         self._items: deque[bytes] = deque()
         self._complete = False
         self._truncated = False
+
+    def close(self) -> None:
+        """The connection is over."""
+        self._unfinished.close()
 
     def greet(self, handshake: Handshake) -> None:
         """Record that the greeting is on its way."""
@@ -65,8 +70,11 @@ class InputReceiver:
 
     async def _receive(self) -> None:
         try:
-            data = await self._stream.receive_some(self._options.buffer_bytes)
-        except trio.BrokenResourceError:
+            data = await self._unfinished.receive(self._stream.socket)
+        except RemoteProtocolError:
+            self._kill(Reason.PROTOCOL_ERROR)
+            return
+        except (OSError, trio.ClosedResourceError):
             data = b""
         try:
             if not data:
@@ -74,7 +82,7 @@ class InputReceiver:
                     self._machine.receive(Closed())
                 self._kill(Reason.CONSUMER_DROPPED)
                 return
-            for frame in self._decoder.feed(bytes(data)):
+            for frame in self._decoder.feed(data):
                 event = parse_frame(frame)
                 if event is not None:
                     self._machine.receive(event)

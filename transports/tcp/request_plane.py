@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 import outcome
 import trio
 
+from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
+    ImpostorError,
     RemoteProtocolError,
     RequestError,
     TrinamoError,
@@ -18,6 +20,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.codec import FrameDecoder, encode_frame
+from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.request import (
     Ack,
     Answer,
@@ -26,10 +29,12 @@ from trinamo.runtime.protocol.request import (
     encode_cancel,
     encode_envelope,
     raise_for_nack,
+    readable_id,
 )
 
+from .greeting import dial_member
 from .outbox import Outbox
-from .sockets import TcpOptions, dial
+from .sockets import TcpOptions
 
 __all__ = ["TcpRequestPlane", "open_request_plane"]
 
@@ -40,8 +45,9 @@ class TcpRequestPlane:
     transport = "tcp"
     is_usable = True
 
-    def __init__(self, options: TcpOptions, nursery: trio.Nursery) -> None:
+    def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
         self.options = options
+        self.env = env
         self._nursery = nursery
         self._links: dict[str, _Link] = {}
 
@@ -50,13 +56,17 @@ class TcpRequestPlane:
         """Connections held now."""
         return len(self._links)
 
-    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+    async def hold(
+        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+    ) -> None:
         """Connect to a worker if need be, and return when that connection is lost.
 
-        This is how a dead worker is noticed in milliseconds, without waiting for its lease.
+        This is how a dead worker is noticed in milliseconds, without waiting for its lease. Raises
+        `ImpostorError` if another instance than `instance_id` answers at its address.
         """
         link = self._link(address)
         await link.wait_connected()
+        link.check(instance_id)
         on_connected()
         await link.wait_ended()
 
@@ -68,6 +78,11 @@ class TcpRequestPlane:
         with trio.move_on_after(self.options.ack_timeout_s):
             answer, _ = await self._ask(address, envelope, payload)
             return answer.ack
+        link = self._links.get(address)
+        if link is not None and not link.is_connected:
+            raise ConnectError(
+                f"no connection to {address} within {self.options.ack_timeout_s:g} s"
+            )
         raise DisconnectedError(
             f"{address} did not answer the envelope within {self.options.ack_timeout_s:g} s"
         )
@@ -96,7 +111,8 @@ class TcpRequestPlane:
             raise RequestError(
                 f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
             )
-        return await self._link(address).ask(envelope.id, encode_frame(header, payload))
+        link = self._link(address)
+        return await link.ask(envelope.id, envelope.instance_id, encode_frame(header, payload))
 
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
@@ -119,9 +135,15 @@ class _Link:
         self._plane = plane
         self._outbox = Outbox(plane.options.queue_bytes_max)
         self._waiting: dict[str, trio.lowlevel.Task] = {}
+        self._instance_id = ""
         self._connected = trio.Event()
         self._ended = trio.Event()
         self._error: TrinamoError | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it stands, or has stood; before that nothing was sent."""
+        return self._connected.is_set()
 
     async def wait_connected(self) -> None:
         """Return once the connection stands; raises what went wrong if it does not."""
@@ -133,13 +155,21 @@ class _Link:
         """Return once the connection is lost."""
         await self._ended.wait()
 
-    async def ask(self, request_id: str, frame: bytes) -> tuple[Answer, bytes]:
+    def check(self, instance_id: str) -> None:
+        """Raise `ImpostorError` if it is not `instance_id` that greeted; empty: anyone will do."""
+        if instance_id not in ("", self._instance_id):
+            raise ImpostorError(
+                f"at {self.address} answers instance {self._instance_id}, not {instance_id}"
+            )
+
+    async def ask(self, request_id: str, instance_id: str, frame: bytes) -> tuple[Answer, bytes]:
         if not self._connected.is_set():
             await self._connected.wait()
         if self._outbox.queued_bytes >= self._plane.options.queue_bytes_max:
             await self._outbox.drain()
         if self._error is not None:
             raise _copy(self._error)
+        self.check(instance_id)
         assert request_id not in self._waiting, f"request id {request_id} asked twice"
         self._outbox.put_nowait(frame)
         self._waiting[request_id] = trio.lowlevel.current_task()
@@ -155,7 +185,10 @@ class _Link:
     async def run(self) -> None:
         error: TrinamoError = DisconnectedError(f"the connection to {self.address} ended")
         try:
-            async with await dial(self.address, self._plane.options) as stream:
+            stream, self._instance_id = await dial_member(
+                self.address, self._plane.options, self._plane.env, Purpose.REQUESTS
+            )
+            async with stream:
                 self._connected.set()
                 async with open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, nursery.cancel_scope)
@@ -190,19 +223,34 @@ class _Link:
         decoder = FrameDecoder(
             header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
         )
+        unfinished = options.unfinished(decoder)
         try:
-            while data := await stream.receive_some(options.buffer_bytes):
-                for header, result in decoder.feed(bytes(data)):
-                    answer = decode_answer(header)
-                    if not answer.id:
-                        # An answer to no request: the worker calls our bytes malformed.
-                        raise RemoteProtocolError(f"turned away: {answer.message}")
-                    task = self._waiting.pop(answer.id, None)
-                    if task is not None:
-                        trio.lowlevel.reschedule(task, outcome.Value((answer, result)))
+            while data := await unfinished.receive(stream.socket):
+                for header, result in decoder.feed(data):
+                    self._take(header, result)
                 decoder.check()
-        except trio.BrokenResourceError:
+        except (OSError, trio.ClosedResourceError):
             pass
+        finally:
+            unfinished.close()
+
+    def _take(self, header: bytes, result: bytes) -> None:
+        said: outcome.Outcome[tuple[Answer, bytes]]
+        try:
+            answer = decode_answer(header)
+        except RemoteProtocolError as error:
+            request_id, said = readable_id(header), outcome.Error(error)
+            if not request_id:
+                # Whoever it was for would wait for ever, so it is for all.
+                raise
+        else:
+            request_id, said = answer.id, outcome.Value((answer, result))
+            if not request_id:
+                # An answer to no request: the worker calls our bytes malformed.
+                raise RemoteProtocolError(f"turned away: {answer.message}")
+        task = self._waiting.pop(request_id, None)
+        if task is not None:
+            trio.lowlevel.reschedule(task, said)
 
 
 def _copy(error: TrinamoError) -> TrinamoError:
@@ -211,8 +259,8 @@ def _copy(error: TrinamoError) -> TrinamoError:
 
 
 @asynccontextmanager
-async def open_request_plane(options: TcpOptions) -> AsyncIterator[TcpRequestPlane]:
+async def open_request_plane(options: TcpOptions, env: Env) -> AsyncIterator[TcpRequestPlane]:
     """The caller's request plane; leaving it closes every connection."""
     async with open_nursery() as nursery:
-        yield TcpRequestPlane(options, nursery)
+        yield TcpRequestPlane(options, env, nursery)
         nursery.cancel_scope.cancel()

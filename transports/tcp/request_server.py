@@ -13,10 +13,12 @@ from typing import Final
 
 import trio
 
+from trinamo.runtime.env import Env
 from trinamo.runtime.errors import EngineError, RemoteProtocolError, TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import RequestService
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.request import (
     Ack,
     AckStatus,
@@ -27,11 +29,13 @@ from trinamo.runtime.protocol.request import (
     decode_envelope,
     encode_answer,
     failure,
+    readable_id,
 )
 
-from .accepting import accept_connections
+from .accepting import Gate
+from .greeting import welcome
 from .outbox import Outbox
-from .sockets import TcpOptions, open_listener, tune
+from .sockets import TcpOptions, open_listener
 
 __all__ = ["TcpRequestServer", "open_request_server"]
 
@@ -45,13 +49,23 @@ class TcpRequestServer:
 
     transport = "tcp"
 
-    def __init__(self, options: TcpOptions, listener: trio.SocketListener, address: str) -> None:
+    def __init__(
+        self,
+        options: TcpOptions,
+        env: Env,
+        listener: trio.SocketListener,
+        address: str,
+        instance_id: str,
+    ) -> None:
         self.options = options
         self.address = address
         """`host:port` as advertised to callers."""
+        self.instance_id = instance_id
+        """Who callers are told they have reached."""
+        self._env = env
         self._listener = listener
         self.malformed_count = 0
-        """Connections ended because their bytes were no requests."""
+        """Frames that were no requests, and connections ended because their bytes were no frames."""
 
     async def serve(
         self,
@@ -61,15 +75,16 @@ class TcpRequestServer:
     ) -> None:
         """Accept callers until cancelled."""
 
-        async def serve_one(stream: trio.SocketStream) -> None:
-            tune(stream, self.options)
+        async def greet(stream: trio.SocketStream) -> None:
+            await welcome(stream, self.options, self._env, Purpose.REQUESTS, self.instance_id)
+
+        async def serve_one(stream: trio.SocketStream, _: None) -> None:
             await _Conversation(self, service, stream).run()
 
+        gate = Gate(self.options, greet, serve_one)
         async with open_nursery() as nursery:
             task_status.started()
-            await accept_connections(
-                self._listener, serve_one, nursery, connections_max=self.options.connections_max
-            )
+            await gate.accept(self._listener, nursery)
 
 
 class _Conversation:
@@ -86,14 +101,15 @@ class _Conversation:
         self._sent = trio.Event()
 
     async def run(self) -> None:
-        try:
-            async with open_nursery() as nursery:
-                nursery.start_soon(self._write, nursery.cancel_scope)
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._write, nursery.cancel_scope)
+            try:
                 await self._read(nursery)
-                nursery.cancel_scope.cancel()
-        finally:
-            for request_id in tuple(self._unary):
-                self._service.cancel(request_id)
+            finally:
+                # Before their tasks end: one that has ended is nobody to cancel.
+                for request_id in tuple(self._unary):
+                    self._service.cancel(request_id, has_arrived=True)
+            nursery.cancel_scope.cancel()
 
     async def _write(self, scope: trio.CancelScope) -> None:
         try:
@@ -109,21 +125,22 @@ class _Conversation:
         decoder = FrameDecoder(
             header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
         )
+        unfinished = options.unfinished(decoder)
         try:
-            while True:
-                data = await self._stream.receive_some(options.buffer_bytes)
-                if not data:
-                    return
-                for frame in decoder.feed(bytes(data)):
+            while data := await unfinished.receive(self._stream.socket):
+                for frame in decoder.feed(data):
                     self._take(frame, nursery)
                 decoder.check()
                 # A caller that pipelines without reading its answers must not fill our memory.
                 if self._outbox.queued_bytes >= options.queue_bytes_max:
                     await self._outbox.drain()
         except RemoteProtocolError as error:
+            unfinished.close()
             await self._turn_away(error)
-        except trio.BrokenResourceError:
+        except (OSError, trio.ClosedResourceError):
             pass
+        finally:
+            unfinished.close()
 
     async def _turn_away(self, error: RemoteProtocolError) -> None:
         """Tell the peer what was wrong, then hang up: after a bad frame nothing can be trusted."""
@@ -141,13 +158,24 @@ class _Conversation:
 
     def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
         header, payload = frame
-        if not header:
-            if payload:
-                raise RemoteProtocolError("a payload without an envelope")
+        if not header and not payload:
             return
+        try:
+            self._decide(header, payload, nursery)
+        except RemoteProtocolError as error:
+            # The framing is intact: other requests of the same caller have nothing to do with it.
+            self._server.malformed_count += 1
+            _log.info("request plane: %s", error)
+            told = readable_id(header)
+            self._answer(Ack(id=told, status=AckStatus.INVALID, message=error.message))
+
+    def _decide(self, header: bytes, payload: bytes, nursery: trio.Nursery) -> None:
+        if not header:
+            raise RemoteProtocolError("a payload without an envelope")
         cancelled = decode_cancel(header)
         if cancelled is not None:
-            self._service.cancel(cancelled)
+            # A connection keeps order: the request has arrived, or never will.
+            self._service.cancel(cancelled, has_arrived=True)
             scope = self._unary.get(cancelled)
             if scope is not None:
                 scope.cancel()
@@ -158,12 +186,15 @@ class _Conversation:
         elif envelope.id in self._unary:
             raise RemoteProtocolError(f"request id {envelope.id} is in use on this connection")
         elif len(self._unary) >= _UNARY_MAX:
-            self._answer(
-                Ack(id=envelope.id, status=AckStatus.OVERLOADED, message=f"{_UNARY_MAX} in flight")
-            )
+            self._overloaded(envelope, f"{_UNARY_MAX} in flight")
+        elif not self._server.options.budget.take_nowait(len(payload)):
+            self._overloaded(envelope, "unfinished_bytes_max is reached")
         else:
             self._unary[envelope.id] = trio.CancelScope()
             nursery.start_soon(self._answer_unary, envelope, payload)
+
+    def _overloaded(self, envelope: Envelope, why: str) -> None:
+        self._answer(Ack(id=envelope.id, status=AckStatus.OVERLOADED, message=why))
 
     def _answer(self, answer: Ack | Answer, data: bytes = b"") -> None:
         if self._outbox.is_closed:
@@ -172,14 +203,17 @@ class _Conversation:
         self._outbox.put_nowait(encode_frame(encode_answer(answer), data))
 
     async def _answer_unary(self, envelope: Envelope, payload: bytes) -> None:
-        with self._unary[envelope.id]:
-            try:
-                result = await self._service.answer(envelope, payload)
-            except TrinamoError as error:
-                self._answer(failure(envelope.id, error))
-            else:
-                self._answer_result(envelope.id, result)
-        del self._unary[envelope.id]
+        try:
+            with self._unary[envelope.id]:
+                try:
+                    result = await self._service.answer(envelope, payload)
+                except TrinamoError as error:
+                    self._answer(failure(envelope.id, error))
+                else:
+                    self._answer_result(envelope.id, result)
+        finally:
+            del self._unary[envelope.id]
+            self._server.options.budget.give_back(self, len(payload))
 
     def _answer_result(self, request_id: str, result: bytes) -> None:
         bytes_max = self._server.options.data_bytes_max
@@ -192,11 +226,13 @@ class _Conversation:
 
 
 @asynccontextmanager
-async def open_request_server(options: TcpOptions) -> AsyncIterator[TcpRequestServer]:
-    """Bind the request plane's port; `serve` starts answering.
+async def open_request_server(
+    options: TcpOptions, env: Env, *, instance_id: str
+) -> AsyncIterator[TcpRequestServer]:
+    """Bind the request plane's port; `serve` starts answering, as `instance_id`.
 
     Raises `ConfigError` if the address cannot be bound.
     """
     listener, address = await open_listener(options)
     async with listener:
-        yield TcpRequestServer(options, listener, address)
+        yield TcpRequestServer(options, env, listener, address, instance_id)

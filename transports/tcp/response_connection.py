@@ -122,7 +122,7 @@ class ResponseRegistration:
         try:
             with trio.CancelScope() as self._reading:
                 self._catch_up()
-                await self._read(stream, decoder, frames, options.buffer_bytes)
+                await self._read(stream, decoder, frames)
         except RemoteProtocolError as error:
             self.channel.fail(error)
             self._say(Kill())
@@ -149,22 +149,29 @@ class ResponseRegistration:
         stream: trio.SocketStream,
         decoder: FrameDecoder,
         frames: list[Frame],
-        buffer_bytes: int,
     ) -> None:
         machine, channel, socket = self._machine, self.channel, stream.socket
-        while True:
-            self._take(frames)
-            decoder.check()
-            if machine.states[Role.WORKER] is WorkerState.DONE:
-                return
-            await channel.wait_room()
-            # From the socket itself: the stream only wraps its errors, once for every token.
-            data = await socket.recv(buffer_bytes)
-            if not data:
-                machine.receive(Closed())
-                self._disconnected("the worker hung up without an end mark")
-                return
-            frames = decoder.feed(data)
+        options = self._server.options
+        unfinished, buffer_bytes = options.unfinished(decoder), options.buffer_bytes
+        try:
+            while True:
+                self._take(frames)
+                decoder.check()
+                if machine.states[Role.WORKER] is WorkerState.DONE:
+                    return
+                await channel.wait_room()
+                if decoder.pending_bytes or unfinished.is_held:
+                    data = await unfinished.receive(socket)
+                else:
+                    # Without a detour, and from the socket itself: this is once for every token.
+                    data = await socket.recv(buffer_bytes)
+                if not data:
+                    machine.receive(Closed())
+                    self._disconnected("the worker hung up without an end mark")
+                    return
+                frames = decoder.feed(data)
+        finally:
+            unfinished.close()
 
     def _take(self, frames: list[Frame]) -> None:
         items: list[bytes] = []

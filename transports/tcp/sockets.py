@@ -14,9 +14,10 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import ConfigError, ConnectError
-from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX
+from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX, FrameDecoder
 
 from .interfaces import interface_address
+from .unfinished import Budget, Unfinished
 
 __all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
 
@@ -50,10 +51,27 @@ class TcpOptions:
     header_bytes_max: int = HEADER_BYTES_MAX
     data_bytes_max: int = DATA_BYTES_MAX
     connections_max: int = 4096
+    ungreeted_max: int = 512
     subjects_max: int = 4096
     backlog: int = 1024
+    unfinished_bytes_max: int = 256 * 1024 * 1024
+    frame_timeout_s: float = 30.0
+    budget: Budget = attrs.field(
+        default=attrs.Factory(
+            lambda options: Budget(options.unfinished_bytes_max), takes_self=True
+        ),
+        eq=False,
+        repr=False,
+    )
+    """What the connections of all planes with these options may hold together."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
+
+    def unfinished(self, decoder: FrameDecoder) -> Unfinished:
+        """The bound on what one connection's decoder holds."""
+        return Unfinished(
+            decoder, self.budget, buffer_bytes=self.buffer_bytes, timeout_s=self.frame_timeout_s
+        )
 
 
 def tune(stream: trio.SocketStream, options: TcpOptions) -> None:

@@ -31,6 +31,7 @@ from trinamo.runtime.protocol.control import (
     parse_frame,
 )
 from trinamo.runtime.protocol.machine import Machine, Role
+from trinamo.runtime.protocol.membership import call_home_proof
 from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
 from trinamo.runtime.protocol.response_stream import WorkerState, response_stream
 
@@ -124,7 +125,7 @@ class TcpClient:
                 machine = response_stream(Role.WORKER)
                 outbox = Outbox(self.options.queue_bytes_max)
                 sender = TcpResponseSender(machine, outbox)
-                greeting = Handshake(connection.subject, StreamType.RESPONSE)
+                greeting = self._handshake(connection, StreamType.RESPONSE)
                 machine.send(greeting)
                 outbox.put_nowait(encode_control(greeting))
                 conversation = _Conversation(self.options, stream, machine, outbox, context)
@@ -148,7 +149,7 @@ class TcpClient:
         self.open_count += 1
         try:
             async with stream:
-                greeting = Handshake(connection.subject, StreamType.REQUEST)
+                greeting = self._handshake(connection, StreamType.REQUEST)
                 receiver = InputReceiver(stream, self.options, context)
                 receiver.greet(greeting)
                 try:
@@ -156,9 +157,16 @@ class TcpClient:
                 except trio.BrokenResourceError:
                     # The first read says the same; one place decides what it means.
                     _log.debug("request %s: the caller hung up on the greeting", context.id)
-                yield receiver
+                try:
+                    yield receiver
+                finally:
+                    receiver.close()
         finally:
             self.open_count -= 1
+
+    def _handshake(self, connection: ConnectionInfo, stream_type: StreamType) -> Handshake:
+        proof = call_home_proof(self.options.secret, connection.subject, stream_type)
+        return Handshake(connection.subject, stream_type, proof)
 
     async def _dial(self, connection: ConnectionInfo, context: Context) -> trio.SocketStream:
         with context.cancelled_by_kill():

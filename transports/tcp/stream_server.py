@@ -10,27 +10,31 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from hmac import compare_digest
 from typing import Final
 
+import attrs
 import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.codec import Frame, FrameDecoder
+from trinamo.runtime.protocol.codec import PREFIX_BYTES, FrameDecoder, decode_first_frame
 from trinamo.runtime.protocol.control import Handshake, Refused, encode_control, parse_frame
+from trinamo.runtime.protocol.membership import GREETING_BYTES_MAX, call_home_proof
 from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
 
-from .accepting import accept_connections
+from .accepting import Gate
 from .request_connection import InputRegistration
 from .response_connection import ResponseRegistration
-from .sockets import TcpOptions, open_listener, tune
+from .sockets import TcpOptions, open_listener
 
 __all__ = ["TcpStreamServer", "open_stream_server"]
 
 _log = logging.getLogger("trinamo.tcp")
 _SUBJECT_BITS: Final = 128
+_HANDSHAKE_BYTES_MAX: Final = GREETING_BYTES_MAX - PREFIX_BYTES
 
 
 class TcpStreamServer:
@@ -43,8 +47,13 @@ class TcpStreamServer:
         """`host:port` as advertised to workers."""
         self._nursery = nursery
         self._registrations: dict[str, ResponseRegistration | InputRegistration] = {}
-        self.refused_count = 0
-        """Connections turned away: unknown or taken subject, bad or late handshake."""
+        self.gate = Gate(options, self._greet, self._serve)
+        self._turned_away_count = 0
+
+    @property
+    def refused_count(self) -> int:
+        """Connections turned away: bad or late handshake, unknown or taken subject."""
+        return self._turned_away_count + self.gate.refused_count
 
     @property
     def registered_count(self) -> int:
@@ -84,45 +93,41 @@ class TcpStreamServer:
         """Run an async function in the server's nursery, which outlives any one request."""
         self._nursery.start_soon(flush)
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        """One accepted connection, from handshake to close. Never raises on peer input."""
-        tune(stream, self.options)
+    async def _greet(self, stream: trio.SocketStream) -> _Called:
+        """The handshake of a process that knows the secret; others are told nothing."""
+        data = b""
+        while (frame := decode_first_frame(data, header_bytes_max=_HANDSHAKE_BYTES_MAX)) is None:
+            more = await stream.receive_some(GREETING_BYTES_MAX - len(data))
+            if not more:
+                raise RemoteProtocolError("the connection ended before its handshake")
+            data += more
+        header, rest = frame
+        handshake = parse_frame((header, b""))
+        if not isinstance(handshake, Handshake):
+            raise RemoteProtocolError(f"{type(handshake).__name__} before the handshake")
+        due = call_home_proof(self.options.secret, handshake.subject, handshake.stream_type)
+        if not compare_digest(handshake.proof.encode(), due.encode()):
+            raise RemoteProtocolError("its proof is wrong; security.secret_file differs")
+        return _Called(handshake, rest)
+
+    async def _serve(self, stream: trio.SocketStream, called: _Called) -> None:
+        """One connection that was greeted, to its close. Never raises on peer input."""
         decoder = FrameDecoder(
             header_bytes_max=self.options.header_bytes_max,
             data_bytes_max=self.options.data_bytes_max,
         )
         try:
-            with trio.move_on_after(self.options.handshake_timeout_s) as waiting:
-                handshake, frames = await self._read_handshake(stream, decoder)
-            if waiting.cancelled_caught:
-                self._count_refusal("no handshake came in time")
-                return
-            registration = self._take(handshake)
+            registration = self._take(called.handshake)
         except RemoteProtocolError as error:
             await self._refuse(stream, Refused("bad_handshake", error.message))
         except _RefusalError as refusal:
             await self._refuse(stream, refusal.event)
-        except trio.BrokenResourceError:
-            self._count_refusal("the connection broke before its handshake")
         else:
-            await registration.run(stream, decoder, handshake, frames)
-
-    async def _read_handshake(
-        self, stream: trio.SocketStream, decoder: FrameDecoder
-    ) -> tuple[Handshake, list[Frame]]:
-        while True:
-            data = await stream.receive_some(self.options.buffer_bytes)
-            if not data:
-                raise RemoteProtocolError("the connection ended before its handshake")
-            frames = decoder.feed(bytes(data))
-            while frames:
-                event = parse_frame(frames.pop(0))
-                if event is None:
-                    continue
-                if not isinstance(event, Handshake):
-                    raise RemoteProtocolError(f"{type(event).__name__} before the handshake")
-                return event, frames
-            decoder.check()
+            try:
+                frames = decoder.feed(called.rest)
+            except RemoteProtocolError:
+                frames = []  # The decoder stays broken, and the stream finds it so.
+            await registration.run(stream, decoder, called.handshake, frames)
 
     def _take(self, handshake: Handshake) -> ResponseRegistration | InputRegistration:
         registration = self._registrations.get(handshake.subject)
@@ -138,7 +143,8 @@ class TcpStreamServer:
         return registration
 
     async def _refuse(self, stream: trio.SocketStream, refusal: Refused) -> None:
-        self._count_refusal(refusal.message)
+        self._turned_away_count += 1
+        _log.info("refused a call home: %s", refusal.message)
         try:
             with trio.move_on_after(self.options.linger_s):
                 await stream.send_all(encode_control(refusal))
@@ -149,9 +155,13 @@ class TcpStreamServer:
         except trio.BrokenResourceError:
             pass
 
-    def _count_refusal(self, why: str) -> None:
-        self.refused_count += 1
-        _log.info("refused a call home: %s", why)
+
+@attrs.frozen
+class _Called:
+    """A call home that was greeted: its handshake, and what came behind it."""
+
+    handshake: Handshake
+    rest: bytes
 
 
 class _RefusalError(Exception):
@@ -170,18 +180,9 @@ async def open_stream_server(options: TcpOptions, env: Env) -> AsyncIterator[Tcp
     async with listener, open_nursery() as nursery:
         server = TcpStreamServer(options, env, nursery, address)
         async with open_nursery() as accepting:
-            accepting.start_soon(_accept, listener, server, nursery, options.connections_max)
+            accepting.start_soon(server.gate.accept, listener, nursery)
             try:
                 yield server
             finally:
                 accepting.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
-
-
-async def _accept(
-    listener: trio.SocketListener,
-    server: TcpStreamServer,
-    nursery: trio.Nursery,
-    connections_max: int,
-) -> None:
-    await accept_connections(listener, server.serve, nursery, connections_max=connections_max)

@@ -11,7 +11,6 @@ import ctypes
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from functools import partial
 from typing import Final
 
 import attrs
@@ -34,6 +33,7 @@ from trinamo.runtime.planes import DeviceMemory, MemoryRegion, RemoteMemory
 from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
 from trinamo.runtime.planes.transfer_region import whole_blocks
 from trinamo.runtime.planes.transfer_state import plan_transfer
+from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
 from trinamo.runtime.protocol.transfer_stream import (
     Failed,
@@ -43,9 +43,10 @@ from trinamo.runtime.protocol.transfer_stream import (
     Welcome,
 )
 
-from .accepting import accept_connections
+from .accepting import Gate
 from .checksum import Checksum, ChecksumChoice, choose, offered
-from .sockets import TcpOptions, dial, open_listener, tune
+from .greeting import dial_member, welcome
+from .sockets import TcpOptions, open_listener
 from .transfer_flight import TcpTransfer
 from .transfer_initiator import InitiatorLink, Peer
 from .transfer_inquiry import answer, inquire
@@ -195,7 +196,7 @@ class TcpTransferPlane:
 
     async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
         """Ask over a connection of its own, whatever streams there are to the peer."""
-        return await inquire(address, life, ticket, self.options.tcp, timeout_s)
+        return await inquire(address, life, ticket, self.options.tcp, self._env, timeout_s)
 
     # --- transfers -------------------------------------------------------------------------------
 
@@ -247,8 +248,10 @@ class TcpTransferPlane:
     async def _dial(
         self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
     ) -> None:
-        stream = await dial(address, self.options.tcp)
+        stream, name = await dial_member(address, self.options.tcp, self._env, Purpose.TRANSFERS)
         async with stream:
+            if name != incarnation:
+                raise StaleMemoryError(f"{address} is now {name}")
             link = InitiatorLink(stream, slice_bytes=self.options.slice_bytes)
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
@@ -265,9 +268,12 @@ class TcpTransferPlane:
             raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
         link.checksum = ours[answer.checksum]
 
-    async def serve_stream(self, stream: trio.SocketStream) -> None:
-        """Serve one connection of a peer to its end; raises nothing."""
-        tune(stream, self.options.tcp)
+    async def greet(self, stream: trio.SocketStream) -> None:
+        """Have one who dials us prove that it is of this cluster; it is told nothing before."""
+        await welcome(stream, self.options.tcp, self._env, Purpose.TRANSFERS, self.incarnation)
+
+    async def serve_stream(self, stream: trio.SocketStream, _: None) -> None:
+        """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
             link = OwnerLink(stream, self.region, slice_bytes=self.options.slice_bytes)
             try:
@@ -332,15 +338,8 @@ async def open_transfer_plane(
     try:
         async with open_nursery() as nursery:
             plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
-            nursery.start_soon(
-                partial(
-                    accept_connections,
-                    listener,
-                    plane.serve_stream,
-                    nursery,
-                    connections_max=options.tcp.connections_max,
-                )
-            )
+            gate = Gate(options.tcp, plane.greet, plane.serve_stream)
+            nursery.start_soon(gate.accept, listener, nursery)
             try:
                 yield plane
             finally:

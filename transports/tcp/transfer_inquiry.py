@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import trio
 
-from trinamo.runtime.errors import ConnectError, DisconnectedError, RemoteProtocolError
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    ImpostorError,
+    RemoteProtocolError,
+)
 from trinamo.runtime.planes.settlement import Answers, Finding
+from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer_stream import Answer, Inquiry
 
+from .greeting import greet
 from .sockets import TcpOptions, dial, format_address
 from .transfer_link import Link
 
@@ -23,7 +31,7 @@ _VERSION = 1
 
 
 async def inquire(
-    address: str, life: str, ticket: int, options: TcpOptions, timeout_s: float
+    address: str, life: str, ticket: int, options: TcpOptions, env: Env, timeout_s: float
 ) -> Finding:
     """See `SettlementPlane.inquire`."""
     stream: trio.SocketStream | None = None
@@ -36,12 +44,13 @@ async def inquire(
             return Finding(Sign.REFUSED if is_refused else Sign.UNREACHED)
         try:
             reached = format_address(*stream.socket.getpeername()[:2])
+            await greet(stream, address, options, env, Purpose.TRANSFERS)
             link = Link(stream, slice_bytes=1)
             await link.send_now(Inquiry(_VERSION, life, ticket))
             said = await link.read_now()
-        except RemoteProtocolError:
+        except (RemoteProtocolError, ImpostorError):
             return Finding(Sign.NONSENSE, reached)
-        except (OSError, DisconnectedError):
+        except (OSError, ConnectError, DisconnectedError):
             return Finding(Sign.BROKEN, reached)
         finally:
             stream.socket.close()

@@ -91,11 +91,12 @@ class RealTransports:
         home_options = attrs.evolve(options, port=0) if serving else options
         async with AsyncExitStack() as stack:
             home = await stack.enter_async_context(open_stream_server(home_options, env))
-            tcp = await stack.enter_async_context(open_request_plane(options))
+            tcp = await stack.enter_async_context(open_request_plane(options, env))
             planes: dict[str, RequestPlane] = {tcp.transport: tcp}
             servers: list[RequestServer] = []
             if serving:
-                servers.append(await stack.enter_async_context(open_request_server(options)))
+                server = open_request_server(options, env, instance_id=serving)
+                servers.append(await stack.enter_async_context(server))
             if config.data_plane.requests == "nats":
                 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
 

@@ -33,7 +33,9 @@ class Reachable:
     transport = "tcp"
     is_usable = True
 
-    async def hold(self, address: str, on_connected: Callable[[], None]) -> None:
+    async def hold(
+        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+    ) -> None:
         on_connected()
         await trio.sleep_forever()
 

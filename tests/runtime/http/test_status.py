@@ -56,6 +56,7 @@ ROWS = [
     (errors.OverloadedError("m"), 503, "server_error", "1"),
     (errors.RefusedError("m"), 503, "server_error", "1"),
     (errors.ConnectError("m"), 503, "server_error", "1"),
+    (errors.ImpostorError("m"), 503, "server_error", "1"),
     (errors.ControlPlaneError("m"), 503, "server_error", "1"),
     (errors.LeaseLostError("m"), 503, "server_error", "1"),
     (errors.FencedError("m"), 503, "server_error", "1"),

@@ -21,8 +21,10 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.protocol.codec import FrameDecoder
 from trinamo.runtime.protocol.control import Control, Handshake, encode_control, parse_frame
+from trinamo.runtime.protocol.membership import Purpose, call_home_proof
 from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
 from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
+from trinamo.transports.tcp.greeting import greet, welcome
 from trinamo.transports.tcp.sockets import split_address
 from trinamo.transports.tcp.stream_client import TcpResponseSender
 
@@ -85,6 +87,12 @@ async def open_home(**changes: Any) -> AsyncIterator[Home]:
         assert descriptors() == before
 
 
+def handshake(connection: ConnectionInfo) -> Handshake:
+    """What a worker says first, with the proof that it knows the secret there is not."""
+    proof = call_home_proof(b"", connection.subject, connection.stream_type)
+    return Handshake(connection.subject, connection.stream_type, proof)
+
+
 class RawEnd:
     """One end of a connection that takes no part in the state machine."""
 
@@ -137,10 +145,29 @@ async def raw_connection(address: str) -> AsyncIterator[RawEnd]:
 
 
 @asynccontextmanager
+async def raw_member(
+    address: str, purpose: Purpose = Purpose.REQUESTS, secret: bytes = b""
+) -> AsyncIterator[RawEnd]:
+    """A connection to a standing port that has greeted."""
+    async with raw_connection(address) as end:
+        await greet(end.stream, address, options(secret=secret), RealEnv(), purpose)
+        yield end
+
+
+async def accept_member(
+    listener: trio.SocketListener, instance_id: str = "", purpose: Purpose = Purpose.REQUESTS
+) -> RawEnd:
+    """The next connection to a standing port of ours, greeted."""
+    end = RawEnd(await listener.accept())
+    await welcome(end.stream, options(), RealEnv(), purpose, instance_id)
+    return end
+
+
+@asynccontextmanager
 async def raw_worker(connection: ConnectionInfo, *words: Control | bytes) -> AsyncIterator[RawEnd]:
     """A worker that has called home, greeted, and said `words`."""
     async with raw_connection(connection.address) as end:
-        await end.say(Handshake(connection.subject, connection.stream_type), *words)
+        await end.say(handshake(connection), *words)
         yield end
 
 

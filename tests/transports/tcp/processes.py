@@ -54,14 +54,22 @@ async def endless(pause_s: float, context: Context) -> AsyncGenerator[int, None]
 
 # A dead link is noticed after idle + interval x count: 3 s.
 OPTIONS = TcpOptions(
-    keepalive_idle_s=1, keepalive_interval_s=1, keepalive_count=2, user_timeout_s=2.0
+    keepalive_idle_s=1,
+    keepalive_interval_s=1,
+    keepalive_count=2,
+    user_timeout_s=2.0,
+    secret=bytes(16),
 )
 
 
 async def worker(host: str = "127.0.0.1") -> None:
     options = attrs.evolve(OPTIONS, host=host)
-    async with open_request_server(options) as server, trio.open_nursery() as nursery:
-        serving = Worker(TcpClient(options), RealEnv(), instance_id="1")
+    env = RealEnv()
+    async with (
+        open_request_server(options, env, instance_id="1") as server,
+        trio.open_nursery() as nursery,
+    ):
+        serving = Worker(TcpClient(options), env, instance_id="1")
         serving.add_stream(NAME, endless, request_type=float)
         await nursery.start(serving.run)
         await nursery.start(server.serve, serving)
@@ -70,7 +78,7 @@ async def worker(host: str = "127.0.0.1") -> None:
 
 async def caller(address: str, pause_s: str) -> None:
     options, env = OPTIONS, RealEnv()
-    async with open_request_plane(options) as plane, open_stream_server(options, env) as home:
+    async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
         router = Router(MemoryControlPlane(), NAME, env, request_planes={"tcp": plane})
         instance = Instance(endpoint=str(NAME), id="1", transports={"tcp": address})
         router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
     CorruptedError,
@@ -22,12 +23,15 @@ from trinamo.runtime.errors import (
     TransportError,
 )
 from trinamo.runtime.planes import Transfer
+from trinamo.runtime.protocol.membership import Purpose
+from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer import Direction, encode_description
 from trinamo.runtime.protocol.transfer_stream import (
     PREFIX,
     Failed,
     Finished,
     Hello,
+    Inquiry,
     Message,
     Notify,
     Ping,
@@ -40,6 +44,7 @@ from trinamo.runtime.protocol.transfer_stream import (
     encode_message,
     pack_blocks,
 )
+from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer import (
     TcpTransferPlane,
@@ -234,8 +239,7 @@ async def test_blocks_larger_than_a_piece_are_summed_whole() -> None:
 
 
 async def greeted(plane: TcpTransferPlane) -> trio.SocketStream:
-    host, port = plane.address.split(":")
-    stream = await trio.open_tcp_stream(host, int(port))
+    stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
     hello = Hello(1, plane.incarnation, ["crc32"])
     await stream.send_all(encode_message(hello))
     answer = await stream.receive_some(4096)
@@ -319,21 +323,43 @@ async def test_random_bytes_end_one_stream_and_nothing_else(seed: int) -> None:
         assert pair.here == pair.there
 
 
-@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", frame(Ping(1)), b""])
-async def test_a_stranger_that_does_not_greet_is_hung_up_on(first: bytes) -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frame(Ping(1)),
+        frame(Inquiry(1, "f" * 16, 7)),
+        frame(Hello(1, "f" * 16, ["crc32"])),
+        b"",
+    ],
+)
+async def test_a_stranger_that_does_not_greet_is_told_nothing(first: bytes) -> None:
     options = TransferOptions(tcp=TcpOptions(handshake_timeout_s=0.05))
     async with open_transfer_plane(options) as plane:
         host, port = plane.address.split(":")
         stream = await trio.open_tcp_stream(host, int(port))
         if first:
             await stream.send_all(first)
-        with pytest.raises((trio.BrokenResourceError, AssertionError)):
-            assert await stream.receive_some(10)
+        with suppress(trio.BrokenResourceError):
+            assert await stream.receive_some(10) == b""
         await stream.aclose()
+
+
+async def test_a_peer_with_another_secret_is_a_stranger() -> None:
+    """Attack row 8: an incarnation, a welcome or an answer is for members."""
+    theirs = TransferOptions(tcp=TcpOptions(secret=b"0123456789abcdef"))
+    ours = TransferOptions(tcp=TcpOptions(secret=b"fedcba9876543210"))
+    async with open_transfer_plane(ours) as here, open_transfer_plane(theirs) as there:
+        owned = await there.register(bytearray(SIZE), block_bytes=SIZE)
+        with pytest.raises(ConnectError, match="secret_file"):
+            await here.connect(owned.describe())
+        found = await here.inquire(there.address, there.incarnation, 7, timeout_s=5)
+        assert found.sign is Sign.BROKEN
 
 
 async def test_an_owner_that_talks_nonsense_fails_the_transfer_only() -> None:
     async def answer(stream: trio.SocketStream) -> None:
+        await welcome(stream, TcpOptions(), RealEnv(), Purpose.TRANSFERS, "e" * 16)
         await stream.receive_some(4096)
         await stream.send_all(encode_message(Welcome("crc32")))
         await stream.receive_some(4096)

@@ -16,6 +16,8 @@ import pytest
 import trio
 import trio.testing
 
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.settlement import Sign
 from trinamo.runtime.protocol.transfer_stream import (
     Answer,
@@ -25,6 +27,7 @@ from trinamo.runtime.protocol.transfer_stream import (
     encode_message,
 )
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
+from trinamo.transports.tcp.greeting import dial_member, welcome
 
 LIFE = "0123456789abcdef"
 Serve = Callable[[trio.SocketStream], Awaitable[None]]
@@ -45,8 +48,10 @@ async def sign_of(address: str, timeout_s: float = 5.0) -> Sign:
             return (await plane.inquire(address, LIFE, 7, timeout_s=timeout_s)).sign
 
 
-def saying(data: bytes) -> Serve:
+def saying(data: bytes, *, greets: bool = True) -> Serve:
     async def serve(stream: trio.SocketStream) -> None:
+        if greets:
+            await welcome(stream, TcpOptions(), RealEnv(), Purpose.TRANSFERS, LIFE)
         await stream.receive_some()
         await stream.send_all(data)
         await stream.send_eof()
@@ -78,6 +83,8 @@ def cut_off() -> bytes:
         (saying(encode_message(Answer("ff", True))), Sign.OTHER_LIFE),
         (saying(encode_message(Ping(1))), Sign.NONSENSE),
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Sign.NONSENSE),
+        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n", greets=False), Sign.NONSENSE),
+        (saying(b"", greets=False), Sign.BROKEN),
         (saying(encode_message(Answer(LIFE, True), 9)), Sign.NONSENSE),
         (saying(b""), Sign.BROKEN),
         (saying(cut_off()), Sign.BROKEN),
@@ -150,8 +157,7 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
 )
 async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first: bytes) -> None:
     async with open_transfer_plane() as plane:
-        host, _, port = plane.address.rpartition(":")
-        stream = await trio.open_tcp_stream(host, int(port))
+        stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
         async with stream:
             await stream.send_all(first)
             with trio.fail_after(5):
@@ -162,8 +168,7 @@ async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first:
 
 async def test_the_answer_is_one_small_frame() -> None:
     async with open_transfer_plane() as plane, trio.open_nursery() as nursery:
-        host, _, port = plane.address.rpartition(":")
-        stream = await trio.open_tcp_stream(host, int(port))
+        stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
         async with stream:
             await stream.send_all(encode_message(Inquiry(1, plane.incarnation, 7)))
             said = b"".join([part async for part in stream])
