@@ -47,10 +47,11 @@ from .errors import (
     Violation,
 )
 from .guard import check_trio
+from .handshake import SynAnswer
 from .host import Host, HostState
 from .links import Link, Links
 from .liveness import Promises, heal_core
-from .network import Network, SynAnswer
+from .network import Network
 from .scheduler import Policy
 from .sockets import SimSocket
 from .trace import Difference, Row, Trace, diff, first_difference

@@ -16,9 +16,11 @@ payload must not be changed once it is sent, since both hosts hold the same obje
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import attrs
 import trio
@@ -32,6 +34,8 @@ __all__ = ["DROP", "HOLD", "Bus", "Message", "Rule", "Verdict", "delay", "dice",
 INBOX_MAX = 10_000
 """How many messages may wait unread in one host's inbox of one channel."""
 TRACED_BYTES_MAX = 200
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, in its `repr`; another place in every run."""
 
 
 class Message(NamedTuple):
@@ -254,9 +258,11 @@ def _is_running(host: Host) -> bool:
 
 
 def _traced(payload: Any) -> str | int | float | bytes | None:
-    """The payload as a row may hold it: plain and short, or only its type."""
-    if isinstance(payload, (str, bytes)):
-        return payload[:TRACED_BYTES_MAX]
+    """The payload as a row may hold it: plain and short, or a checksum of its text."""
     if payload is None or isinstance(payload, (int, float)):
         return payload
-    return type(payload).__name__
+    if isinstance(payload, (str, bytes)) and len(payload) <= TRACED_BYTES_MAX:
+        return payload
+    is_bytes = isinstance(payload, (bytes, bytearray, memoryview))
+    data = bytes(payload) if is_bytes else _ADDRESS.sub("", repr(payload)).encode()
+    return f"{type(payload).__name__} {crc32(data):08x}"

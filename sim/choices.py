@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 from typing_extensions import override
 
@@ -53,6 +54,7 @@ class Choices:
         self.seed = seed
         self.record: list[Choice] = []
         self.world: World | None = None
+        self._streams: list[tuple[str, random.Random]] = []
 
     def below(self, n: int, label: str) -> int:
         """An integer in `range(n)`, recorded under `label`; with one answer only, unrecorded."""
@@ -69,7 +71,19 @@ class Choices:
     def stream(self, name: str) -> random.Random:
         """A generator of its own for `name`, derived from the seed alone and not recorded."""
         # A text seed is hashed with SHA-512, so it does not depend on PYTHONHASHSEED.
-        return random.Random(f"{self.seed}/{name}")
+        made = random.Random(f"{self.seed}/{name}")
+        self._streams.append((name, made))
+        return made
+
+    def drawn(self) -> dict[str, int]:
+        """How far decisions and each stream have come, as numbers that differ if the draws did."""
+        places = {"decisions": crc32(repr([choice[1:] for choice in self.record]).encode())}
+        # A library's dice are the module's own, seeded for the run.
+        states = [(name, stream.getstate()) for name, stream in self._streams]
+        for name, (_, state, _) in (*states, ("random", random.getstate())):
+            # The first word changes with every 624, the last counts up to there.
+            places[name] = places.get(name, 0) ^ state[0] ^ state[-1] << 32
+        return places
 
     @property
     def values(self) -> list[int]:
@@ -85,7 +99,8 @@ class SeedChoices(Choices):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self._bits = self.stream("choices").getrandbits
+        # No stream of the run: who replays the record draws nothing from it.
+        self._bits = random.Random(f"{seed}/choices").getrandbits
 
     @override
     def _pick(self, n: int, label: str) -> int:

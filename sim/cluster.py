@@ -9,7 +9,7 @@ What this module does not do: decide what happens to it (`scenario.py`) or judge
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -153,15 +153,25 @@ class Cluster:
         """Whether the host's process runs and may take a step."""
         return self.world.host(name).state is HostState.UP
 
-    @property
-    def open_requests(self) -> list[RequestRecord]:
-        """Requests of living clients that have no end yet."""
-        return [r for r in self.records if not r.terminals and self.is_up(r.client)]
+    def clients_of(self, frontends: Collection[str]) -> list[str]:
+        """The clients that ask one of these frontends, or workers through the runtime."""
+        return [
+            name
+            for name, manner in self._manners.items()
+            if manner.via == "runtime" or manner.to in frontends
+        ]
 
-    @property
-    def are_clients_done(self) -> bool:
-        """Whether every client that lives has asked all it had to, and knows every end."""
-        return not self.open_requests and all(map(self._is_done, self.clients))
+    def open_requests(self, clients: Collection[str]) -> list[RequestRecord]:
+        """Requests of those of these clients that live which have no end yet."""
+        return [
+            r
+            for r in self.records
+            if not r.terminals and r.client in clients and self.is_up(r.client)
+        ]
+
+    def are_done(self, clients: Collection[str]) -> bool:
+        """Whether each of these clients that lives has asked all it had to, and knows every end."""
+        return not self.open_requests(clients) and all(map(self._is_done, clients))
 
     def _is_done(self, name: str) -> bool:
         asked = [r for r in self.records if r.client == name]

@@ -10,26 +10,27 @@ closed socket is answered with RST; a sender may have `window_bytes` on the way 
 peer; unacknowledged data and idle connections on a cut link time out as TCP_USER_TIMEOUT and
 SO_KEEPALIVE say. Left out: congestion control, Nagle, urgent data, half-duplex TIME_WAIT.
 
-What this module does not do: set up connections (`network.py`), be a trio socket (`sockets.py`).
+What this module does not do: set up connections (`handshake.py`), be a trio socket (`sockets.py`).
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
-import socket as stdlib
-import struct
 from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import trio
 
 from .host import current_label
 from .segment import Segment, SegmentKind
+from .socket_options import SocketOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .host import Host
     from .links import Link
     from .network import Network
@@ -40,8 +41,6 @@ Address = tuple[str, int]
 
 LOSS_WAIT_S_MAX = 60.0
 """After so long a wait the next repetition gets through."""
-RETRIES_S = 924.6
-"""How long Linux repeats unacknowledged data by default (tcp_retries2 = 15)."""
 
 
 def os_error(number: int) -> OSError:
@@ -65,7 +64,7 @@ class Endpoint:
         self.local = local
         self.remote: Address | None = None
         self.id = 0
-        self.options: dict[tuple[int, int], int | bytes] = {}
+        self.options = SocketOptions()
         self.is_open = True
         """Whether the process still holds the socket."""
         self.is_forgotten = False
@@ -74,6 +73,8 @@ class Endpoint:
         self.has_eof = False
         self.error = 0
         self.buffer = bytearray()
+        self.on_established: Callable[[Endpoint], None] | None = None
+        """Called on the server's half when the client's last ACK has come."""
         self.readers, self.writers = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
         self._network, self._world = network, network.world
         self._peer: Endpoint | None = None
@@ -93,6 +94,10 @@ class Endpoint:
         """Make `peer` the other half; bytes may be written from now on."""
         self._peer, self.id, self.remote = peer, connection_id, remote
         self._last_arrival_s = self._world.current_time()
+
+    def acknowledge(self) -> None:
+        """Send the last ACK of the handshake, before anything else."""
+        self._transmit(SegmentKind.ACK)
 
     def hold_until(self, time_s: float) -> None:
         """Nothing sent from here arrives before `time_s`: it is behind something already sent."""
@@ -185,7 +190,7 @@ class Endpoint:
             return
         self.is_open = False
         if self._peer is not None and not self.is_forgotten:
-            if self.buffer or self._lingers_zero():
+            if self.buffer or self.options.lingers_zero:
                 self.abort()
             else:
                 self.shut_down()
@@ -197,12 +202,10 @@ class Endpoint:
         self.is_forgotten = True
         self._wake()
 
-    def _lingers_zero(self) -> bool:
-        value = self.options.get((stdlib.SOL_SOCKET, stdlib.SO_LINGER))
-        if not isinstance(value, bytes) or len(value) != 8:
-            return False
-        is_on, seconds = struct.unpack("ii", value)
-        return bool(is_on) and seconds == 0
+    def refuse(self) -> None:
+        """No process ever held it: reset it."""
+        self.is_open = False
+        self.abort()
 
     def _wake(self) -> None:
         self.readers.unpark_all()
@@ -229,13 +232,13 @@ class Endpoint:
 
     def _launch(self, segment: Segment) -> None:
         link, links = self._link, self._network.links
-        is_credit = segment.kind is SegmentKind.CREDIT
-        delay_s = links.delay_on(link, size=segment.wire_bytes, has_jitter=not is_credit)
+        is_bare = segment.kind.is_bare
+        delay_s = links.delay_on(link, size=segment.wire_bytes, has_jitter=not is_bare)
         if segment.kind is SegmentKind.FIN:
             delay_s += link.fin_delay_s
         repeat_s = self._network.retransmit_s
         # TCP repeats what was lost, each time after twice the wait: loss is felt as delay.
-        while not is_credit and repeat_s < LOSS_WAIT_S_MAX and links.loses_on(link):
+        while not is_bare and repeat_s < LOSS_WAIT_S_MAX and links.loses_on(link):
             delay_s += repeat_s
             repeat_s *= 2
         arrival_s = max(self._last_arrival_s, self._world.current_time() + delay_s)
@@ -254,7 +257,7 @@ class Endpoint:
             return
         first = self._flight.popleft()
         assert first is segment, "segments of one direction arrive in order"
-        if segment.kind is not SegmentKind.CREDIT:
+        if not segment.kind.is_bare:
             self._add_row("arrive", segment)
         self.peer._receive(segment)  # noqa: SLF001 -- the other half of the same connection
 
@@ -266,6 +269,7 @@ class Endpoint:
             ("number", segment.number),
             ("size", segment.size),
             ("sent_s", segment.sent_s),
+            ("crc", crc32(segment.data)),
         )
         self._world.trace.add_plain(self._world.current_time(), current_label(), kind, fields)
 
@@ -283,6 +287,9 @@ class Endpoint:
         elif kind is SegmentKind.FIN:
             self.has_eof = True
             self.readers.unpark_all()
+        elif kind is SegmentKind.ACK:
+            assert self.on_established is not None
+            self.on_established(self)
         elif self.is_open:
             self.buffer += segment.data
             self.readers.unpark_all()
@@ -319,6 +326,11 @@ class Endpoint:
     def lose_power(self) -> None:
         """The machine is off: nothing of this half is left, and nobody is told."""
         self.vanish()
+        if self._peer is not None:
+            # Only a server that waits for it would have it sent again.
+            flight = self._peer._flight  # noqa: SLF001 -- its other half
+            if flight and flight[0].kind is SegmentKind.ACK:
+                flight.popleft()
         self.is_open, self.is_forgotten = False, True
         self.buffer.clear()
 
@@ -352,37 +364,22 @@ class Endpoint:
         # Counted here, not for the whole network: a cut elsewhere must not end these timeouts.
         self._cuts += 1
         self._watch_silence()
-        idle_s, interval_s, count = (
-            self._option(stdlib.IPPROTO_TCP, name, default)
-            for name, default in (
-                (stdlib.TCP_KEEPIDLE, 7200),
-                (stdlib.TCP_KEEPINTVL, 75),
-                (stdlib.TCP_KEEPCNT, 9),
-            )
-        )
-        if not self._option(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 0):
-            return
-        # As Linux does: the first probe goes out after `idle`; the connection ends at a later
-        # probe's time, once `count` are unanswered or, if it is set, the user timeout is over.
-        user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
-        if user_s:
-            count = max(1, math.ceil((user_s - idle_s) / max(1, interval_s)))
-        self._world.after(idle_s + interval_s * count, self._time_out_if_silent, self._cuts)
+        if self.options.is_kept_alive:
+            self._world.after(self.options.silence_s, self._time_out_if_silent, self._cuts)
 
     def probe(self) -> None:
         """The peer's machine was restarted: a keep-alive probe will find that out, if there is one."""
-        if self._option(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 0) and not self.is_forgotten:
-            idle_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE, 7200)
-            self._world.after(idle_s, self._probe_arrives)
+        if self.options.is_kept_alive and not self.is_forgotten:
+            self._world.after(self.options.idle_s, self._probe_arrives)
 
     def _probe_arrives(self) -> None:
         if self.peer.is_forgotten and self.link_is_whole:
             self.fail(errno.ECONNRESET)
 
     def _watch_silence(self) -> None:
-        user_s = self._option(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
         if self._outstanding_bytes:
-            self._world.after(user_s or RETRIES_S, self._time_out_if_unacknowledged, self._cuts)
+            wait_s = self.options.unacknowledged_s
+            self._world.after(wait_s, self._time_out_if_unacknowledged, self._cuts)
 
     def _time_out_if_unacknowledged(self, cuts: int) -> None:
         if self._outstanding_bytes:
@@ -394,7 +391,3 @@ class Endpoint:
         if is_same_silence and not self.is_forgotten:
             self._world.add_row("timeout", connection=self.id, source=self.host.name)
             self.fail(errno.ETIMEDOUT)
-
-    def _option(self, level: int, name: int, default: int) -> int:
-        value = self.options.get((level, name), default)
-        return value if isinstance(value, int) else default

@@ -191,6 +191,11 @@ class Loop:
         """Whether `run_sync_soon` was called and its callback has not run."""
         return self._runner.entry_queue.size() > 0
 
+    @property
+    def next_deadline(self) -> float:
+        """Trio's next deadline, in seconds of its clock; infinite if there is none."""
+        return self._runner.deadlines.next_deadline()
+
     def requeue(self, tasks: list[Task]) -> None:
         """Put back runnable tasks that the scheduler had taken out."""
         self._runner.runq.extend(tasks)
@@ -246,6 +251,10 @@ class _Probe(trio.abc.Clock):
         loop = Loop()
         assert not loop.has_idle_waiter
         assert not loop.has_pending_callback
+        assert loop.next_deadline == math.inf
+        with trio.move_on_after(7):
+            assert loop.next_deadline == self.time_s + 7
+            await trio.lowlevel.checkpoint()
         assert trio.lowlevel.current_task() in loop.tasks()
         loop.requeue([])
 

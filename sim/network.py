@@ -6,7 +6,7 @@ world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Fault
 power is off answers nothing, and its peers learn of it by their own timeouts, or by the RST of its
 next life.
 
-What this module does not do: the links (`links.py`), what happens on an established connection
+What this module does not do: the links (`links.py`), setting up connections (`handshake.py`), what happens on an established connection
 (`connection.py`), the socket a process holds (`sockets.py`). IPv6, UDP and TLS are not simulated;
 asking for another family raises EAFNOSUPPORT, as on a machine without it.
 """
@@ -16,55 +16,23 @@ from __future__ import annotations
 import errno
 import itertools
 import socket as stdlib
-from collections import deque
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import trio
 from typing_extensions import override
 
 from .connection import Address, Connection, Endpoint
+from .handshake import LOOPBACK, Dial, Handshakes, Listener, SynAnswer
 from .host import Host, HostState, current_host_name
 from .links import Link, Links
 from .sockets import SimSocket
 from .world import World
 
-__all__ = ["Dial", "Listener", "Network", "SynAnswer"]
-
-SynAnswer = Literal["accept", "refuse", "ignore"]
+__all__ = ["Network"]
 
 SWEEP_MIN = 64
 """How many endpoints may pile up before those that are over are dropped."""
-FIRST_RETRY_S = 1.0
-LOOPBACK = "127.0.0.1"
-WILDCARDS = ("", "0.0.0.0")  # noqa: S104 -- compared with, not bound to
-
-
-class Listener:
-    """A listening socket as its kernel keeps it."""
-
-    def __init__(self, host: Host, address: Address, backlog: int) -> None:
-        self.host, self.address, self.backlog = host, address, backlog
-        self.is_open = True
-        self.ready: deque[Endpoint] = deque()
-        self.accepters = trio.lowlevel.ParkingLot()
-
-
-class Dial:
-    """One connection attempt: SYN out, until SYN-ACK, RST or the timeout answers."""
-
-    def __init__(self, client: Endpoint, remote: Address, give_up_s: float) -> None:
-        self.client, self.remote, self.give_up_s = client, remote, give_up_s
-        self.server: Endpoint | None = None
-        self.is_done = False
-        self.error = 0
-        self.waiters = trio.lowlevel.ParkingLot()
-
-    def settle(self, error: int) -> None:
-        """Wake whoever waits, with `error` or 0."""
-        if not self.is_done:
-            self.is_done, self.error = True, error
-            self.waiters.unpark_all()
 
 
 class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
@@ -97,12 +65,11 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         """How many cuts there have been; tells one silence from the next."""
         self.links = Links(world, Link(latency_s=latency_s, jitter_s=jitter_s))
         self._names: dict[str, str] = {}
-        self._syn_answers: dict[tuple[str, int], SynAnswer] = {}
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._endpoints: list[Endpoint] = []
         self._sweep_at = SWEEP_MIN
         self._ports = itertools.count(40000)
-        self._ids = itertools.count(1)
+        self._handshakes = Handshakes(self)
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
         world.on_power.append(self._power_returned)
@@ -122,6 +89,10 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         address = f"10.0.{number >> 8}.{number & 255}"
         self._names[address] = name
         return address
+
+    def name_of(self, address: str) -> str | None:
+        """The host that has this IPv4 address."""
+        return self._names.get(address)
 
     def link(self, source: str, destination: str) -> Link:
         """The link in this direction; change its fields to change its behaviour."""
@@ -202,12 +173,12 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
     def unlisten(self, listener: Listener) -> None:
         """Stop listening; connections nobody accepted are reset."""
         if listener.is_open:
-            listener.is_open = False
             del self._listeners[listener.host.name, listener.address[1]]
-            for endpoint in listener.ready:
-                endpoint.is_open = False
-                endpoint.abort()
-            listener.accepters.unpark_all()
+            listener.close()
+
+    def listener(self, host: str, port: int) -> Listener | None:
+        """Who listens on this port of the host."""
+        return self._listeners.get((host, port))
 
     def dial(self, client: Endpoint, remote: Address) -> Dial:
         """Start connecting; wait on the result's `waiters` until `is_done`."""
@@ -216,70 +187,14 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         if client.local is None:
             own = self.address_of(client.host.name)
             client.local = (LOOPBACK if remote[0] == LOOPBACK else own, self.free_port())
-        self._send_syn(dial, FIRST_RETRY_S)
+        self._handshakes.begin(dial)
         return dial
 
-    def _target(self, dial: Dial) -> str | None:
-        if dial.remote[0] == LOOPBACK:
-            return dial.client.host.name
-        return self._names.get(dial.remote[0])
-
-    def _send_syn(self, dial: Dial, retry_s: float) -> None:
-        if dial.is_done or dial.server is not None or not dial.client.is_open:
-            return
-        remaining_s = dial.give_up_s - self.world.current_time()
-        if remaining_s <= 0:
-            dial.settle(errno.ETIMEDOUT)
-            return
-        source, target = dial.client.host.name, self._target(dial)
-        links = self.links
-        if target is not None and links.passes(source, target) and not links.loses(source, target):
-            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target)
-        self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
-
-    def _syn_arrives(self, dial: Dial, target: str) -> None:
-        source = dial.client.host.name
-        if dial.is_done or dial.server is not None:
-            return
-        port = dial.remote[1]
-        answer = self._syn_answers.get((target, port), self._syn_answers.get((target, 0), "accept"))
-        passes = self.links.passes(source, target) and self.links.passes(target, source)
-        if answer == "ignore" or not passes:
-            # Without an answer the client repeats its SYN.
-            return
-        back_s = self.links.delay_s(target, source)
-        listener = self._listeners.get((target, port))
-        if listener is None or answer == "refuse" or not self._reaches(listener, dial.remote[0]):
-            self.world.after(back_s, dial.settle, errno.ECONNREFUSED)
-            return
-        if len(listener.ready) >= listener.backlog:
-            return
-        dial.server = server = Endpoint(self, listener.host, dial.remote)
-        self._keep(server)
-        connection_id = next(self._ids)
-        assert dial.client.local is not None
-        server.pair(dial.client, connection_id, dial.client.local)
-        self.world.add_row("connect", connection=connection_id, source=source, target=target)
-        # Sent first and so also first to arrive: no data of the server overtakes its SYN-ACK.
-        server.hold_until(self.world.current_time() + back_s)
-        self.world.after(back_s, self._syn_ack_arrives, dial, connection_id)
-        self.connections.append(Connection(connection_id, dial.client, server))
-        listener.ready.append(server)
-        listener.accepters.unpark_all()
-
-    def _syn_ack_arrives(self, dial: Dial, connection_id: int) -> None:
-        assert dial.server is not None
-        dial.client.pair(dial.server, connection_id, dial.remote)
-        if dial.client.is_open:
-            dial.settle(0)
-        else:
-            # The process gave up meanwhile; its kernel has no such connection.
-            dial.client.abort()
-
-    @staticmethod
-    def _reaches(listener: Listener, address: str) -> bool:
-        bound = listener.address[0]
-        return bound in WILDCARDS or bound == address
+    def open_server_half(self, listener: Listener, local: Address) -> Endpoint:
+        """The server's half of a connection that begins."""
+        endpoint = Endpoint(self, listener.host, local)
+        self._keep(endpoint)
+        return endpoint
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -329,7 +244,7 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         Ignored ones are repeated and end as ETIMEDOUT. Connections that exist are not touched.
         """
         self.world.add_row("answer_syn", host=host, answer=answer, port=port)
-        self._syn_answers[host, port] = answer
+        self._handshakes.answers[host, port] = answer
 
     def _pairs(self, a: str, b: str) -> list[tuple[str, str]]:
         return [(x, y) for x in self._named(a) for y in self._named(b) if x != y or a == b == x]
@@ -358,13 +273,11 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         return held + sum(host == name for host, _ in self._listeners)
 
     def _process_ended(self, host: Host) -> None:
-        """The kernel closes what a dead process held; one that returned has closed its own."""
-        if host.state is HostState.DOWN:
-            return
+        """The kernel closes what the process held, whether it was killed or returned."""
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
         own = [endpoint for endpoint in self._endpoints if endpoint.host is host]
-        if host.state is HostState.DEAD:
+        if host.state is not HostState.OFF:
             for endpoint in own:
                 endpoint.close()
             return

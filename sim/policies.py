@@ -11,13 +11,21 @@
 
 A policy is given the runnable tasks, oldest first, and says which run now, in which order: all of
 them, or one, and then the others stay runnable. 0 is always the dull answer: creation order, or whose turn it is.
+
+Under `step` and `pct` the next event (a delivery, a fault) and the next deadline compete with the
+runnable tasks, so they fall between any two steps. Time then goes on while tasks could run, as on
+a machine whose steps take time; no task is kept waiting for longer than `LATE_S_MAX` by that, or
+everything would time out. Under the others events come when no task can run.
 Read next: `scheduler.py`, which puts a policy in trio's place of decision.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+from typing_extensions import override
 
 from .choices import Choices
 from .host import incarnation_of
@@ -25,7 +33,7 @@ from .host import incarnation_of
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["Arrange", "Policy", "policy_named"]
+__all__ = ["Arrange", "Happenings", "Policy", "is_interleaved", "policy_named"]
 
 Policy = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
 
@@ -37,13 +45,43 @@ TURNS_MAX = 200
 """How many steps in a row `pct` lets one task take while others wait, before it goes last."""
 
 
+LATE_S_MAX = 0.001
+"""How long events and deadlines may keep a runnable task waiting: two trips of a default link."""
+EVENT_ONE_IN = 4
+"""How often `step` lets the next event come before the next step, where it may."""
+
+
 class Arrange(Protocol):
-    """A policy at work. Takes two or more tasks, gives all of them in order, or one."""
+    """A policy at work. Takes the runnable tasks; gives all of them in order, or one, or none.
+
+    None means: first what happens next.
+    """
 
     def __call__(self, tasks: list[Task]) -> list[Task]: ...
 
 
-def policy_named(name: Policy, choices: Choices) -> Arrange:
+class Happenings(Protocol):
+    """What is going to happen by itself: events and deadlines."""
+
+    def current_time(self) -> float:
+        """Virtual seconds."""
+        ...
+
+    def next_happening_s(self) -> float:
+        """When the next of them is due; infinite if none may happen while tasks can run."""
+        ...
+
+    def happen(self) -> None:
+        """Make the next one happen now."""
+        ...
+
+
+def is_interleaved(name: Policy) -> bool:
+    """Whether single steps are interleaved with each other, and with what happens."""
+    return name in ("step", "pct")
+
+
+def policy_named(name: Policy, choices: Choices, happenings: Happenings) -> Arrange:
     """The policy called `name`, deciding by `choices`; `ValueError` if there is none."""
     if name not in get_args(Policy):
         raise ValueError(f"no such policy: {name!r}; there are {', '.join(get_args(Policy))}")
@@ -56,8 +94,8 @@ def policy_named(name: Policy, choices: Choices) -> Arrange:
     if name == "grouped":
         return _Grouped(choices)
     if name == "step":
-        return _Step(choices)
-    return _Priorities(choices.stream("schedule"))
+        return _Step(choices, happenings)
+    return _Priorities(choices.stream("schedule"), happenings)
 
 
 def _as_created(tasks: list[Task]) -> list[Task]:
@@ -94,48 +132,87 @@ class _Grouped(_Choice):
         return order
 
 
-class _Step:
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
-        self._turns: dict[Task, int] = {}
+class _OneByOne(ABC):
+    """What the single-step policies share: whose turn it is, and how long it has been."""
+
+    def __init__(self, happenings: Happenings) -> None:
+        self._happenings = happenings
+        self._turns: dict[Task, tuple[int, float]] = {}
+        """Of each runnable task: its turn, and since when it waits for it."""
         self._next_turn = 0
 
     def __call__(self, tasks: list[Task]) -> list[Task]:
-        turns = self._turns
+        turns, now_s = self._turns, self._happenings.current_time()
         for task in tasks:
             if task not in turns:
-                turns[task] = self._next_turn
+                turns[task] = (self._next_turn, now_s)
                 self._next_turn += 1
         # Whoever became runnable first is the dull answer, so dull runs are fair.
         tasks.sort(key=turns.__getitem__)
-        chosen = tasks[self._choices.below(len(tasks), "step")]
+        next_s = self._happenings.next_happening_s()
+        is_soon = next_s <= turns[tasks[0]][1] + LATE_S_MAX
+        chosen = None if is_soon and self._gives_way(tasks, next_s) else self._pick(tasks)
         # The others may be taken out of the batch by a pause or a kill; they get a new turn then.
         self._turns = {task: turns[task] for task in tasks if task is not chosen}
-        return [chosen]
+        return [] if chosen is None else [chosen]
+
+    @abstractmethod
+    def _gives_way(self, tasks: list[Task], next_s: float) -> bool:
+        """Whether what happens next, at `next_s`, comes before any step."""
+
+    @abstractmethod
+    def _pick(self, tasks: list[Task]) -> Task:
+        """Who takes the next step; the tasks are sorted by their turns."""
 
 
-class _Priorities:
-    def __init__(self, rng: random.Random) -> None:
+class _Step(_OneByOne):
+    def __init__(self, choices: Choices, happenings: Happenings) -> None:
+        super().__init__(happenings)
+        self._choices = choices
+
+    @override
+    def _gives_way(self, tasks: list[Task], next_s: float) -> bool:
+        return self._choices.chance(EVENT_ONE_IN, "event first")
+
+    @override
+    def _pick(self, tasks: list[Task]) -> Task:
+        return tasks[self._choices.below(len(tasks), "step")]
+
+
+class _Priorities(_OneByOne):
+    def __init__(self, rng: random.Random, happenings: Happenings) -> None:
+        super().__init__(happenings)
         self._rng = rng
         self._priorities: dict[Task, float] = {}
         self._changes = {rng.randrange(PCT_STEPS) for _ in range(PCT_DEPTH - 1)}
         self._step = 0
         self._lowest = 0.0
         self._last: Task | None = None
-        self._turns = 0
+        self._turns_in_a_row = 0
+        self._next_s, self._next_priority = -1.0, 0.0
 
-    def __call__(self, tasks: list[Task]) -> list[Task]:
-        priorities = self._priorities
-        for task in tasks:
-            if task not in priorities:
-                priorities[task] = self._rng.random()
-        chosen = max(tasks, key=priorities.__getitem__)
-        self._turns = self._turns + 1 if chosen is self._last else 0
+    @override
+    def _gives_way(self, tasks: list[Task], next_s: float) -> bool:
+        # What happens at one moment is one more participant, with a priority of its own.
+        if next_s != self._next_s:
+            self._next_s, self._next_priority = next_s, self._rng.random()
+        return self._next_priority > max(map(self._priority_of, tasks))
+
+    @override
+    def _pick(self, tasks: list[Task]) -> Task:
+        chosen = max(tasks, key=self._priority_of)
+        self._turns_in_a_row = self._turns_in_a_row + 1 if chosen is self._last else 0
         self._last = chosen
         # The second rule is not in the paper: a task that polls would starve the others for ever.
-        if self._step in self._changes or self._turns > TURNS_MAX:
+        if self._step in self._changes or self._turns_in_a_row > TURNS_MAX:
             self._lowest -= 1.0
-            priorities[chosen] = self._lowest
-            self._turns = 0
+            self._priorities[chosen] = self._lowest
+            self._turns_in_a_row = 0
         self._step += 1
-        return [chosen]
+        return chosen
+
+    def _priority_of(self, task: Task) -> float:
+        priority = self._priorities.get(task)
+        if priority is None:
+            priority = self._priorities[task] = self._rng.random()
+        return priority

@@ -89,6 +89,11 @@ class Outcome:
         """What the trace says without its busiest rows; read once the run is over."""
         return self.world.trace.told
 
+    @property
+    def untested(self) -> list[str]:
+        """What the scenario is about and this run did not show, in sentences; see `World.untested`."""
+        return self.world.untested
+
     def violate(self, invariant: str, text: str) -> None:
         """Write one down."""
         self.breaches.append(Breach(invariant, text, self.world.current_time()))
@@ -102,7 +107,8 @@ class Scenario:
     about: str
     covers: tuple[str, ...] = ()
     """Rows of the protocol's event table, and failure scenarios such as `S2`."""
-    policy: Policy = "batch"
+    policy: Policy | None = None
+    """None leaves it to what is played: `grouped` for queues, which are searched, else `batch`."""
     cluster: ClusterPlan = attrs.Factory(ClusterPlan)
     queue: QueuePlan | None = None
     """Instead of the cluster."""
@@ -127,8 +133,7 @@ class Scenario:
             return self._run_queue(self.queue, choices, is_fenced=bug != "stale_ack")
         world = World(
             choices,
-            policy=self.policy,
-            ambient="virtual",
+            policy=self.policy or "batch",
             steps_max=self.limits.steps,
             virtual_s_max=self.limits.virtual_s,
             buggify=buggify,
@@ -163,6 +168,7 @@ class Scenario:
                 outcome.violate("crash", f"{type(error).__name__}: {error}")
         outcome.digest = world.trace.digest
         judge(outcome)
+        world.missed += driver.nemesis.missed()
         return outcome
 
     def _run_queue(self, queue: QueuePlan, choices: Choices, *, is_fenced: bool) -> Outcome:
@@ -174,6 +180,8 @@ class Scenario:
                 "jobs": queue.jobs,
                 "losses": queue.losses,
             }
+            if self.policy is not None:
+                plan["policy"] = self.policy
             play(choices, fenced=is_fenced, **plan)
         except Violation as error:
             broken = error

@@ -124,16 +124,23 @@ class ClusterDriver(Driver):
         if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
             return False
         names = [f"rogue{number}" for number in range(len(self.scenario.rogues))]
-        return self.cluster.are_clients_done and not any(map(self.is_running, names))
+        return self.cluster.are_done(self._clients) and not any(map(self.is_running, names))
+
+    @property
+    def _clients(self) -> list[str]:
+        """Whoever is promised an end: all, or once a core is healed those in it."""
+        core = self.outcome.core
+        return [name for name in self.cluster.clients if not core or name in core]
 
     def _tell_unended(self) -> None:
-        for record in self.cluster.open_requests:
+        unended = self.cluster.open_requests(self._clients)
+        for record in unended:
             self.outcome.violate(
                 "I15",
                 f"request {record.name} has not ended {self.scenario.limits.end_s:g} s after the"
                 f" load began\n{self.world.waiting()}",
             )
-        if not self.cluster.open_requests:
+        if not unended:
             self.outcome.violate("I15", f"the clients are not done\n{self.world.waiting()}")
 
     def _are_workers_found(self) -> bool:

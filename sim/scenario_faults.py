@@ -9,15 +9,17 @@ hosts of `transfers/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import attrs
 import trio
+from typing_extensions import override
 
 from .cluster_services import BROKER, STORE
 from .host import HostState
+from .liveness import heal_core
 
 if TYPE_CHECKING:
     from .scenario import Outcome
@@ -37,7 +39,7 @@ class FaultPlan:
     at: float | tuple[float, float] | None = None
     """Seconds after the load began; a range is drawn from."""
     after_note: str = ""
-    """`kind#n`: after the n-th note of this kind since the load began."""
+    """`kind#n`: at the n-th note of this kind since the load began."""
     delay: float | tuple[float, float] = 0.0
     """Seconds after that note."""
     on: str = ""
@@ -50,6 +52,10 @@ class FaultPlan:
     """Strikes in half of the runs."""
     count: int = 1
     seconds: float = 0.0
+
+    @override
+    def __str__(self) -> str:
+        return " ".join(word for word in ("the fault", self.do, self.on, self.to) if word)
 
 
 @attrs.frozen
@@ -115,7 +121,8 @@ class Nemesis:
         self.world, self.network = outcome.world, outcome.network
         self.cluster = outcome.cluster
         self.stage: Stage = outcome.cluster if stage is None else stage
-        self._pending = 0
+        self._waiting: list[FaultPlan] = []
+        """Those that are to strike at a time, and have not."""
         self.over_s = 0.0
         """When the last fault so far that ends is over."""
 
@@ -127,9 +134,17 @@ class Nemesis:
             if fault.after_note:
                 kind, _, number = fault.after_note.partition("#")
                 delay_s = self._drawn(fault.delay)
-                self.world.after_note(kind, int(number or 1), self._strike, fault, delay_s=delay_s)
+                self.world.after_note(
+                    kind, int(number or 1), self._strike, fault, delay_s=delay_s, name=str(fault)
+                )
             else:
+                self._waiting.append(fault)
                 self.world.after(self._drawn(fault.at or 0.0), self._strike, fault)
+
+    def missed(self) -> Iterator[str]:
+        """A sentence about each fault whose time did not come."""
+        for fault in self._waiting:
+            yield f"{fault} never struck: the run was over before"
 
     def _drawn(self, time: float | tuple[float, float]) -> float:
         if not isinstance(time, tuple):
@@ -142,6 +157,8 @@ class Nemesis:
         if self.outcome.healed_s is not None:
             # The faulty phase is over; what comes after it would break the promise of the other.
             return
+        if fault in self._waiting:
+            self._waiting.remove(fault)
         host = self._pick(fault.on)
         other = self._pick(fault.to)
         self.world.note("fault", do=fault.do, on=host, to=other)
@@ -185,7 +202,8 @@ class Nemesis:
             case "boot":
                 self._boot(host)
             case "skew":
-                world.skew(host, world.host(host).wall.skew_s + fault.seconds)
+                off_s = world.host(host).wall.off_by(world.current_time())
+                world.skew(host, off_s + fault.seconds, world.host(host).wall.drift)
             case _:
                 return self.stage.strike(fault, host)
         return None
@@ -226,22 +244,22 @@ class Nemesis:
             self.stage.boot(host)
 
     def heal_core(self) -> None:
-        """End the faulty phase: one frontend, one worker, store and broker work from now on."""
+        """End the faulty phase: one frontend, one worker, store and broker work from now on.
+
+        Clients whose frontend is among them are too; all others are cut off for good.
+        """
         cluster, choices = self.cluster, self.world.choices
         frontends, workers = cluster.frontends[:1], cluster.workers
         worker = workers[choices.below(len(workers), "core worker")]
-        core = (STORE, BROKER, *frontends, worker)
+        clients = cluster.clients_of(frontends)
+        core = (STORE, BROKER, *frontends, worker, *clients)
         self.outcome.core, self.outcome.healed_s = core, self.world.current_time()
-        self.world.note("core.healed", core=core)
-        for name in core:
-            self._boot(name)
-            self.world.resume(name)
-        members = (*core, *cluster.clients)
-        for number, a in enumerate(members):
-            for b in members[number + 1 :]:
-                link, back = self.network.link(a, b), self.network.link(b, a)
-                if link.is_cut or back.is_cut:
-                    self.network.heal(a, b)
+
+        def boot(name: str) -> None:
+            if name not in clients:
+                self._boot(name)
+
+        heal_core(self.world, self.network, core, boot)
 
     async def wait_over(self) -> None:
         """Return once every fault that ends has ended; at once after the faulty phase."""

@@ -54,7 +54,7 @@ RENAMED: Final = {"for": "lasts_s"}
 """Words of the file that Python keeps for itself."""
 NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
-    "core.healed", "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
+    "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
     "engine.stopped", "engine.token", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.linger", "instance.return", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
@@ -169,8 +169,8 @@ class _Reader:
         for key in ("name", "about"):
             if not isinstance(table.get(key), str):
                 raise self._fail("", 0, key, f"{key} is missing: a text is needed")
-        policy = table.get("policy", "batch")
-        if policy not in get_args(Policy):
+        policy = table.get("policy")
+        if policy is not None and policy not in get_args(Policy):
             raise self._unknown("", 0, "policy", "policy", str(policy), get_args(Policy))
         cluster = self._cluster(table)
         rogues = tuple(

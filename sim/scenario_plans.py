@@ -81,7 +81,7 @@ class Expect:
     complete_min: int = 0
     """How many requests must be answered whole."""
     notes: tuple[str, ...] = ()
-    """Kinds of notes that must occur, or nothing was tested."""
+    """Kinds of notes that must occur, in some run of a swarm: else nothing was tested."""
     never: tuple[str, ...] = ()
     """Kinds of notes that must not occur."""
     burst_note: str = ""

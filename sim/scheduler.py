@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .choices import Choices
 from .host import incarnation_of
-from .policies import Policy, policy_named
+from .policies import Happenings, Policy, is_interleaved, policy_named
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -27,17 +27,21 @@ class Scheduler:
     """What trio believes to be its random generator; see the module's words.
 
     `on_batch` is called with the tasks of each batch in the order in which they will run,
-    `requeue` with those that are to stay runnable.
+    `requeue` with those that are to stay runnable. `happenings` are what single-step policies may
+    let happen before any of them.
     """
 
     def __init__(
         self,
         choices: Choices,
         policy: Policy,
+        happenings: Happenings,
         on_batch: Callable[[list[Task]], None],
         requeue: Callable[[list[Task]], None],
     ) -> None:
-        self._arrange = policy_named(policy, choices)
+        self._arrange = policy_named(policy, choices, happenings)
+        self._is_interleaved = is_interleaved(policy)
+        self._happenings = happenings
         self._on_batch, self._requeue = on_batch, requeue
         self._batch: list[Task] = []
         self.is_unwinding = False
@@ -49,11 +53,15 @@ class Scheduler:
             self._on_batch(batch)
             return
         self.hold_back()
-        if len(batch) > 1:
-            tasks = list(batch)
-            order = self._arrange(tasks)
-            if len(order) == 1:
-                self._requeue([task for task in batch if task is not order[0]])
+        if self._is_interleaved and batch:
+            order = self._arrange(list(batch))
+            self._requeue([task for task in batch if task not in order])
+            if not order:
+                batch.clear()
+                self._happenings.happen()
+                return
+        elif len(batch) > 1:
+            order = self._arrange(list(batch))
         else:
             order = batch[:]
         self._on_batch(order)

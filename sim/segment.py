@@ -14,11 +14,18 @@ HEADER_BYTES = 54
 class SegmentKind(enum.Enum):
     """What a segment says."""
 
+    ACK = "ack"
+    """The last of a handshake; those of data are not sent one by one."""
     DATA = "data"
     CREDIT = "credit"
     """The reader took bytes: the sender may send as many more."""
     FIN = "fin"
     RST = "rst"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it says nothing to a process: no row, no jitter, and its loss is no matter."""
+        return self in (SegmentKind.ACK, SegmentKind.CREDIT)
 
 
 class Segment(NamedTuple):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from .network import Listener, Network
+    from .handshake import Listener
+    from .network import Network
 
 __all__ = ["SimSocket"]
 

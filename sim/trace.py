@@ -1,7 +1,8 @@
 """What happened in a run: rows that are only ever added, and their digest.
 
 Two runs of one seed are the same run exactly when their digests are equal; `first_difference`
-finds where two others part. A row holds plain values only, because the address of an object or
+finds where two others part. Segments are there with a checksum of their bytes, and the last row says how
+many dice were drawn. A row holds plain values only, because the address of an object or
 the order of a set would differ from process to process.
 
 What this module does not do: judge. Checkers read the rows. Read next: `env.py`, through which

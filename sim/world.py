@@ -14,8 +14,8 @@ at once.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -24,13 +24,16 @@ from typing_extensions import override
 from trinamo.runtime.nurseries import single
 
 from .choices import Choices
-from .clock import WALL_EPOCH_S, EventClock
+from .clock import WALL_EPOCH_S
 from .disk import Disk
 from .errors import Deadlock, StepLimit, TimeLimit, parted
 from .guard import Ambient, Loop, armed, closed_world
-from .host import CURRENT, Host, HostState, Incarnation, current_label, incarnation_of
+from .host import CURRENT, Host, HostState, Incarnation, incarnation_of
+from .machines import Machines
+from .policies import is_interleaved
 from .scheduler import Policy, Scheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
+from .strikes import Strikes
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
 
 
-class World(EventClock):
+class World(Machines):
     """A run to be; `run` may be called once.
 
     `steps_max` bounds task steps, `virtual_s_max` virtual time. `trace_steps` False leaves the
@@ -64,13 +67,12 @@ class World(EventClock):
         trace_steps: bool = True,
         keep_rows: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(Trace(keep=keep_rows), is_interleaved=is_interleaved(policy))
         if choices.world is not None:
             raise ValueError("these choices belong to another world; make new ones")
         self.choices = choices
         choices.world = self
         self.policy: Policy = policy
-        self.trace = Trace(keep=keep_rows)
         self.power_was_cut = False
         """Whether any host was ever without power; spares the wires a look at every one."""
         self.steps = self._unwinding_steps = 0
@@ -79,6 +81,8 @@ class World(EventClock):
         """When `main` returned or the run failed, in virtual seconds."""
         self.error: BaseException | None = None
         self.is_unwinding = False
+        self.missed: list[str] = []
+        """See `untested`."""
         self.on_start: list[Callable[[], None]] = []
         """Called inside the run before anything else, such as: install the network."""
         self.on_end: list[Callable[[Host], None]] = []
@@ -88,12 +92,10 @@ class World(EventClock):
         self._steps_max, self._virtual_s_max = steps_max, virtual_s_max
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
-        self._scheduler = Scheduler(choices, policy, self._on_batch, self._requeue)
-        self._hosts: dict[str, Host] = {}
+        self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
         self._disks: dict[str, Disk] = {}
         self._graves: list[Task] = []
-        self._note_counts: Counter[str] = Counter()
-        self._note_events: dict[tuple[str, int], list[Callable[[], object]]] = {}
+        self._strikes = Strikes(self._on_event_error, self.after)
         self._labels = TaskLabels()
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
@@ -149,6 +151,8 @@ class World(EventClock):
         if self.is_unwinding:
             return
         self.ended_s = self._time_s
+        # Draws that changed nothing one can see make another run all the same.
+        self.add_row("drawn", **self.choices.drawn())
         self.is_unwinding = self._scheduler.is_unwinding = self.trace.is_muted = True
         for host in self._hosts.values():
             self._thaw(host)
@@ -169,13 +173,6 @@ class World(EventClock):
     @override
     def start_clock(self) -> None:
         self._loop = Loop()
-
-    def wall(self) -> float:
-        """The running host's wall clock, in Unix seconds."""
-        incarnation = CURRENT.get()
-        if incarnation is None:
-            return WALL_EPOCH_S + self._time_s
-        return incarnation.host.wall.at(self._time_s)
 
     @override
     def _on_idle(self, target_s: float) -> float | None:
@@ -199,35 +196,57 @@ class World(EventClock):
         return None
 
     @override
+    def next_happening_s(self) -> float:
+        """When the next event or deadline is due, if it may be before the next step; or infinity."""
+        loop = self._running_loop
+        if loop.has_idle_waiter:
+            return math.inf
+        next_s = self.next_s(loop.next_deadline)
+        return next_s if next_s <= self._virtual_s_max else math.inf
+
+    @override
     def _on_event_error(self, error: BaseException) -> None:
         # Faults planned for later still strike while the run is unwound, and may not find their host.
         if not self.is_unwinding:
             self._fail(error)
 
     def after_note(
-        self, kind: str, nth: int, call: Callable[..., object], *args: Any, delay_s: float = 0.0
+        self,
+        kind: str,
+        nth: int,
+        call: Callable[..., object],
+        *args: Any,
+        delay_s: float = 0.0,
+        name: str = "a fault",
     ) -> None:
-        """Call `call(*args)` once the `nth` note of `kind` (from 1) has been made.
+        """Call `call(*args)` at the `nth` note of `kind` (from 1) that is made from now on.
 
-        Faults tied to notes survive changes of timing better than those tied to times.
+        It comes when the step ends that made the note, or `delay_s` later. Faults tied to notes
+        survive changes of timing better than those tied to times. `untested` calls it `name`.
         """
-        calls = self._note_events.setdefault((kind, nth), [])
-        calls.append(lambda: self.after(delay_s, call, *args))
+        self._strikes.add(name, kind, nth, partial(call, *args), delay_s)
+
+    @override
+    def _after_event(self) -> None:
+        self._strikes.strike()
+
+    @property
+    def untested(self) -> list[str]:
+        """What a scenario is about and did not come to pass in this run, in sentences.
+
+        Chance may keep it from a run; what no run of a swarm shows was not tested at all. Calls of
+        `after_note` whose note never came are among it; scenarios add to `missed`.
+        """
+        return [*self._strikes.missed(), *self.missed]
 
     # --- what happened -------------------------------------------------------------------------
-
-    def add_row(self, kind: str, **fields: Any) -> None:
-        """Add a row to the trace, on the running task's host."""
-        self.trace.add(self._time_s, current_label(), kind, fields)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Add a fact the simulated code (or the scenario) reports, and set off what waits for it."""
         if self.is_unwinding:
             return
         self.add_row(kind, **fields)
-        self._note_counts[kind] += 1
-        for call in self._note_events.pop((kind, self._note_counts[kind]), ()):
-            call()
+        self._strikes.count(kind)
 
     def _on_batch(self, order: list[Task]) -> None:
         if self.is_unwinding:
@@ -256,27 +275,11 @@ class World(EventClock):
 
     # --- hosts ---------------------------------------------------------------------------------
 
-    def host(self, name: str) -> Host:
-        """The host called `name`; made, and down, if there is none yet."""
-        host = self._hosts.get(name)
-        if host is None:
-            host = self._hosts[name] = Host(name)
-        return host
-
-    @property
-    def host_names(self) -> list[str]:
-        """All hosts that were ever booted, or asked for, in that order."""
-        return list(self._hosts)
-
     def disk(self, name: str) -> Disk:
         """The disk of host `name`; it outlives the host's processes."""
         if name not in self._disks:
             self._disks[name] = Disk(self, name)
         return self._disks[name]
-
-    def knows(self, name: str) -> bool:
-        """Whether a host of this name was ever booted, or asked for."""
-        return name in self._hosts
 
     def boot(
         self,
@@ -362,12 +365,6 @@ class World(EventClock):
             self._end(host, HostState.OFF)
             if name in self._disks:
                 self._disks[name].lose_power()
-
-    def skew(self, name: str, skew_s: float, drift: float = 0.0) -> None:
-        """Set host `name`'s wall clock off by `skew_s`, gaining `drift` seconds each second."""
-        self.add_row("skew", host=name, skew_s=skew_s, drift=drift)
-        wall = self.host(name).wall
-        wall.skew_s, wall.drift = skew_s, drift
 
     def pause(self, name: str) -> None:
         """SIGSTOP: none of its tasks takes a step until `resume`; its kernel goes on."""

@@ -15,7 +15,9 @@ from trinamo.runtime.protocol.lease import LeaseTimer
 from trinamo.runtime.protocol.sequence import SequencedEvent, SequencedView, Step
 from trinamo.runtime.registration import Registrar
 from trinamo.runtime.router import Router
+from trinamo.transports.memory.store import MemoryStore
 
+from ..cluster_services import NotedStore
 from ..services import SimulatedControlPlane, SimulatedEventPlane
 from ..services.connector import Connector
 from .planting import Patch, bug
@@ -52,6 +54,31 @@ def lease_loss_unnoticed() -> list[Patch]:
             return trio.current_time() + 1.0
 
     return [(Registrar, "_renew", hopeful)]
+
+
+@bug
+def leases_outlive_their_time() -> list[Patch]:
+    """The store ends leases long after it said it would."""
+    keep_alive = MemoryStore.keep_alive
+
+    def generous(self: MemoryStore, lease_id: int, *, now: float) -> float:
+        left_s = keep_alive(self, lease_id, now=now)
+        self._leases[lease_id].deadline += 1000.0
+        return left_s
+
+    return [(MemoryStore, "keep_alive", generous)]
+
+
+@bug
+def leases_end_twice() -> list[Patch]:
+    """The store says of a lease that was revoked that its time is over."""
+    revoke = NotedStore.revoke_lease
+
+    def forgetful(self: Any, lease_id: int, *, now: float) -> None:
+        revoke(self, lease_id, now=now)
+        self._world.note("store.expire", lease=lease_id)
+
+    return [(NotedStore, "revoke_lease", forgetful)]
 
 
 @bug

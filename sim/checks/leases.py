@@ -30,11 +30,24 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def _check_times(outcome: Outcome) -> Iterator[tuple[str, str]]:
     table = _Leases()
     for row in outcome.told:
-        if row.kind in ("pause", "resume") and row.field("host") == STORE:
+        if row.kind in _AWAY and row.field("host") == STORE:
+            table.is_away = _AWAY[row.kind]
             # A store that was not running may notice late, never early.
             table.idle_since_s = row.time_s
         elif row.kind.startswith("store."):
             yield from (("I6", text) for text in table.take(row))
+    yield from (("I6", text) for text in table.overdue(outcome.world.ended_s))
+
+
+_AWAY: Final = {
+    "pause": True,
+    "kill": True,
+    "power_off": True,
+    "exit": True,
+    "resume": False,
+    "boot": False,
+}
+"""Which rows about its process say that the store does not run from now on, or does."""
 
 
 @attrs.define
@@ -44,14 +57,20 @@ class _Leases:
     ttl_s: dict[int, float] = attrs.Factory(dict)
     renewed_s: dict[int, float] = attrs.Factory(dict)
     idle_since_s: float = -math.inf
+    is_away: bool = False
 
     def take(self, row: Row) -> Iterator[str]:
         """One thing the store did to a lease, and what is wrong with it."""
         if row.kind == "store.restart":
-            self.renewed_s = dict.fromkeys(row.field("leases"), row.time_s)
+            known = [lease for lease in row.field("leases") if lease in self.renewed_s]
+            for lease in sorted(set(row.field("leases")) - set(known)):
+                yield f"lease {lease} is there after a restart, and was not before"
+            self.renewed_s = dict.fromkeys(known, row.time_s)
             return
         lease = row.field("lease")
         if row.kind == "store.grant":
+            if lease in self.ttl_s:
+                yield f"lease {lease} was granted twice"
             self.ttl_s[lease] = row.field("ttl_s")
         elif row.kind == "store.renew" and lease not in self.renewed_s:
             yield f"lease {lease} was renewed at {row.time_s:.3f} s, after its end"
@@ -63,11 +82,22 @@ class _Leases:
             yield from self._expired(lease, row.time_s)
 
     def _expired(self, lease: int, time_s: float) -> Iterator[str]:
-        due_s = self.renewed_s.pop(lease, math.nan) + self.ttl_s[lease]
+        renewed_s = self.renewed_s.pop(lease, None)
+        if renewed_s is None or lease not in self.ttl_s:
+            yield f"lease {lease} ended at {time_s:.3f} s, and was not alive"
+            return
+        due_s = renewed_s + self.ttl_s[lease]
         if time_s < due_s - TICK_S:
             yield f"lease {lease} ended {due_s - time_s:.3f} s early"
         if time_s > max(due_s, self.idle_since_s) + TICK_S:
             yield f"lease {lease} ended {time_s - due_s:.3f} s late"
+
+    def overdue(self, time_s: float) -> Iterator[str]:
+        """Leases that should have ended before `time_s`, and did not."""
+        for lease, renewed_s in self.renewed_s.items():
+            due_s = max(renewed_s + self.ttl_s.get(lease, 0.0), self.idle_since_s)
+            if not self.is_away and time_s > due_s + TICK_S:
+                yield f"lease {lease} was due at {due_s:.3f} s, and lives at {time_s:.3f} s"
 
 
 def _check_keys(outcome: Outcome) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from ..load import COMPLETE, RequestRecord
+from ..policies import is_interleaved
 
 if TYPE_CHECKING:
     from ..scenario import Outcome
@@ -28,6 +29,10 @@ TOKENS_ON_THE_WAY_MAX: Final = 12
 """The same as the caller sees it, with what is made while its Stop travels."""
 
 
+HEARD_S: Final = 0.005
+"""Within how long the protocol has a Kill heard; time passes between steps where they are interleaved."""
+
+
 @attrs.define
 class Attempt:
     """One request at one engine."""
@@ -35,6 +40,8 @@ class Attempt:
     request: str
     host: str
     began_s: float
+    on_the_way_s: float = 0.0
+    """How long after a Kill a token may come that was made before."""
     ended_s: float = math.inf
     stopped_at: int | None = None
     killed_at_s: float | None = None
@@ -46,8 +53,8 @@ class Attempt:
         match row.kind:
             case "engine.token":
                 self.tokens += 1
-                # In the same moment it had been made before, and was on its way.
-                if self.killed_at_s is not None and row.time_s > self.killed_at_s:
+                killed_s = self.killed_at_s
+                if killed_s is not None and row.time_s > killed_s + self.on_the_way_s:
                     self.wrong.append(f"token {row.field('index')} was made after a Kill")
             case "engine.stopped":
                 self.stopped_at = self.tokens
@@ -64,9 +71,12 @@ class Attempt:
 def attempts_of(outcome: Outcome) -> dict[str, Attempt]:
     """Every attempt an engine began, by its id."""
     found: dict[str, Attempt] = {}
+    on_the_way_s = HEARD_S if is_interleaved(outcome.world.policy) else 0.0
     for row in outcome.told:
         if row.kind == "engine.begin":
-            found[row.field("attempt")] = Attempt(row.field("request"), row.host, row.time_s)
+            found[row.field("attempt")] = Attempt(
+                row.field("request"), row.host, row.time_s, on_the_way_s
+            )
         elif row.kind.startswith("engine."):
             found[row.field("attempt")].take(row)
     return found
@@ -103,7 +113,8 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
     is_alive = outcome.cluster.is_up(record.client) or record.ended_s is not None
     if len(record.terminals) > 1:
         yield "I2", f"{record.name} has the ends {record.terminals}"
-    if not record.terminals and is_alive and outcome.load_ended_s is not None:
+    is_promised = not outcome.core or record.client in outcome.core
+    if not record.terminals and is_alive and is_promised and outcome.load_ended_s is not None:
         yield "I2", f"{record.name} has no end"
     if record.outcome != COMPLETE:
         return

@@ -1,12 +1,13 @@
 """Many runs of one scenario: search for failures, make them small, replay them, explain them.
 
 Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds),
-`bounded.py` (every run near the dull one), `failure.py` and `replay.py` (a failure on file),
+`bounded.py` (every run near the dull one), `coverage.py` (what no run has shown), `failure.py` and `replay.py` (a failure on file),
 `shrink.py`, `pin.py`, `determinism.py`. Scenario files come from `sim/scenario_play.py`. All are plain functions that report progress to a callback;
 the command line is elsewhere.
 """
 
 from .bounded import Search, explore_bounded
+from .coverage import Coverage
 from .determinism import Determinism, check_determinism
 from .failure import BadFailureFile, Failure, load_failure, save_failure
 from .pin import Pin, PinPoint, pin
@@ -17,6 +18,7 @@ from .swarm import Failures, Progress, swarm
 
 __all__ = [
     "BadFailureFile",
+    "Coverage",
     "Determinism",
     "Failure",
     "Failures",

@@ -8,11 +8,13 @@ seed; take a policy that records its picks (`choice`, `grouped`, `step`) to enum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
 
 import attrs
 
-from ..choices import DeviationChoices
+from ..choices import Choice, DeviationChoices
 from .run import Play, Run, played
 
 __all__ = ["Search", "explore_bounded"]
@@ -51,11 +53,11 @@ def explore_bounded(
     With `labels` only decisions of these names may depart. `on_progress` is called after each run.
     """
     search = Search(max_deviations)
-    level: list[Deviations] = [()]
+    level = [_Parent((), 0, None)]
     for depth in range(max_deviations + 1):
         search.runs_by_deviations.append(0)
-        following: list[Deviations] = []
-        for deviations in level:
+        following: list[_Parent] = []
+        for deviations in (each for parent in level for each in parent.children()):
             if search.runs >= runs_max:
                 return search
             result = played(play, DeviationChoices(deviations, seed))
@@ -66,16 +68,41 @@ def explore_bounded(
             if search.first is not None and stop_at_first:
                 return search
             if depth < max_deviations:
-                start = deviations[-1][0] + 1 if deviations else 0
-                for position in range(start, len(result.record)):
-                    choice = result.record[position]
-                    if not labels or choice.label in labels:
-                        following += [
-                            (*deviations, (position, value)) for value in range(1, choice.n)
-                        ]
+                following.append(_Parent.of(deviations, result.record, labels))
         level = following
     search.is_complete = True
     return search
+
+
+@attrs.frozen
+class _Parent:
+    """A run whose departures are to be played: where, and how many answers there are.
+
+    Kept packed: a run has ten thousands of decisions, and a search thousands of runs.
+    """
+
+    deviations: Deviations
+    start: int
+    answers: bytes | None
+    """Of each decision from `start` on, packed; None stands for the dull run itself."""
+
+    @classmethod
+    def of(cls, deviations: Deviations, record: list[Choice], labels: tuple[str, ...]) -> _Parent:
+        start = deviations[-1][0] + 1 if deviations else 0
+        counts = (
+            choice.n if not labels or choice.label in labels else 1 for choice in record[start:]
+        )
+        return cls(deviations, start, zlib.compress(array("Q", counts).tobytes(), 1))
+
+    def children(self) -> Iterator[Deviations]:
+        if self.answers is None:
+            yield self.deviations
+            return
+        counts = array("Q")
+        counts.frombytes(zlib.decompress(self.answers))
+        for position, n in enumerate(counts, self.start):
+            for value in range(1, n):
+                yield (*self.deviations, (position, value))
 
 
 def _count(search: Search, result: Run) -> None:

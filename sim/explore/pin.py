@@ -77,7 +77,7 @@ def pin(
         for tail in range(runs):
             choices = PrefixChoices(failing.values[:prefix], tail_seed=tail, seed=failing.seed)
             finding = run(play, choices).finding
-            failed += finding is not None and finding.invariant == original.finding.invariant
+            failed += finding is not None and finding.key == original.finding.key
         time_s = timed.times_s[prefix] if prefix < count else original.virtual_s
         found.append(PinPoint(prefix, time_s, runs, failed))
         on_progress(found[-1])

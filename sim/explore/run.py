@@ -30,6 +30,11 @@ TEXT_MAX = 4000
 _PARTICULARS = re.compile(r"\d+(\.\d+)?|'[^']{20,}('|$)")
 
 
+def shape_of(text: str) -> str:
+    """A sentence without its particulars: equal for two that say the same of two runs."""
+    return _PARTICULARS.sub("#", text)
+
+
 @attrs.frozen
 class Scenario:
     """`function(choices, **parameters)` of `module`; the parameters are what JSON can hold.
@@ -61,7 +66,7 @@ class Finding:
     @property
     def key(self) -> str:
         """Equal for findings that are taken for the same: one rule, and one text but for particulars."""
-        return f"{self.invariant}: {_PARTICULARS.sub('#', self.text.partition(chr(10))[0])}"
+        return f"{self.invariant}: {shape_of(self.text.partition(chr(10))[0])}"
 
 
 @attrs.frozen
@@ -76,6 +81,8 @@ class Run:
     events: int
     virtual_s: float
     rows: int
+    untested: tuple[str, ...] = ()
+    """What the scenario is about and did not come to pass in this run (`World.untested`)."""
 
     @property
     def lively_count(self) -> int:
@@ -123,6 +130,7 @@ def played(play: Play, choices: Choices | int) -> Played:
         events=world.events,
         virtual_s=world.ended_s,
         rows=trace.count,
+        untested=tuple(world.untested) if error is None else (),
     )
     return Played(result, trace, choices.record)
 

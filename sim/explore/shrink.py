@@ -1,6 +1,7 @@
 """Makes a failing run dull: fewer faults, fewer decisions that are not 0, lower ones.
 
-A candidate is kept if it fails in the same way (`Finding.invariant` is equal). After every success
+A candidate is kept if it fails in the same way (`Finding.key` is equal: another bug that breaks the
+same rule is another failure). After every success
 the new run's own record is what is shrunk further, so positions always mean what they say. The order
 is from coarse to fine: drop faults, silence whole labels, then halves, quarters, single decisions,
 then lower what is left.
@@ -71,7 +72,7 @@ class _Shrinker:
     ) -> None:
         assert best.run.finding is not None
         self.best = best
-        self._invariant = best.run.finding.invariant
+        self._key = best.run.finding.key
         self._until_cpu_s = until_cpu_s
         self._on_progress = on_progress
 
@@ -99,7 +100,7 @@ class _Shrinker:
         best.attempts += 1
         result = played(scenario, choices)
         finding = result.run.finding
-        if finding is None or finding.invariant != self._invariant:
+        if finding is None or finding.key != self._key:
             return False
         if self._measure(scenario, result.record) >= self._measure(best.scenario, best.record):
             return False

@@ -14,6 +14,7 @@ from itertools import islice
 
 import attrs
 
+from .coverage import Coverage
 from .run import Finding, Run, Scenario, run
 
 __all__ = ["Failures", "Progress", "swarm"]
@@ -43,6 +44,8 @@ class Progress:
     virtual_s: float = 0.0
     failures: dict[str, Failures] = attrs.field(factory=dict)
     """By `Finding.key`."""
+    coverage: Coverage = attrs.field(factory=Coverage)
+    """What none of the runs that held has shown of what the scenario is about."""
 
     def add(self, result: Run) -> None:
         """Count one run."""
@@ -51,6 +54,7 @@ class Progress:
         self.events += result.events
         self.virtual_s += result.virtual_s
         if result.finding is None:
+            self.coverage.add(result.untested)
             return
         self.failed_runs += 1
         kind = self.failures.setdefault(result.finding.key, Failures(result))

@@ -84,7 +84,10 @@ def test_after_the_faulty_phase_a_core_is_healed_and_the_rest_stays_broken() -> 
     worker = next(name for name in outcome.core if name.startswith("worker"))
     other = ({"worker0", "worker1"} - {worker}).pop()
     assert not outcome.cluster.is_up(other)
+    assert not outcome.network.links.passes(other, "frontend0")
+    assert not outcome.network.links.passes("store", other)
     assert "complete" in outcomes(outcome)
+    assert outcome.breaches == []
 
 
 def test_store_writes_that_seem_to_fail_are_survived() -> None:

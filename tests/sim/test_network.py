@@ -320,3 +320,122 @@ def test_connections_that_are_over_are_forgotten() -> None:
 
     network = _talk(client, _swallow)
     assert len(network._endpoints) < 200
+
+
+async def _speak_first(stream: trio.SocketStream) -> None:
+    await stream.send_all(b"220 ready")
+    await _swallow(stream)
+
+
+@pytest.mark.parametrize("jitter_s", [0.0, 0.01])
+def test_a_server_may_speak_first(jitter_s: float) -> None:
+    async def client(world: World, network: Network) -> None:
+        network.links.shape(jitter_s=jitter_s)
+        stream = await trio.open_tcp_stream("b", PORT)
+        assert await stream.receive_some() == b"220 ready"
+
+    for _ in range(3):
+        _talk(client, _speak_first, latency_s=0.001)
+
+
+def test_a_server_accepts_when_the_last_ack_of_the_handshake_has_come() -> None:
+    accepted_s: list[float] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        accepted_s.append(trio.current_time())
+        await _swallow(stream)
+
+    async def client(world: World, network: Network) -> None:
+        start = trio.current_time()
+        await trio.open_tcp_stream("b", PORT)
+        await trio.sleep(1)
+        assert accepted_s[0] - start == pytest.approx(0.003)
+
+    _talk(client, serve, latency_s=0.001)
+
+
+@pytest.mark.parametrize("after_s", [0.0005, 0.0015, 0.0025])
+def test_no_packet_of_a_handshake_passes_a_cut(after_s: float) -> None:
+    """SYN, SYN-ACK and ACK each meet a cut that was made while they were on the way."""
+    accepted: list[float] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        accepted.append(trio.current_time())
+        await _swallow(stream)
+
+    async def client(world: World, network: Network) -> None:
+        world.after(after_s, network.cut, "a", "b")
+        world.after(5, network.heal, "a", "b")
+        with trio.move_on_after(4.9):
+            await trio.open_tcp_stream("b", PORT)
+            assert after_s > 0.002, "the answer passed a cut"
+            await trio.sleep(4)
+        assert not accepted
+        await trio.sleep(60)
+        # Whoever was connected already is so for the server too, once the link is whole.
+        assert len(accepted) == (after_s > 0.002)
+
+    _talk(client, serve, latency_s=0.001)
+
+
+def test_a_refusal_does_not_pass_a_cut_either() -> None:
+    async def client(world: World, network: Network) -> None:
+        world.after(0.0015, lambda: network.cut("b", "a", one_way=True))
+        with trio.move_on_after(3) as scope:
+            await trio.open_tcp_stream("b", PORT + 1)
+        assert scope.cancelled_caught
+
+    _talk(client, _swallow, latency_s=0.001)
+
+
+def test_connections_in_the_middle_of_their_handshake_count_as_waiting() -> None:
+    """A backlog of two takes two of three that come at once; the third is asked to come again."""
+    connected_s: list[float] = []
+
+    async def listen() -> None:
+        [listener] = await trio.open_tcp_listeners(PORT, backlog=2)
+        await trio.sleep(0.5)
+        while True:
+            await listener.accept()
+
+    async def connect() -> None:
+        await trio.open_tcp_stream("b", PORT)
+        connected_s.append(round(trio.current_time(), 1))
+
+    async def main() -> None:
+        world.boot("b", listen)
+        await trio.sleep(0.1)
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "c", "d"):
+                nursery.start_soon(world.boot(name, connect).ended.wait)
+
+    world = World(SeedChoices(1))
+    Network(world)
+    world.run(main)
+    assert connected_s == [0.1, 0.1, 1.1]
+
+
+def test_a_process_that_returns_leaves_no_socket_behind() -> None:
+    """Its kernel closes what it forgot: the peer reads EOF, and the next process can bind."""
+
+    async def serve_one() -> None:
+        listeners = await trio.open_tcp_listeners(PORT)
+        kept.append(await listeners[0].accept())
+        kept.append(listeners[0])
+
+    async def client() -> None:
+        stream = await trio.open_tcp_stream("b", PORT)
+        assert await stream.receive_some() == b""
+
+    kept: list[object] = []
+    world = World(SeedChoices(1), virtual_s_max=100)
+    network = Network(world)
+
+    async def main() -> None:
+        for _ in range(2):
+            world.boot("b", serve_one)
+            await trio.sleep(0.1)
+            await world.boot("a", client).ended.wait()
+            assert network.open_sockets("b") == 0
+
+    world.run(main)

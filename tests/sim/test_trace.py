@@ -3,8 +3,9 @@ from __future__ import annotations
 import enum
 
 import pytest
+import trio
 
-from trinamo.sim import Trace, first_difference
+from trinamo.sim import Network, SeedChoices, SimEnv, Trace, World, first_difference
 
 
 def test_equal_rows_give_equal_digests_and_others_do_not() -> None:
@@ -76,3 +77,36 @@ def test_a_value_beyond_what_the_encoding_holds_has_a_digest_too(value: int | st
         return trace.digest
 
     assert digest(value) == digest(value) != digest(0)
+
+
+def _digest(payload: bytes, draws: int, decisions: int = 0) -> str:
+    """Of a run that sends some bytes and draws some dice, and shows neither otherwise."""
+    world = World(SeedChoices(1))
+    Network(world)
+
+    async def take(stream: trio.SocketStream) -> None:
+        async for _ in stream:
+            pass
+
+    async def main() -> None:
+        world.boot("server", trio.serve_tcp, take, 80)
+        await trio.sleep(0.1)
+        env = SimEnv(world, "client")
+        for _ in range(draws):
+            env.rng.random()
+        for _ in range(decisions):
+            world.choices.below(2, "idle")
+        async with await trio.open_tcp_stream("server", 80) as stream:
+            await stream.send_all(payload)
+            await trio.sleep(1)
+
+    return world.run(main)
+
+
+def test_the_digest_covers_bytes_and_dice_that_change_nothing_else() -> None:
+    plain = _digest(b"one", 0)
+    assert _digest(b"one", 0) == plain
+    assert _digest(b"two", 0) != plain
+    assert _digest(b"one", 1) != plain
+    assert _digest(b"one", 1) != _digest(b"one", 1 + 624 // 2)
+    assert _digest(b"one", 0, decisions=1) != plain

@@ -124,7 +124,8 @@ class TcpTransferPlane:
             region=self._numbers,
             generation=1,
             fingerprint=fingerprint,
-            base=ctypes.addressof(anchor),
+            # Peers ask by block, and need not know where the memory of this process lies.
+            base=0,
             length=view.nbytes,
             block_bytes=block_bytes,
             address=self.address.encode(),

@@ -112,6 +112,11 @@ def search(
             virtual_s += progress.virtual_s
             with quietly():
                 code = max(code, _save_failures(play, name, progress, out, bar))
+            bar.stop()
+            for text in progress.coverage.untested:
+                say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
+                code = max(code, EXIT_BROKEN)
+            bar.start()
     took_s = time.perf_counter() - started_s
     say(
         f"{runs} runs of {len(plays)} scenarios, {virtual_s:,.0f} virtual s in {took_s:,.1f} s:"

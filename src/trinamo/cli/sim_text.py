@@ -71,6 +71,7 @@ def run_lines(title: str, run: Run, cpu_s: float) -> list[str]:
         f"  {len(run.values)} decisions, {run.lively_count} of them not dull",
         f"  digest {run.digest}",
         *finding_lines(run.finding),
+        *(f"Not tested by this run: {text}." for text in run.untested),
     ]
 
 

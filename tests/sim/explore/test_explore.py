@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,47 @@ def test_findings_are_alike_but_for_numbers_and_long_quotations() -> None:
         "client22 got 'seven eight nine ten eleven, cut sh"
     )
     assert key("no note 'lease.lost'") != key("no note 'queue.take'")
+
+
+def two_bugs(choices: Choices) -> None:
+    """One rule, broken in two ways; the second needs fewer decisions."""
+    world = World(choices, policy="fifo")
+
+    async def main() -> None:
+        first, second = choices.below(4, "a"), choices.below(4, "b")
+        if first == 3 and second:
+            raise Violation("I8", "a job was done twice")
+        if second:
+            raise Violation("I8", "a job was lost")
+
+    world.run(main)
+
+
+def test_shrinking_does_not_slip_to_another_bug_that_breaks_the_same_rule() -> None:
+    scenario = Scenario(__name__, "two_bugs")
+    shrunk = shrink(scenario, ReplayChoices([3, 2]))
+    assert shrunk.run.finding is not None
+    assert shrunk.run.finding.text == "a job was done twice"
+    assert shrunk.run.values == [3, 1]
+
+
+def wide(choices: Choices) -> None:
+    """Many decisions of many answers, as a whole cluster takes them."""
+    world = World(choices, policy="fifo")
+
+    async def main() -> None:
+        for _ in range(5000):
+            choices.below(16, "jitter")
+
+    world.run(main)
+
+
+def test_a_bounded_search_keeps_little_of_each_run() -> None:
+    tracemalloc.start()
+    try:
+        explore_bounded(Scenario(__name__, "wide"), max_deviations=2, runs_max=20)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Every departure of one run kept as a tuple is about ten megabytes.
+    assert peak_bytes < 8_000_000

@@ -1,0 +1,55 @@
+"""The machines of a world: hosts by name, the wall clock of each, and rows that say who did what.
+
+What this module does not do: run processes on them (`world.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .clock import WALL_EPOCH_S, EventClock, WallClock
+from .host import CURRENT, Host, current_label
+from .trace import Trace
+
+__all__ = ["Machines"]
+
+
+class Machines(EventClock):
+    """Hosts under one clock, and the trace of what happens on them."""
+
+    def __init__(self, trace: Trace, *, is_interleaved: bool) -> None:
+        super().__init__(is_interleaved=is_interleaved)
+        self.trace = trace
+        self._hosts: dict[str, Host] = {}
+
+    def host(self, name: str) -> Host:
+        """The host called `name`; made, and down, if there is none yet."""
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = Host(name)
+        return host
+
+    @property
+    def host_names(self) -> list[str]:
+        """All hosts that were ever booted, or asked for, in that order."""
+        return list(self._hosts)
+
+    def knows(self, name: str) -> bool:
+        """Whether a host of this name was ever booted, or asked for."""
+        return name in self._hosts
+
+    def wall(self) -> float:
+        """The running host's wall clock, in Unix seconds."""
+        incarnation = CURRENT.get()
+        if incarnation is None:
+            return WALL_EPOCH_S + self._time_s
+        return incarnation.host.wall.at(self._time_s)
+
+    def skew(self, name: str, skew_s: float, drift: float = 0.0) -> None:
+        """Set host `name`'s wall clock off by `skew_s` now, gaining `drift` seconds each second."""
+        self.add_row("skew", host=name, skew_s=skew_s, drift=drift)
+        self.host(name).wall = WallClock(skew_s, drift, self._time_s)
+
+    def add_row(self, kind: str, **fields: Any) -> None:
+        """Add a row to the trace, on the running task's host."""
+        self.trace.add(self._time_s, current_label(), kind, fields)

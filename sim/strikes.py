@@ -1,0 +1,94 @@
+"""What is tied to the n-th note of a kind: the calls that wait for it, and those that waited in vain.
+
+A call without delay comes at the note itself: at the end of the step that made it, before any other
+task takes one, under every policy. (A step has no inside: a task that is killed at its note takes no
+further step.) One with a delay is an event like any other.
+
+What this module does not do: know what a note means. Read next: `world.py`, which owns one of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+import attrs
+import trio
+from typing_extensions import override
+
+__all__ = ["Strikes"]
+
+Call = Callable[[], object]
+
+
+@attrs.define(eq=False)
+class _Strike:
+    """One call, the kind of note it waits for, which one, and how many there were before it did."""
+
+    name: str
+    kind: str
+    nth: int
+    seen_before: int
+    delay_s: float
+    call: Call
+
+
+class Strikes(trio.abc.Instrument):
+    """The calls of one world. `after` makes one an event, `on_error` is told what one raises."""
+
+    def __init__(
+        self,
+        on_error: Callable[[BaseException], object],
+        after: Callable[[float, Call], object],
+    ) -> None:
+        self._on_error, self._after = on_error, after
+        self._counts: Counter[str] = Counter()
+        self._waiting: dict[tuple[str, int], list[_Strike]] = {}
+        self._due: deque[Call] = deque()
+        self._is_watching = False
+
+    def add(self, name: str, kind: str, nth: int, call: Call, delay_s: float) -> None:
+        """Have `call`, which is called `name`, wait for the `nth` note of `kind` from now on; `ValueError` if `nth` < 1."""
+        if nth < 1:
+            raise ValueError(f"notes are counted from 1, and nth is {nth}")
+        seen = self._counts[kind]
+        strike = _Strike(name, kind, nth, seen, delay_s, call)
+        self._waiting.setdefault((kind, seen + nth), []).append(strike)
+
+    def count(self, kind: str) -> None:
+        """A note of `kind` was made, in a step or in an event."""
+        self._counts[kind] += 1
+        for strike in self._waiting.pop((kind, self._counts[kind]), ()):
+            if strike.delay_s > 0:
+                self._after(strike.delay_s, strike.call)
+            else:
+                self._due.append(strike.call)
+        if self._due and not self._is_watching:
+            self._is_watching = True
+            trio.lowlevel.add_instrument(self)
+
+    def missed(self) -> Iterator[str]:
+        """A sentence about each call whose note never came."""
+        for waiting in self._waiting.values():
+            for strike in waiting:
+                came = self._counts[strike.kind] - strike.seen_before
+                yield (
+                    f"{strike.name} never struck: it waited for note {strike.nth} of"
+                    f" {strike.kind!r}, and {came} came"
+                )
+
+    def strike(self) -> None:
+        """Carry out what is due now; called after every event."""
+        while self._due:
+            try:
+                self._due.popleft()()
+            except BaseException as error:  # noqa: BLE001 -- must not unwind through trio's loop
+                self._on_error(error)
+        if self._is_watching:
+            self._is_watching = False
+            trio.lowlevel.remove_instrument(self)
+
+    @override
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        # Only installed while something is due, since trio pays for an instrument in every step.
+        self.strike()
