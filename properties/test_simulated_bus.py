@@ -23,6 +23,15 @@ VERDICTS = (
 )
 
 
+LATENCY_S, JITTER_S = 0.0005, 0.004
+
+
+def _misses(cut: tuple[int, int], sent_s: float, arrived_s: float) -> bool:
+    """Whether a message under way from then until then never meets the cut."""
+    begins_s, ends_s = cut[0] / 1000, sum(cut) / 1000
+    return arrived_s < begins_s - 1e-9 or sent_s > ends_s + 1e-9
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
@@ -41,8 +50,19 @@ def test_every_message_is_delivered_lost_or_dropped_and_order_is_kept(
 ) -> None:
     """Each copy of each message ends in exactly one row; on an ordered channel first copies,
     and so all copies without a gap, arrive in the order in which they were sent."""
+    play(verdicts, values, ordered=ordered, loss_one_in=loss_one_in, cut=cut)
+
+
+def play(
+    verdicts: list[Verdict | None],
+    values: list[int],
+    *,
+    ordered: bool,
+    loss_one_in: int,
+    cut: tuple[int, int],
+) -> None:
     world = World(ReplayChoices(values), policy="fifo")
-    network = Network(world, jitter_s=0.004)
+    network = Network(world, latency_s=LATENCY_S, jitter_s=JITTER_S)
     network.links.shape(loss_one_in=loss_one_in)
     bus = Bus(world, network, ordered=ordered)
     bus.rules.append(lambda message: verdicts[message.payload])
@@ -66,12 +86,26 @@ def test_every_message_is_delivered_lost_or_dropped_and_order_is_kept(
     ended = Counter(
         row.field("number") for row in world.trace.rows if row.kind in ("deliver", "lost", "drop")
     )
+    latest_s = 0.0
     for number, verdict in enumerate(verdicts, 1):
-        copies = 1 if verdict is None else verdict.copies
-        assert 1 <= ended[number] <= max(1, copies)
-        assert delivered[number] <= copies
+        told = verdict or Verdict()
+        assert 1 <= ended[number] <= max(1, told.copies)
+        assert delivered[number] <= told.copies
+        sent_s = (number - 1) / 1000
+        first_s = sent_s + LATENCY_S + told.delay_s
+        # On an ordered channel it may have to wait for those before it.
+        latest_s = max(first_s + JITTER_S, latest_s if ordered else 0.0)
+        last_s = latest_s + told.gap_s * max(0, told.copies - 1)
+        if not loss_one_in and _misses(cut, sent_s, last_s):
+            assert delivered[number] == told.copies, f"message {number} was lost on a whole link"
     assert Counter(message.number for message in got) == delivered
     if ordered:
         firsts = list(dict.fromkeys(message.number for message in got))
         if all(verdict is None or not verdict.gap_s for verdict in verdicts):
             assert firsts == sorted(firsts)
+
+
+def test_a_bus_that_loses_everything_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bus, "_arrive", lambda self, message: self._tell("lost", message))
+    with pytest.raises(AssertionError, match="message 1 was lost on a whole link"):
+        play([None], [], ordered=False, loss_one_in=0, cut=(8, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -12,9 +13,16 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 from prometheus_client import CollectorRegistry
 
-from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.errors import (
+    ConnectError,
+    CorruptedError,
+    DeadlineError,
+    DisconnectedError,
+    TransferError,
+    TrinamoError,
+)
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer_router import RouterOptions, open_transfer_router
+from trinamo.runtime.kv.transfer_router import RouterOptions, TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfers import open_block_leases
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.runtime.transfer_metrics import TransferMetrics
@@ -64,6 +72,36 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+def is_whole(faults: TransferFaults, count: int) -> bool:
+    """Whether a backend with these faults can move so many blocks."""
+    places = (faults.breaks_after, faults.stalls_after, faults.corrupts)
+    return not faults.is_unreachable and all(at is None or at >= count for at in places)
+
+
+def must_be_done(case: Case) -> bool:
+    """A backend that works moves everything, also after one that failed and has let go of the blocks."""
+    if case.cancel_after_s is not None:
+        return False
+    count = len(case.here)
+    return is_whole(case.first, count) or (
+        is_whole(case.second, count) and not case.first.lands_late
+    )
+
+
+def excuses(faults: TransferFaults) -> Iterator[type[TrinamoError]]:
+    """The errors that these faults may end in, and no others."""
+    if faults.is_unreachable:
+        yield ConnectError
+    if faults.breaks_after is not None:
+        yield DisconnectedError
+    if faults.stalls_after is not None:
+        yield DeadlineError
+    if faults.corrupts is not None:
+        yield CorruptedError
+    if faults.lands_late:
+        yield TransferError
+
+
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_a_move_is_whole_or_an_error_and_no_block_is_lost_or_reused(case: Case) -> None:
@@ -96,15 +134,20 @@ async def run(case: Case) -> None:
         first.faults, second.faults = case.first, case.second
         pool.take(BLOCKS)
         before = bytes(here), bytes(there)
-        is_done = False
+        is_done, failed = False, None
         with trio.move_on_after(
             float("inf") if case.cancel_after_s is None else case.cancel_after_s
         ):
             try:
                 await router.move(case.direction, local, case.here, peer, case.there, deadline_s=20)
                 is_done = True
-            except TrinamoError:
-                pass
+            except TrinamoError as error:
+                failed = error
+        assert is_done or not must_be_done(case), (
+            f"a backend worked, and the move failed: {failed!r}"
+        )
+        allowed = {type(None), *excuses(case.first), *excuses(case.second)}
+        assert type(failed) in allowed, repr(failed)
         check_counts(pool)
         if is_done:
             # Settled before it is reported, so nothing may change the target any more.
@@ -141,3 +184,24 @@ def check_bytes(case: Case, before: tuple[bytes, bytes], here: bytearray, there:
         expected[target * SIZE : (target + 1) * SIZE] = source[origin * SIZE : (origin + 1) * SIZE]
     assert (here if is_read else there) == expected
     assert (there if is_read else here) == (before[1] if is_read else before[0])
+
+
+def test_a_router_that_moves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any) -> None:
+        raise ConnectError("not today")
+
+    monkeypatch.setattr(TransferRouter, "_attempt", fails)
+    case = Case(Direction.READ, [0, 1], [2, 3], TransferFaults(), TransferFaults(), None)
+    with pytest.raises(AssertionError, match="a backend worked"):
+        trio.run(run, case, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_wrong_kind_of_error_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any) -> None:
+        raise CorruptedError("of another fault")
+
+    monkeypatch.setattr(TransferRouter, "_attempt", fails)
+    broken = TransferFaults(breaks_after=0)
+    case = Case(Direction.READ, [0, 1], [2, 3], broken, broken, None)
+    with pytest.raises(AssertionError, match="of another fault"):
+        trio.run(run, case, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -74,6 +74,8 @@ class _Leases:
             self.ttl_s[lease] = row.field("ttl_s")
         elif row.kind == "store.renew" and lease not in self.renewed_s:
             yield f"lease {lease} was renewed at {row.time_s:.3f} s, after its end"
+        elif row.kind == "store.renew":
+            yield from self._outlived(lease, row.time_s)
         if row.kind in ("store.grant", "store.renew"):
             self.renewed_s[lease] = row.time_s
         elif row.kind == "store.revoke":
@@ -94,10 +96,13 @@ class _Leases:
 
     def overdue(self, time_s: float) -> Iterator[str]:
         """Leases that should have ended before `time_s`, and did not."""
-        for lease, renewed_s in self.renewed_s.items():
-            due_s = max(renewed_s + self.ttl_s.get(lease, 0.0), self.idle_since_s)
-            if not self.is_away and time_s > due_s + TICK_S:
-                yield f"lease {lease} was due at {due_s:.3f} s, and lives at {time_s:.3f} s"
+        for lease in self.renewed_s:
+            yield from self._outlived(lease, time_s)
+
+    def _outlived(self, lease: int, time_s: float) -> Iterator[str]:
+        due_s = max(self.renewed_s[lease] + self.ttl_s.get(lease, 0.0), self.idle_since_s)
+        if not self.is_away and time_s > due_s + TICK_S:
+            yield f"lease {lease} was due at {due_s:.3f} s, and lives at {time_s:.3f} s"
 
 
 def _check_keys(outcome: Outcome) -> Iterator[tuple[str, str]]:

@@ -132,6 +132,8 @@ def test_what_happens_to_an_unknown_lease_is_a_violation() -> None:
 def test_a_lease_that_lives_for_too_long_is_a_violation_though_it_never_ends() -> None:
     grant = (0.0, "store.grant", {"lease": 1, "ttl_s": 5.0})
     assert _judged(grant) == ["lease 1 was due at 5.000 s, and lives at 10.000 s"]
+    late = (6.0, "store.renew", {"lease": 1})
+    assert _judged(grant, late) == ["lease 1 was due at 5.000 s, and lives at 6.000 s"]
     away = (4.0, "pause", {"host": "store"})
     assert _judged(grant, away) == []
     assert _judged(grant, away, (9.999, "resume", {"host": "store"})) == []
