@@ -100,6 +100,9 @@ class Metrics:
         self._fenced = self._counter(
             "registrations_fenced", "Writes of our keys refused: another process holds them"
         )
+        self._restored = self._counter(
+            "registrations_restored", "Keys of ours put back: others had removed or changed them"
+        )
         self._settings_refused = self._counter(
             "settings_refused", "Values in the control plane that were refused", "setting"
         )
@@ -150,6 +153,10 @@ class Metrics:
     def registration_fenced(self) -> None:
         """A key of ours was found in another process's hands."""
         self._fenced.inc()
+
+    def registration_restored(self) -> None:
+        """A key of ours that somebody had deleted or overwritten is there again."""
+        self._restored.inc()
 
     def setting_refused(self, setting: str) -> None:
         """A stored value of `setting` (`unknown` for a key that is none) was refused."""
