@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from trinamo.runtime import router
-from trinamo.runtime.errors import LeaseLostError
+from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
 from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.instances import InstanceChange, LiveSet
 from trinamo.runtime.protocol.kv_blocks import BlockTable
@@ -44,8 +44,8 @@ def lease_loss_exits() -> list[Patch]:
 
 @bug
 def lease_loss_unnoticed() -> list[Patch]:
-    """A renewal that the store refuses is tried again for ever."""
-    renew = Registrar._renew  # noqa: SLF001 -- what is replaced
+    """A renewal or a write that the store refuses is tried again for ever."""
+    renew, put = Registrar._renew, Registrar._put  # noqa: SLF001 -- what is replaced
 
     async def hopeful(self: Any, timer: Any) -> float:
         try:
@@ -53,7 +53,13 @@ def lease_loss_unnoticed() -> list[Patch]:
         except LeaseLostError:
             return trio.current_time() + 1.0
 
-    return [(Registrar, "_renew", hopeful)]
+    async def stubborn(self: Any, key: Any) -> None:
+        try:
+            await put(self, key)
+        except LeaseLostError as error:
+            raise ControlPlaneError(error.message) from error
+
+    return [(Registrar, "_renew", hopeful), (Registrar, "_put", stubborn)]
 
 
 @bug
