@@ -131,6 +131,7 @@ async def measure(kills: int) -> None:
                 "control_plane.etcd.lease_ttl_s": 5,
                 "router.silence_grace_s": 5,
                 "event_plane.nats.servers": nats.url,
+                "event_plane.nats.token": nats.token,
                 "data_plane.requests": plane,
                 "worker.engine": "echo",
             }

@@ -291,8 +291,8 @@ async def measure_nats(outage_s: float) -> None:
     number = 0
     async with (
         open_nats_server() as server,
-        open_nats(server.url, outgoing_messages_max=4096) as plane,
-        open_nats(server.url) as reader,
+        open_nats(server.url, token=server.token, outgoing_messages_max=4096) as plane,
+        open_nats(server.url, token=server.token) as reader,
         reader.subscribe("n", pending_max=100_000) as messages,
         trio.open_nursery() as nursery,
     ):

@@ -45,7 +45,7 @@ async def sample_outage(outage_s: float) -> list[list[str]]:
         open_etcd_server() as etcd,
         open_nats_server() as nats,
         open_etcd(etcd.address) as control,
-        open_nats(nats.url, outgoing_messages_max=WAITING_MAX) as events,
+        open_nats(nats.url, token=nats.token, outgoing_messages_max=WAITING_MAX) as events,
         control.watch("k/") as changes,
         trio.open_nursery() as nursery,
     ):

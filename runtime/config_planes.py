@@ -69,9 +69,9 @@ class TlsConfig(Section, frozen=True, kw_only=True):
 class EtcdConfig(Section, frozen=True, kw_only=True):
     """The etcd cluster behind the control plane."""
 
-    endpoints: Annotated[Addresses, about("`host:port` of each member; IPv6 in brackets.")] = (
-        "127.0.0.1:2379",
-    )
+    endpoints: Annotated[
+        Addresses, about("`host:port` of each member, IPv6 in brackets; or one `unix:/path`.")
+    ] = ("127.0.0.1:2379",)
     nodes: Annotated[
         Annotated[int, Meta(ge=1, le=9)],
         about("Members the cluster is planned with. An embedded server is always one."),
@@ -117,8 +117,8 @@ class ControlPlaneConfig(Section, frozen=True, kw_only=True):
     embedded: Annotated[
         bool | None,
         about(
-            "Start a server of our own from the `embedded` extra. null: `trinamo up` does, for one"
-            " node; other commands do not."
+            "Start a server of our own from the `embedded` extra, on a socket for this user alone."
+            " null: `trinamo up` does, for one node; other commands do not."
         ),
     ] = None
     etcd: EtcdConfig = EtcdConfig()
@@ -126,6 +126,8 @@ class ControlPlaneConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.embedded and self.etcd.nodes > 1:
             raise ValueError("embedded starts one etcd server, but etcd.nodes is more than 1")
+        if self.embedded and (self.etcd.username is not None or self.etcd.tls.enabled):
+            raise ValueError("an embedded etcd is a socket for this user: no username, no tls")
 
 
 class NatsConfig(Section, frozen=True, kw_only=True):
@@ -178,21 +180,20 @@ class NatsConfig(Section, frozen=True, kw_only=True):
         if any("@" in server for server in self.servers):
             # A URL is printed and logged everywhere; a password in it would be too.
             raise ValueError("nats: give user and password by their keys, not in servers")
-        ways = {
-            "username": self.username,
-            "token": self.token,
-            "credentials_file": self.credentials_file,
-            "nkey_seed_file": self.nkey_seed_file,
-        }
-        given = [name for name, value in ways.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"nats: {' and '.join(given)} exclude each other")
+        if len(self.ways) > 1:
+            raise ValueError(f"nats: {' and '.join(self.ways)} exclude each other")
         # The two others answer a challenge, and what they sign with stays here.
         secret = "password" if self.token is None else "token"
         if getattr(self, secret) is not None and not (
             self.tls.enabled or self.allow_plain_password
         ):
             need_consent("nats", secret, self.servers)
+
+    @property
+    def ways(self) -> list[str]:
+        """The keys by which we say who we are; at most one."""
+        names = ("username", "token", "credentials_file", "nkey_seed_file")
+        return [name for name in names if getattr(self, name) is not None]
 
 
 class EventPlaneConfig(Section, frozen=True, kw_only=True):
@@ -204,8 +205,8 @@ class EventPlaneConfig(Section, frozen=True, kw_only=True):
     embedded: Annotated[
         bool | None,
         about(
-            "Start a server of our own from the `embedded` extra. null: `trinamo up` does, for one"
-            " node; other commands do not."
+            "Start a server of our own from the `embedded` extra, with a token of its own."
+            " null: `trinamo up` does, for one node; other commands do not."
         ),
     ] = None
     nats: NatsConfig = NatsConfig()
@@ -213,6 +214,10 @@ class EventPlaneConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.embedded and self.nats.nodes > 1:
             raise ValueError("embedded starts one NATS server, but nats.nodes is more than 1")
+        if self.embedded and (self.nats.ways or self.nats.tls.enabled):
+            raise ValueError(
+                "an embedded NATS has a token of its own: no other credentials, no tls"
+            )
 
 
 class NixlConfig(Section, frozen=True, kw_only=True):

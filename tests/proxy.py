@@ -16,11 +16,10 @@ import trio.testing
 
 
 class Proxy:
-    """One loopback port in front of another."""
+    """One loopback port in front of another, or of a socket of the file system."""
 
     def __init__(self, target: str, *, bind: str = "127.0.0.1") -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target = target
         self._listening = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._address = (bind, 0)
@@ -60,12 +59,18 @@ class Proxy:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         async with client:
             try:
-                server = await trio.open_tcp_stream(*self._target)
+                server = await self._dial()
             except OSError:
                 return
             async with server, trio.open_nursery() as nursery:
                 nursery.start_soon(self._pump, client, server, nursery.cancel_scope)
                 nursery.start_soon(self._pump, server, client, nursery.cancel_scope)
+
+    async def _dial(self) -> trio.SocketStream:
+        if self._target.startswith("unix:"):
+            return await trio.open_unix_socket(self._target.removeprefix("unix:"))
+        host, _, port = self._target.rpartition(":")
+        return await trio.open_tcp_stream(host, int(port))
 
     async def _pump(
         self, source: trio.SocketStream, sink: trio.SocketStream, scope: trio.CancelScope

@@ -26,6 +26,7 @@ from trinamo.transports.servers.binaries import (
     find_etcd,
     find_nats_server,
     free_port,
+    loopback_url,
     nats_command,
 )
 from trinamo.transports.servers.process import log_tail, signal_group, spawn
@@ -117,7 +118,10 @@ def session_etcd(binary: Path | None = None) -> Iterator[SessionEtcd]:
 
     def command(data_dir: Path, port: int) -> list[str]:
         return etcd_command(
-            binary or find_etcd(), data_dir=data_dir, client_port=port, peer_port=free_port()
+            binary or find_etcd(),
+            data_dir=data_dir,
+            client_url=loopback_url(port),
+            peer_url=loopback_url(free_port()),
         )
 
     with running(command, etcd_is_ready) as (port, pid):
@@ -133,3 +137,17 @@ def session_nats() -> Iterator[SessionNats]:
 
     with running(command, nats_is_ready) as (port, pid):
         yield SessionNats(f"nats://{LOOPBACK}:{port}", pid)
+
+
+def listening_ports(pid: int) -> list[int]:
+    """The TCP ports that a process listens on."""
+    sockets = {
+        str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
+    }
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.append(int(words[1].rpartition(":")[2], 16))
+    return found

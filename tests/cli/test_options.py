@@ -13,7 +13,7 @@ import pytest
 from trinamo.cli.options import EngineName, Sources, config_text, gather
 from trinamo.cli.plan import plan_cluster
 from trinamo.cli.readiness import parse_line
-from trinamo.runtime.config import WorkerConfig, load_config
+from trinamo.runtime.config import Secret, WorkerConfig, load_config
 from trinamo.runtime.errors import ConfigError
 
 
@@ -85,12 +85,17 @@ def _installed(name: str) -> ModuleType:
 def test_the_children_of_a_plan_use_its_servers_and_engine() -> None:
     plan = plan_cluster(Sources(overrides={"worker.engine": "echo"}), workers=2)
 
-    environ = plan.child_environ(etcd=("a:1",), nats=("nats://b:2",), worker_status_port=True)
+    joined = plan.joined(
+        etcd="unix:/a", nats="nats://127.0.0.1:2", nats_token="t", secret_file="/secret"
+    )
+    environ = plan.child_environ(joined)
 
     config = load_config(environ={k: v for k, v in environ.items() if k.startswith("TRINAMO_")})
-    assert config.control_plane.etcd.endpoints == ("a:1",)
+    assert config.control_plane.etcd.endpoints == ("unix:/a",)
     assert config.control_plane.embedded is False
-    assert config.event_plane.nats.servers == ("nats://b:2",)
+    assert config.event_plane.nats.servers == ("nats://127.0.0.1:2",)
+    assert config.event_plane.nats.token == Secret("t")
+    assert config.security.secret_file == "/secret"
     assert config.worker.engine == "echo"
 
 
@@ -104,6 +109,9 @@ def test_the_children_of_a_plan_use_its_servers_and_engine() -> None:
         ({"event_plane.nats.servers": "nats://a:1", "event_plane.embedded": True}, True, True),
         ({"event_plane.backend": "memory"}, True, False),
         ({"control_plane.etcd.nodes": 3}, False, True),
+        ({"control_plane.etcd.username": "u", "control_plane.etcd.password": "p"}, False, True),
+        ({"event_plane.nats.token": "t"}, True, False),
+        ({"event_plane.nats.tls.enabled": True}, True, False),
     ],
 )
 def test_servers_of_our_own_are_started_unless_others_are_named(

@@ -179,6 +179,7 @@ async def open_cluster(
         common = {
             "control_plane.etcd.endpoints": links["etcd"].address if linked else etcd.endpoint,
             "event_plane.nats.servers": (f"nats://{links['nats'].address}" if linked else nats.url),
+            "event_plane.nats.token": nats.token,
             "worker.engine": engine,
             "http.port": 0,
             **(settings or {}),

@@ -7,6 +7,7 @@ off, that forgot everything, a worker that hangs, and a frontend that dies or ha
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -82,6 +83,7 @@ async def look(cluster: Cluster) -> Survey:
     overrides = {
         "control_plane.etcd.endpoints": where["etcd"],
         "event_plane.nats.servers": f"nats://{where['nats']}",
+        "event_plane.nats.token": cluster.nats.token,
     }
     target = Target(load_config(environ={}, overrides=overrides), None, is_named=True)
     return await survey_cluster(target, url=cluster.url)
@@ -96,6 +98,7 @@ async def status(cluster: Cluster, *options: str) -> subprocess.CompletedProcess
         capture_stdout=True,
         capture_stderr=True,
         check=False,
+        env={**os.environ, "TRINAMO_EVENT_PLANE__NATS__TOKEN": cluster.nats.token},
     )
 
 
@@ -161,7 +164,7 @@ async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) 
         before = [await incarnation(worker) for worker in cluster.workers]
 
         await cluster.etcd.kill()
-        shutil.rmtree(cluster.etcd.data_dir)
+        shutil.rmtree(cluster.etcd.log_path.parent / "data")
         await cluster.etcd.start()
 
         async def all_again() -> bool:
@@ -239,7 +242,7 @@ async def test_nats_frozen_cut_off_and_restarted_stops_no_request(tmp_path: Path
 
 
 async def test_requests_over_nats_go_over_tcp_while_it_is_away(tmp_path: Path) -> None:
-    settings = {"data_plane.requests": "nats", "data_plane.tcp.ack_timeout_s": 1}
+    settings = {"data_plane.requests": "nats", "event_plane.nats.ack_timeout_s": 1}
     async with open_cluster(tmp_path, settings=settings) as cluster:
         before = await ask(cluster)
         await cluster.nats.kill()

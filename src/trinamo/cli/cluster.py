@@ -29,6 +29,7 @@ from .child import Child
 from .display import Display
 from .failures import EXIT_HURRIED, EXIT_OK
 from .http_client import fetch_json
+from .joining import open_secret_file, shared_settings
 from .locating import reachable
 from .plan import Plan, check_port
 from .run_file import ProcessEntry, RunFile, find_runs, process_started
@@ -61,6 +62,9 @@ class Cluster:
         self._starting = trio.CancelScope()
         self._everything = trio.CancelScope()
         self._run_file: RunFile | None = None
+        self._sources = plan.sources
+        self._config = plan.config
+        """Of the children, before what is theirs alone."""
 
     @property
     def url(self) -> str:
@@ -115,7 +119,9 @@ class Cluster:
             with self._interruptible():
                 await self._start_servers(nursery)
             if not self._told.is_set():
-                await self._run_children()
+                with open_secret_file(self.plan.config.security) as secret_file:
+                    self._join(secret_file)
+                    await self._run_children()
             if self.servers and not self._is_hurried:
                 self._display.busy(f"stopping {' and '.join(self.servers)}")
             nursery.cancel_scope.cancel()
@@ -151,14 +157,16 @@ class Cluster:
             task_status.started()
             await trio.sleep_forever()
 
-    def _addresses(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        config = self.plan.config
-        etcd = self.servers.get("etcd")
-        nats = self.servers.get("nats")
-        return (
-            config.control_plane.etcd.endpoints if etcd is None else (etcd.address,),
-            config.event_plane.nats.servers if nats is None else (nats.url,),
+    def _join(self, secret_file: str) -> None:
+        """Settle what the children are told, now that the servers have their addresses."""
+        etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
+        self._sources = self.plan.joined(
+            etcd="" if etcd is None else etcd.url,
+            nats="" if nats is None else nats.url,
+            nats_token="" if nats is None else nats.token,
+            secret_file=secret_file,
         )
+        self._config = self._sources.load()
 
     # --- children ---
 
@@ -175,8 +183,7 @@ class Cluster:
 
     async def _start_children(self, nursery: trio.Nursery) -> None:
         plan = self.plan
-        etcd, nats = self._addresses()
-        environ = plan.child_environ(etcd=etcd, nats=nats, worker_status_port=True)
+        environ = plan.child_environ(self._sources)
         for number in range(1, plan.workers + 1):
             self.workers.append(self._child(f"worker-{number}", "worker", environ))
         self.frontend = self._child("frontend", "frontend", environ)
@@ -269,8 +276,7 @@ class Cluster:
     # --- the run file ---
 
     def _publish(self, state: str) -> None:
-        etcd, nats = self._addresses()
-        plan = self.plan
+        plan, config = self.plan, self._config
         children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
         file = plan.sources.file
         run = RunFile(
@@ -278,8 +284,9 @@ class Cluster:
             started=process_started(os.getpid()) or 0,
             state=state,
             url=self.url,
-            etcd=etcd,
-            nats=nats,
+            etcd=config.control_plane.etcd.endpoints,
+            nats=config.event_plane.nats.servers,
+            settings=shared_settings(config),
             engine=plan.engine,
             config_file="" if file is None else str(file.absolute()),
             preset=plan.sources.preset or "",
@@ -287,7 +294,10 @@ class Cluster:
                 *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
                 *(ProcessEntry(child.name, child.pid, address_of(child)) for child in children),
             ),
-            directories=tuple(str(s.log_path.parent) for s in self.servers.values()),
+            directories=(
+                *(str(server.log_path.parent) for server in self.servers.values()),
+                str(Path(config.security.secret_file or "").parent),
+            ),
         )
         if run == self._run_file:
             return

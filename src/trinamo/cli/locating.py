@@ -1,6 +1,8 @@
 """Which cluster a command is about: the one configured, else the one `trinamo up` runs here.
 
-If several run, it is the newest; standard error says so, and how to name each of the others.
+If several run, one that is only looked at is the newest; standard error says so, and how to name
+each of the others. One that is joined must be named. `--etcd` with the address of a cluster that
+runs here names it whole: NATS, tokens and the secret come with it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import Final
 import attrs
 import trio
 
-from trinamo.runtime.config import Config, EtcdConfig, HttpConfig
-from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.config import Config, HttpConfig
+from trinamo.runtime.errors import ConfigError, UnavailableError
 
+from .joining import names_etcd, names_nats
 from .options import Sources
 from .run_file import RunFile, find_runs
 
@@ -24,6 +27,7 @@ __all__ = [
     "NOTHING_RUNS",
     "Target",
     "frontend_url",
+    "join",
     "locate",
     "quiet_log",
     "reachable",
@@ -48,41 +52,71 @@ class Target:
 
 
 def locate(sources: Sources) -> Target:
-    """Find the cluster; a running `trinamo up` is meant unless the configuration names an etcd."""
+    """Find the cluster; a running `trinamo up` is meant unless the configuration names another."""
     config = sources.load()
-    if config.control_plane.etcd.endpoints != EtcdConfig().endpoints:
-        return Target(config, None, is_named=True)
-    runs = find_runs()
+    runs = _meant(config, find_runs())
     if not runs:
-        return Target(config, None, is_named=False)
+        return Target(config, None, is_named=names_etcd(config.control_plane.etcd))
     run, *others = runs
     if others:
-        _tell_which(run, others)
-    found = sources
+        sys.stderr.write(
+            f"trinamo: {len(runs)} clusters run here; this is the newest, {_about(run)}. Others:\n"
+            + _list(others)
+        )
+    return Target(_within(sources, run).load(), run, is_named=False)
+
+
+def join(sources: Sources) -> tuple[Sources, str]:
+    """What a process is told that is started beside a running `trinamo up`, and a line about it.
+
+    Unchanged, without a line, if none runs, if the configuration names an etcd of somebody's own,
+    or if the process starts one. Raises `ConfigError` if several run and none is named.
+    """
+    config = sources.load()
+    control = config.control_plane
+    if control.backend != "etcd" or control.embedded:
+        return sources, ""
+    runs = [run for run in _meant(config, find_runs()) if run.settings and run.state != "draining"]
+    if not runs:
+        return sources, ""
+    run, *others = runs
+    if others:
+        raise ConfigError(f"{len(runs)} clusters run here; name the one to join:\n{_list(runs)}")
+    found = _within(sources, run)
+    if "worker.status_port" not in sources.overrides:
+        # What the cluster's file says is for one process.
+        found = found.with_overrides(worker__status_port=0)
+    return found, f"joins the cluster of `trinamo up`, {_about(run)}"
+
+
+def _meant(config: Config, runs: list[RunFile]) -> list[RunFile]:
+    """Those of the running clusters that the configuration may mean, the newest first."""
+    etcd, nats = config.control_plane.etcd, config.event_plane.nats
+    if names_etcd(etcd):
+        return [run for run in runs if run.etcd == etcd.endpoints]
+    if names_nats(nats):
+        return [run for run in runs if run.nats == nats.servers]
+    return runs
+
+
+def _within(sources: Sources, run: RunFile) -> Sources:
+    """The same as a member of that cluster; what was said on the command line goes first."""
+    found = attrs.evolve(sources, overrides={**run.settings, **sources.overrides})
     if sources.file is None and run.config_file and Path(run.config_file).is_file():
-        # Its credentials are those of the servers.
         found = attrs.evolve(found, file=Path(run.config_file))
     if sources.preset is None and run.preset:
         found = attrs.evolve(found, preset=run.preset)
-    found = found.with_overrides(
-        control_plane__etcd__endpoints=run.etcd, event_plane__nats__servers=run.nats
-    )
-    return Target(found.load(), run, is_named=False)
+    return found
 
 
-def _tell_which(run: RunFile, others: Sequence[RunFile]) -> None:
-    """On standard error, because standard output may be read by a program."""
-    lines = [
-        f"trinamo: {len(others) + 1} clusters run here; this is the newest, {_about(run)}. Others:",
-        *(f"  {_about(each)}: {_how_to_name(each)}" for each in others),
-    ]
-    sys.stderr.write("\n".join([*lines, ""]))
+def _list(runs: Sequence[RunFile]) -> str:
+    return "".join(f"  {_about(each)}: {_how_to_name(each)}\n" for each in runs)
 
 
 def _how_to_name(run: RunFile) -> str:
     if not (run.etcd and run.url):
         return "still starting"
-    return f"--etcd {','.join(run.etcd)}; queue: --nats {','.join(run.nats)}; chat: --url {run.url}"
+    return f"--etcd {','.join(run.etcd)}; chat: --url {run.url}"
 
 
 def _about(run: RunFile) -> str:
@@ -107,11 +141,14 @@ def reachable(url: str) -> str:
 
 
 async def somebody_listens(address: str, *, timeout_s: float = 1.0) -> bool:
-    """Whether `host:port`, or a URL, takes connections."""
+    """Whether `host:port`, a URL, or a socket at `unix:/path` takes connections."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     with trio.move_on_after(timeout_s):
         try:
-            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+            if address.startswith("unix:"):
+                stream = await trio.open_unix_socket(address.removeprefix("unix:"))
+            else:
+                stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
         except (OSError, ValueError):
             return False
         await stream.aclose()

@@ -29,6 +29,7 @@ __all__ = [
     "PrintConfig",
     "Settings",
     "Sources",
+    "as_text",
     "cluster_sources",
     "config_text",
     "gather",
@@ -105,7 +106,8 @@ def _variable(key: str) -> str:
     return "TRINAMO_" + key.replace(".", "__").upper()
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as it stands in a `TRINAMO_…` variable."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -137,7 +139,7 @@ class Sources:
 
     def environ(self) -> dict[str, str]:
         """The variables that give a child process the same configuration."""
-        found = {_variable(key): _as_text(value) for key, value in self.overrides.items()}
+        found = {_variable(key): as_text(value) for key, value in self.overrides.items()}
         if self.file is not None:
             found["TRINAMO_CONFIG"] = str(self.file.absolute())
         if self.preset is not None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
-from trinamo.runtime.config import Config, EtcdConfig, NatsConfig
+from trinamo.runtime.config import Config
 from trinamo.runtime.errors import ConfigError
 
 from .engine import choose_engine
+from .joining import names_etcd, names_nats
 from .options import Sources
 
 __all__ = ["Plan", "check_port", "plan_cluster"]
@@ -34,24 +36,31 @@ class Plan:
     has_nats: bool
     """Whether a NATS server of our own is started."""
 
-    def child_environ(
-        self, *, etcd: tuple[str, ...], nats: tuple[str, ...], worker_status_port: bool
-    ) -> dict[str, str]:
-        """The environment of a child that finds the servers at these addresses."""
-        overrides = {
+    def joined(self, *, etcd: str, nats: str, nats_token: str, secret_file: str) -> Sources:
+        """The sources of whoever belongs to the cluster; what is empty is as configured."""
+        overrides: dict[str, Any] = {
             "control_plane__embedded": False,
-            "control_plane__etcd__endpoints": etcd,
             "event_plane__embedded": False,
-            "event_plane__nats__servers": nats,
-            "worker__engine": self.engine,
         }
+        given = {
+            "control_plane__etcd__endpoints": etcd,
+            "event_plane__nats__servers": nats,
+            "event_plane__nats__token": nats_token,
+            "security__secret_file": secret_file,
+        }
+        overrides |= {key: text for key, text in given.items() if text}
+        return self.sources.with_overrides(**overrides)
+
+    def child_environ(self, joined: Sources) -> dict[str, str]:
+        """The environment of a child of the cluster that `joined` describes."""
+        overrides: dict[str, Any] = {"worker__engine": self.engine}
         if self.config.log.format == "auto":
             # Lines for people: a child writes to a pipe and would choose JSON.
             overrides["log__format"] = "console"
-        if worker_status_port and self.workers > 1:
+        if self.workers > 1:
             # Several workers cannot share one port; and the table wants to ask each of them.
             overrides["worker__status_port"] = 0
-        return {**_inherited(os.environ), **self.sources.with_overrides(**overrides).environ()}
+        return {**_inherited(os.environ), **joined.with_overrides(**overrides).environ()}
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,13 +93,13 @@ def plan_cluster(sources: Sources, *, workers: int) -> Plan:
         has_etcd=_is_ours(
             control.embedded,
             control.etcd.nodes,
-            is_named=control.etcd.endpoints != EtcdConfig().endpoints,
+            is_named=names_etcd(control.etcd),
         ),
         has_nats=events.backend == "nats"
         and _is_ours(
             events.embedded,
             events.nats.nodes,
-            is_named=events.nats.servers != NatsConfig().servers,
+            is_named=names_nats(events.nats),
         ),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.config import Config, EtcdConfig, NatsConfig, Secret, TlsConfig
@@ -71,14 +72,17 @@ class RealTransports:
             yield MemoryEventPlane(MemoryBroker())
             return
         async with AsyncExitStack() as stack:
-            servers = list(section.nats.servers)
+            servers, nats = list(section.nats.servers), section.nats
             if section.embedded:
                 from trinamo.transports.servers import open_nats_server
 
                 directory = Path(section.nats.store_dir) if section.nats.store_dir else None
                 server = await stack.enter_async_context(open_nats_server(directory))
-                servers = [server.url]
-            plane = await stack.enter_async_context(open_event_plane(section.nats, servers))
+                servers, nats = (
+                    [server.url],
+                    msgspec.structs.replace(nats, token=Secret(server.token)),
+                )
+            plane = await stack.enter_async_context(open_event_plane(nats, servers))
             yield plane
 
     @asynccontextmanager
@@ -100,7 +104,7 @@ class RealTransports:
             if config.data_plane.requests == "nats":
                 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
 
-                nats = NatsRequestPlane(events, ack_timeout_s=config.data_plane.tcp.ack_timeout_s)
+                nats = NatsRequestPlane(events, ack_timeout_s=config.event_plane.nats.ack_timeout_s)
                 planes = {nats.transport: nats, **planes}
                 if serving:
                     servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))

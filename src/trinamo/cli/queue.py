@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -284,6 +285,9 @@ def _run(
 
     from .locating import quiet_log
 
+    # What an import takes is not part of the patience with a server.
+    for module in ("trinamo.cli.planes", "trinamo.transports.nats"):
+        importlib.import_module(module)
     quiet_log()
     overrides = gather(settings, event_plane__nats__servers=nats)
     sources = Sources(config, preset, overrides)
@@ -334,14 +338,9 @@ def _completions(
 
 @asynccontextmanager
 async def _events(sources: Sources) -> AsyncIterator[EventPlane]:
-    from trinamo.runtime.config import NatsConfig
-
     from .locating import locate
     from .planes import open_event_plane
 
-    config = sources.load()
-    if config.event_plane.nats.servers == NatsConfig().servers:
-        config = locate(sources).config
-    section = config.event_plane.nats
+    section = locate(sources).config.event_plane.nats
     async with open_event_plane(section, list(section.servers)) as events:
         yield events

@@ -1,7 +1,7 @@
 """Where a running cluster says what it is: one small JSON file, found by `status`, `chat`, `doctor`.
 
-`trinamo up` puts its servers on free ports, so somebody has to tell. The file is written whole,
-belongs to one process (pid and start time, so a pid used again is not mistaken for it) and is
+`trinamo up` gives its servers addresses, tokens and a secret of their own for each run, so somebody
+has to tell. The file is for its user alone, because it holds them. It is written whole, belongs to one process (pid and start time, so a pid used again is not mistaken for it) and is
 removed at the end; what a killed `up` left behind is swept by the next reader.
 """
 
@@ -11,18 +11,20 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
+from trinamo.transports.servers.scratch import scratch_parent
+
 __all__ = ["ProcessEntry", "RunFile", "find_runs", "process_started", "run_folder", "sweep"]
 
 FILE_BYTES_MAX: Final = 256 * 1024
 # The only folders that sweeping may remove: what the embedded servers make for themselves.
-_OURS: Final = ("trinamo-etcd-", "trinamo-nats-")
+_OURS: Final = ("trinamo-etcd-", "trinamo-nats-", "trinamo-run-")
 
 
 @attrs.frozen
@@ -50,6 +52,8 @@ class RunFile:
     engine: str = ""
     config_file: str = ""
     preset: str = ""
+    settings: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    """What a process needs to belong to the cluster, by key: `joining.py`. Secrets are in it."""
     processes: tuple[ProcessEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """Temporary folders of the embedded servers."""
@@ -68,6 +72,7 @@ class RunFile:
         """Write it whole, for this user's eyes only; raises `OSError`."""
         folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # It may have been there, and open to others.
         handle, name = tempfile.mkstemp(prefix=f"{self.pid}-", suffix=".new", dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(attrs.asdict(self), file, indent=1)
@@ -116,7 +121,7 @@ def sweep(path: Path, run: RunFile | None) -> None:
         path.unlink(missing_ok=True)
     for name in run.directories if run is not None else ():
         folder = Path(name)
-        if folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(_OURS):
+        if folder.parent == scratch_parent() and folder.name.startswith(_OURS):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -138,4 +143,5 @@ def _parse(value: dict[str, Any]) -> RunFile:
     value["processes"] = tuple(ProcessEntry(**each) for each in value["processes"])
     for name in ("etcd", "nats", "directories"):
         value[name] = tuple(value[name])
+    value["settings"] = {str(key): str(text) for key, text in value["settings"].items()}
     return RunFile(**value)

@@ -147,7 +147,14 @@ def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: 
     """Configure the process, run its role to the end, and tell the supervisor of both."""
     from trinamo.runtime.engines.threads import limit_threads
 
+    from .locating import join
+
     try:
+        if ready_fd is None:
+            # Under `up` all is settled; whoever is started alone may be meant to belong to one.
+            sources, joined = join(sources)
+            if joined:
+                sys.stderr.write(f"trinamo: {role} {joined}\n")
         config = sources.load()
         if show_config:
             print_config(config)

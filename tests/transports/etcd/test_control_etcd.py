@@ -5,15 +5,13 @@ The behaviour shared with the other control planes is in `tests/conformance`.
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
 import shutil
+import subprocess
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -31,7 +29,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
-from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_port
+from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_port, loopback_url
 from trinamo.transports.servers.process import spawn, terminate
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -189,7 +187,7 @@ async def test_a_server_that_forgot_everything_is_noticed(server: EmbeddedServer
         lease = await plane.grant_lease(60)
         await take(events, 1)
         await server.kill()
-        shutil.rmtree(server.data_dir)
+        shutil.rmtree(server.log_path.parent / "data")
         await server.restart()
         await eventually(lambda: plane.put("k/new", b"new"))
         with trio.fail_after(20):
@@ -305,29 +303,21 @@ async def test_a_name_works_as_an_endpoint(etcd_server: SessionEtcd) -> None:
 # --- access control and TLS ------------------------------------------------------------------
 
 
-def ask_gateway(address: str, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
-    """Administer etcd over its JSON gateway; values are base64 there."""
-    connection = http.client.HTTPConnection(address, timeout=10)
-    try:
-        headers = {"Authorization": token} if token else {}
-        connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
-        response = connection.getresponse()
-        answer: dict[str, Any] = json.loads(response.read())
-        assert response.status == 200, answer
-        return answer
-    finally:
-        connection.close()
-
-
 def turn_access_control_on(address: str) -> None:
+    tool = find_etcd().with_name("etcdctl")
+
+    def administer(*words: str) -> None:
+        endpoint = address.replace("unix:", "unix://")
+        subprocess.run(
+            [tool, "--endpoints", endpoint, *words], env={"ETCDCTL_API": "3"}, check=True
+        )
+
     for user in ("root", "worker"):
-        ask_gateway(address, "auth/user/add", {"name": user, "password": f"{user}-secret"})
-        ask_gateway(address, "auth/role/add", {"name": user})
-        ask_gateway(address, "auth/user/grant", {"user": user, "role": user})
-    # From "ok/" to "ok0": the range of the prefix.
-    permission = {"permType": "READWRITE", "key": "b2sv", "range_end": "b2sw"}
-    ask_gateway(address, "auth/role/grant", {"name": "worker", "perm": permission})
-    ask_gateway(address, "auth/enable", {})
+        administer("user", "add", f"{user}:{user}-secret")
+        administer("role", "add", user)
+        administer("user", "grant-role", user, user)
+    administer("role", "grant-permission", "worker", "readwrite", "--prefix=true", "ok/")
+    administer("auth", "enable")
 
 
 async def test_a_user_works_over_a_restart_that_ends_its_token(server: EmbeddedServer) -> None:
@@ -374,15 +364,9 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
     command = etcd_command(
         find_etcd(),
         data_dir=tmp_path / "data",
-        client_port=port,
-        peer_port=free_port(),
-        extra=(
-            "--auto-tls",
-            "--listen-client-urls",
-            f"https://127.0.0.1:{port}",
-            "--advertise-client-urls",
-            f"https://127.0.0.1:{port}",
-        ),
+        client_url=f"https://127.0.0.1:{port}",
+        peer_url=loopback_url(free_port()),
+        extra=("--auto-tls",),
     )
     child = spawn(command, log_path=tmp_path / "log")
     try:

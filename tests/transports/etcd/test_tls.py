@@ -15,7 +15,12 @@ from tests.conformance.control_backends import eventually
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd
-from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_ports
+from trinamo.transports.servers.binaries import (
+    etcd_command,
+    find_etcd,
+    free_ports,
+    loopback_url,
+)
 from trinamo.transports.servers.process import spawn, terminate
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, needs_openssl]
@@ -45,10 +50,9 @@ def make_server(authority: Authority, directory: Path, *, hosts: str) -> TlsEtcd
     command = etcd_command(
         find_etcd(),
         data_dir=directory / "data",
-        client_port=port,
-        peer_port=peer_port,
+        client_url=url,
+        peer_url=loopback_url(peer_port),
         extra=(
-            *("--listen-client-urls", url, "--advertise-client-urls", url),
             *("--cert-file", str(certificate), "--key-file", str(key)),
             *("--client-cert-auth", "--trusted-ca-file", str(authority.ca_file)),
         ),

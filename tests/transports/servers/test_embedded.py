@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ import pytest
 import trio
 
 from tests.conformance.control_backends import until
+from tests.servers import listening_ports
 from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.transports.etcd import open_etcd
+from trinamo.transports.nats import open_nats
 from trinamo.transports.servers import EmbeddedServer, binaries, open_etcd_server, open_nats_server
 from trinamo.transports.servers.process import log_tail, spawn, terminate, wait_exit
 
@@ -43,9 +47,16 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+async def dial(server: EmbeddedServer) -> trio.SocketStream:
+    kind, _, place = server.address.partition(":")
+    if kind == "unix":
+        return await trio.open_unix_socket(place)
+    return await trio.open_tcp_stream(kind, int(place))
+
+
 async def answers(server: EmbeddedServer) -> bool:
     try:
-        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        stream = await dial(server)
     except OSError:
         return False
     await stream.aclose()
@@ -98,16 +109,107 @@ async def test_a_given_data_directory_is_kept(kind: str, tmp_path: Path) -> None
     assert (tmp_path / "data").is_dir()
 
 
-async def test_a_port_in_use_is_told_with_the_servers_own_words(kind: str) -> None:
+async def test_a_port_in_use_is_told_with_the_servers_own_words() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        option = {"client_port": port} if kind == "etcd" else {"port": port}
         with pytest.raises(ConnectError, match="address already in use") as caught:
-            async with open_server(kind, **option):
+            async with open_nats_server(port=port):
                 pass
         assert str(port) in str(caught.value)
+
+
+async def test_etcd_listens_on_no_port_at_all() -> None:
+    """So no page in a browser and no other user finds anything to speak to."""
+    async with open_etcd_server() as server:
+        assert listening_ports(server.pid) == []
+        # The same look finds a port where there is one.
+        assert listening_ports(os.getpid()) == []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            assert listening_ports(os.getpid()) == [listener.getsockname()[1]]
+
+
+async def test_the_gateway_is_closed_also_to_those_who_reach_the_socket() -> None:
+    async with open_etcd_server() as server:
+        body = b'{"key": "YQ==", "value": "YQ=="}'
+        head = b"POST /v3/kv/put HTTP/1.0\r\nContent-Type: application/json\r\n"
+        async with await dial(server) as stream:
+            await stream.send_all(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            answer = b"".join([part async for part in stream])
+        assert answer.startswith(b"HTTP/1.0 404 ")
+        async with open_etcd(server.address) as plane:
+            assert await plane.get("a") is None
+
+
+STRANGER = """
+import grpc, os, sys
+from trinamo.transports.etcd import wire_pb2 as wire
+channel = grpc.insecure_channel(sys.argv[1])
+os.setgroups([])
+os.setuid(int(sys.argv[2]))
+put = channel.unary_unary(
+    "/etcdserverpb.KV/Put", wire.PutRequest.SerializeToString, wire.PutResponse.FromString
+)
+try:
+    put(wire.PutRequest(key=b"a", value=b"1"), timeout=5)
+except grpc.RpcError as error:
+    print(error.details())
+else:
+    print("done")
+"""
+
+
+async def test_another_user_writes_nothing_into_etcd() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    async with open_etcd_server() as server:
+        said = []
+        for user in (0, 65534):
+            done = await trio.run_process(
+                [sys.executable, "-c", STRANGER, server.address, str(user)], capture_stdout=True
+            )
+            said.append(done.stdout.decode().strip())
+            async with open_etcd(server.address) as plane:
+                assert await plane.delete("a") is (user == 0)
+        assert said[0] == "done"
+        assert "Permission denied" in said[1]
+
+
+async def test_the_folder_of_a_server_is_for_this_user_alone(kind: str) -> None:
+    async with open_server(kind) as server:
+        mode = server.log_path.parent.stat().st_mode
+        assert stat.S_IMODE(mode) == 0o700
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+async def test_nats_lets_in_only_who_has_the_token_of_the_run(token: str) -> None:
+    async with open_nats_server() as server:
+        with pytest.raises(ConnectError, match="Authorization"):
+            async with open_nats(server.url, token=token):
+                pass
+        async with open_nats(server.url, token=server.token) as plane:
+            await plane.check_health()
+        lines = [command_line(each) for each in processes() if each.name.isdigit()]
+        assert not any(server.token in line for line in lines)
+        assert stat.S_IMODE((server.log_path.parent / "nats.conf").stat().st_mode) == 0o600
+
+
+async def test_two_runs_have_different_tokens() -> None:
+    async with open_nats_server() as one, open_nats_server() as two:
+        assert len(one.token) == 64
+        assert one.token != two.token
+
+
+async def test_a_socket_is_reached_from_a_folder_with_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a socket is short; that of a folder for temporary files may be long."""
+    place = tmp_path / ("x" * 100)
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    async with open_etcd_server() as server, open_etcd(server.address) as plane:
+        await plane.check_health()
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
