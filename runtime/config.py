@@ -139,6 +139,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Seconds | None,
         about("An answer not made within this time is ended, as a 504; null: no bound."),
     ] = None
+    engine_error_detail: Annotated[
+        bool,
+        about(
+            "Tell clients the text of a failed engine, or of a failed connection in the cluster;"
+            " false: a sentence and the id of the request, whose text the log has."
+        ),
+    ] = False
     drain_timeout_s: Annotated[
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0

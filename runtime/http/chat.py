@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import attrs
@@ -42,7 +43,7 @@ from .exchange import (
     send_error,
 )
 from .models import DeploymentState, Engine
-from .status import answer_error
+from .status import ErrorAnswer, answer_error
 from .streaming import AnswerWriter, OnDisconnect
 
 __all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference", "InferenceLimits"]
@@ -60,6 +61,7 @@ class InferenceLimits:
     stop_grace_s: float = 30.0
     request_timeout_s: float | None = None
     on_disconnect: OnDisconnect = OnDisconnect.KILL
+    tells_engine_errors: bool = False
 
 
 @attrs.frozen
@@ -127,12 +129,17 @@ class Inference:
             self._state.metrics.refused(self._kind.name, "client_disconnect")
             self._tell("client_disconnect", started_at)
         except TrinamoError as error:
-            refusal = answer_error(error)
+            refusal = self._explain(inner_id)(error)
             self._state.metrics.refused(self._kind.name, refusal.code)
             self._tell(refusal.code, started_at, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
             await send_error(send, refusal, headers)
+
+    def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:
+        return partial(
+            answer_error, request_id=request_id, tells_detail=self._limits.tells_engine_errors
+        )
 
     def _tell(
         self,
@@ -191,6 +198,7 @@ class Inference:
                 context,
                 record,
                 headers=headers,
+                explain=self._explain(inner_id),
                 connection=find_connection(scope),
                 on_disconnect=self._limits.on_disconnect,
                 stop_grace_s=self._limits.stop_grace_s,

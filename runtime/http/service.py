@@ -58,6 +58,7 @@ class ServiceConfig:
     drain_timeout_s: float = 30.0
     stop_grace_s: float = 5.0
     request_timeout_s: float | None = None
+    engine_error_detail: bool = False
 
 
 class HttpService:
@@ -88,6 +89,7 @@ class HttpService:
             stop_grace_s=config.stop_grace_s,
             request_timeout_s=config.request_timeout_s,
             on_disconnect=config.on_disconnect,
+            tells_engine_errors=config.engine_error_detail,
         )
         self.app = build_app(
             self._state,

@@ -97,12 +97,16 @@ class StatusRow:
     status: int
     type: str
     retry_after_s: int | None = None
-    shows_message: bool = True
-    """False where the message is about our insides: then only the log has it."""
+    sentence: str = ""
+    """What a client is told in place of the message, which then only the log has: an engine's or a
+    library's text may hold paths, addresses and other people's prompts."""
+    is_bug: bool = False
+    """Whether the message stays in the log whatever the configuration says."""
 
 
 _CLIENT: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
+_BUG: Final = "an internal error"
 
 # An exception has the row of the nearest class in its MRO.
 # fmt: off
@@ -119,18 +123,18 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
     OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
     RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
-    ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
-    ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S),
-    EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
+    ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, "no worker could be reached"),
+    ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S, "discovery is away"),
+    EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S, "the broker is away"),
     TransportError:          StatusRow(502, _SERVER),
     ProtocolError:           StatusRow(502, _SERVER),
     DeadlineError:           StatusRow(504, _SERVER),
-    EngineError:             StatusRow(500, _SERVER),
+    EngineError:             StatusRow(500, _SERVER, sentence="the engine failed"),
     KilledError:             StatusRow(500, _SERVER),
-    LocalProtocolError:      StatusRow(500, _SERVER, shows_message=False),
-    ConfigError:             StatusRow(500, _SERVER, shows_message=False),
+    LocalProtocolError:      StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
+    ConfigError:             StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
     TrinamoError:            StatusRow(500, _SERVER),
-    BaseException:           StatusRow(500, _SERVER, shows_message=False),
+    BaseException:           StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
 }
 
 # A kill is not a fault in itself; why it was done decides. 499 is nginx's word for a client that
@@ -174,15 +178,24 @@ class ErrorAnswer:
         return encode_data(self.to_body())
 
 
-def answer_error(error: BaseException) -> ErrorAnswer:
-    """What a client is told about `error`; of a group, the error that stands for it."""
+def answer_error(
+    error: BaseException, *, request_id: str = "", tells_detail: bool = False
+) -> ErrorAnswer:
+    """What a client is told about `error`; of a group, the error that stands for it.
+
+    What the client is not told is in the log under `request_id`; with `tells_detail`
+    (`http.engine_error_detail`) it is told all but our own bugs.
+    """
     error = single(error)
     row = next(STATUS_TABLE[cls] for cls in type(error).__mro__ if cls in STATUS_TABLE)
     code = error.code if isinstance(error, TrinamoError) else TrinamoError.code
     if isinstance(error, KilledError):
         row = KILLED_TABLE.get(error.reason, row)
         code = error.reason or code
-    message = str(error) if row.shows_message else "an internal error; the server's log has more"
+    message = str(error)
+    if row.sentence and (row.is_bug or not tells_detail):
+        where = f" under request id {request_id}" if request_id else ""
+        message = f"{row.sentence}; the server's log has more{where}"
     return ErrorAnswer(
         row.status,
         ErrorDetail(

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import trio
 
 from ..context import Context, Reason
-from ..errors import KilledError
+from ..errors import EngineError, KilledError
 from ..metrics import SUCCESS, RequestRecord
 from ..nurseries import open_nursery
 from ..protocol.sse import DONE
@@ -35,7 +35,7 @@ from .exchange import (
     send_error,
     send_whole,
 )
-from .status import answer_error
+from .status import ErrorAnswer, answer_error
 
 __all__ = ["AnswerWriter", "OnDisconnect"]
 
@@ -76,6 +76,7 @@ class AnswerWriter:
         record: RequestRecord,
         *,
         headers: Headers,
+        explain: Callable[[Exception], ErrorAnswer] = answer_error,
         connection: ConnectionExtension = UNKNOWN_CONNECTION,
         on_disconnect: OnDisconnect = OnDisconnect.KILL,
         stop_grace_s: float = 30.0,
@@ -85,6 +86,7 @@ class AnswerWriter:
         self._receive, self._send = receive, send
         self._context, self._record = context, record
         self._headers = headers
+        self._explain = explain
         self._send_now, self._is_cut = connection["send_now"], connection["is_cut"]
         self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
         self._backlog_bytes_max = backlog_bytes_max
@@ -266,7 +268,7 @@ class AnswerWriter:
         if self._is_disconnected:
             return
         self._is_finished = True
-        last = DONE if self._error is None else answer_error(self._error).to_event()
+        last = DONE if self._error is None else self._explain(self._error).to_event()
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _take(self) -> bytes:
@@ -285,7 +287,7 @@ class AnswerWriter:
 
     async def _send_error(self) -> None:
         assert self._error is not None
-        await send_error(self._send, answer_error(self._error), self._headers)
+        await send_error(self._send, self._explain(self._error), self._headers)
 
     # --- the books ---------------------------------------------------------------------------
 
@@ -302,7 +304,8 @@ class AnswerWriter:
         if self._error is None:
             self._record.outcome = SUCCESS
             return
-        answer = answer_error(self._error)
+        answer = self._explain(self._error)
         self._record.outcome, self._record.detail = answer.code, str(self._error)
-        if answer.is_our_fault:
+        if answer.is_our_fault and not isinstance(self._error, EngineError):
+            # Where an engine failed, its worker's log tells.
             self._record.fault = self._error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -115,3 +116,62 @@ def test_our_own_bugs_are_not_shown_to_clients(error: Exception) -> None:
     answer = answer_error(error)
     assert "insides" not in answer.detail.message
     assert answer.is_our_fault
+
+
+INSIDES = [
+    errors.EngineError("OSError: /models/secret.gguf"),
+    errors.ConnectError("no connection to 10.0.0.7:4222"),
+    errors.ControlPlaneError("etcd-0.internal refused"),
+    errors.EventPlaneError("nats-0.internal refused"),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("error", INSIDES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("tells", [True, False])
+async def test_what_failed_inside_is_in_the_log_and_with_the_client_only_if_wanted(
+    serve: Any,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    tells: bool,
+    error: TrinamoError,
+    after: int,
+    is_streamed: bool,
+) -> None:
+    """Before the first byte as a body, after it as the last event; by its request's id."""
+
+    async def fail(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for number in range(after):
+            yield Delta("a", [number])
+        raise error
+
+    running = await serve(fail, engine_error_detail=tells)
+    with caplog.at_level(logging.INFO):
+        async with running.client() as client:
+            response = await client.post(
+                "/v1/completions",
+                json={"prompt": "hi", "stream": is_streamed},
+                headers={"x-request-id": "mine"},
+            )
+        await running.wait_quiet()
+    assert (error.message in response.text) == tells
+    assert ("under request id mine-" in response.text) != tells
+    assert f'"code":"{error.code}"' in response.text
+    lines = [record for record in caplog.records if error.message in str(record.__dict__)]
+    assert len(lines) == 1
+    assert lines[0].exc_info is None
+
+
+async def test_our_own_bugs_are_told_to_nobody_whatever_is_wanted(serve: Any) -> None:
+    async def fail(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for never in NO_DELTAS:
+            yield never
+        raise ValueError("/etc/insides")
+
+    running = await serve(fail, engine_error_detail=True)
+    async with running.client() as client:
+        response = await client.post("/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 500
+    assert "insides" not in response.text
+    assert "under request id " in response.text
