@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
@@ -57,6 +58,8 @@ class Lane:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
+        self._run: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT, check=True, capture_output=True, text=True,
@@ -78,15 +81,30 @@ class Lane:
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
                    "-m", "not services", *names]  # fmt: skip
-        with subprocess.Popen(
+        if self._is_closed:
+            return True
+        self._run = run = subprocess.Popen(
             command, cwd=self.root, env=environ, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ) as run:  # fmt: skip
-            try:
-                return run.wait(timeout_s) == 0
-            except subprocess.TimeoutExpired:
+        )  # fmt: skip
+        try:
+            return run.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """Run no more tests here, and end those that run now."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            with suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)
-                return False
+            run.wait()
 
     def kills(self, mutant: Mutant, timeout_s: float) -> bool:
         """Whether the nearest tests notice the mutant; the copy is whole again afterwards."""
@@ -150,9 +168,10 @@ def play(mutants: list[Mutant], lanes: list[Lane]) -> Iterator[tuple[Mutant, boo
     with ThreadPoolExecutor(len(lanes)) as pool:
         try:
             yield from pool.map(play_one, mutants)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for lane in lanes:
+                lane.close()
 
 
 def _lines(text: str) -> tuple[int, int]:
@@ -185,6 +204,8 @@ def main() -> int:
     if not mutants:
         sys.stderr.write("nothing to change there\n")
         return 2
+    # A mutant may loop for ever: whoever ends the run ends it too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     alive: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="trinamo-mutants-") as folder:
         lanes = [Lane(Path(folder) / str(n)) for n in range(min(options.lanes, len(mutants)))]
