@@ -62,8 +62,8 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     unfinished_bytes_max: Annotated[
         Bytes,
         about(
-            "Bytes of large frames that are not whole, and of unary requests under way, that all"
-            " connections of a process hold together. Over it they stop reading; such a request is"
+            "Bytes of large frames that are not whole that all connections of a process hold together;"
+            " over it they stop reading. And of large unary requests that run at once; one more is"
             " refused as overloaded."
         ),
     ] = 256 << 20

@@ -144,8 +144,7 @@ class FrameDecoder:
             position += need
             need = PREFIX_BYTES
         self._need = need
-        if position < end:
-            self._partial += data[position:]
+        self._partial += data[position:]
         return frames
 
     def _refuse(self, header_bytes: int, data_bytes: int, *, raise_now: bool) -> None:

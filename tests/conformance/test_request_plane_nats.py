@@ -40,6 +40,7 @@ from trinamo.runtime.protocol.request import (
     StreamType,
     decode_answer,
     encode_answer,
+    encode_cancel,
     encode_envelope,
 )
 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
@@ -250,6 +251,14 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     await eventually(lambda: pair.service.cancelled == ["r1"])
     await eventually(lambda: pair.service.running == 0 and pair.server.in_flight == 0)
     assert pair.service.answered == []
+
+
+async def test_a_cancel_is_remembered_only_if_its_request_has_not_been_here(pair: Pair) -> None:
+    await pair.plane.call(pair.address, unary("r1"), b"")
+    for request_id in ("r1", "r2"):
+        await pair.events.publish(pair.address, encode_frame(encode_cancel(request_id)))
+    await eventually(lambda: pair.service.cancelled == ["r1", "r2"])
+    assert pair.service.remembered == ["r2"]
 
 
 async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> None:

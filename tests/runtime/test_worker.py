@@ -354,6 +354,28 @@ async def test_a_cancel_that_overtakes_its_request_wins_for_a_time(
         nursery.cancel_scope.cancel()
 
 
+async def test_cancels_whose_time_is_up_are_forgotten_and_no_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
+    worker.cancel("early")
+    await trio.sleep(30)
+    worker.cancel("late")
+    assert list(worker._cancelled) == ["early", "late"]
+    await trio.sleep(30)
+    worker.cancel("new")
+    assert list(worker._cancelled) == ["late", "new"]
+    # Said again, it is young again.
+    worker.cancel("late")
+    assert list(worker._cancelled) == ["new", "late"]
+
+
+async def test_a_cancel_for_a_request_that_has_been_here_is_not_remembered() -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    worker.cancel("ended", has_arrived=True)
+    assert worker._cancelled == {}
+
+
 async def test_cancels_are_remembered_to_a_bound() -> None:
     worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
     for number in range(5000):

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -52,6 +54,7 @@ __all__ = ["NatsRequestPlane", "NatsRequestServer"]
 _log = logging.getLogger("trinamo.nats")
 
 CANCEL_PATIENCE_S = 0.5
+_SEEN_MAX: Final = 4096
 
 
 class NatsRequestServer:
@@ -79,6 +82,9 @@ class NatsRequestServer:
         self._requests_max = requests_max
         self._pending_max = pending_max
         self._unary: dict[str, trio.CancelScope] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        """The requests that came last. A cancel may overtake its request only where a broker changes
+        its ways in between, so one for a request that has been here is nothing to remember."""
 
     @property
     def transport(self) -> str:
@@ -136,11 +142,14 @@ class NatsRequestServer:
         """The answer to one frame, or None if there is none or it comes later."""
         cancelled = decode_cancel(header)
         if cancelled is not None:
-            service.cancel(cancelled)
+            service.cancel(cancelled, has_arrived=cancelled in self._seen)
             if cancelled in self._unary:
                 self._unary[cancelled].cancel()
             return None
         envelope = decode_envelope(header)
+        self._seen[envelope.id] = None
+        if len(self._seen) > _SEEN_MAX:
+            self._seen.popitem(last=False)
         if not message.reply:
             raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
         if envelope.kind is not RequestKind.UNARY:

@@ -36,12 +36,18 @@ from .accepting import Gate
 from .greeting import welcome
 from .outbox import Outbox
 from .sockets import TcpOptions, open_listener
+from .unfinished import FREE_BYTES
 
 __all__ = ["TcpRequestServer", "open_request_server"]
 
 _log = logging.getLogger("trinamo.tcp")
 _UNARY_MAX: Final = 1024
 """Unary requests of one connection that may run at once; more are answered `overloaded`."""
+
+
+def _counted(payload: bytes) -> int:
+    """What of a payload counts against the bound on all: small ones are bounded in number."""
+    return max(0, len(payload) - FREE_BYTES)
 
 
 class TcpRequestServer:
@@ -187,7 +193,7 @@ class _Conversation:
             raise RemoteProtocolError(f"request id {envelope.id} is in use on this connection")
         elif len(self._unary) >= _UNARY_MAX:
             self._overloaded(envelope, f"{_UNARY_MAX} in flight")
-        elif not self._server.options.budget.take_nowait(len(payload)):
+        elif not self._server.options.payloads.take_nowait(_counted(payload)):
             self._overloaded(envelope, "unfinished_bytes_max is reached")
         else:
             self._unary[envelope.id] = trio.CancelScope()
@@ -213,7 +219,7 @@ class _Conversation:
                     self._answer_result(envelope.id, result)
         finally:
             del self._unary[envelope.id]
-            self._server.options.budget.give_back(self, len(payload))
+            self._server.options.payloads.give_back(self, _counted(payload))
 
     def _answer_result(self, request_id: str, result: bytes) -> None:
         bytes_max = self._server.options.data_bytes_max

@@ -63,7 +63,16 @@ class TcpOptions:
         eq=False,
         repr=False,
     )
-    """What the connections of all planes with these options may hold together."""
+    """What the connections of all planes with these options hold of frames that are not whole."""
+    payloads: Budget = attrs.field(
+        default=attrs.Factory(
+            lambda options: Budget(options.unfinished_bytes_max), takes_self=True
+        ),
+        eq=False,
+        repr=False,
+    )
+    """And of unary requests that run. Of its own: a frame that is whole must find room here while
+    others wait there."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
 

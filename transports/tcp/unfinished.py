@@ -3,8 +3,7 @@
 A frame costs what has arrived of it, up to 32 MiB, on each of thousands of connections. So what is
 over `FREE_BYTES` counts against one `Budget` of the process, and who finds it spent stops reading:
 the peer feels it as a full window. The one that has waited longest goes on all the same until its
-frame is whole, for else frames that all wait for the rest would wait for ever. Unary requests count
-with their payloads while they run.
+frame is whole, for else frames that all wait for the rest would wait for ever.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Budget:
         return len(self._waiting)
 
     def take_nowait(self, count: int) -> bool:
-        """Take `count` if so much is left, and nobody waits for it."""
-        if self._waiting or self.used_bytes + count > self.bytes_max:
+        """Take `count` if so much is left."""
+        if self.used_bytes + count > self.bytes_max:
             return False
         self.used_bytes += count
         return True

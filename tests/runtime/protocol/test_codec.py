@@ -12,6 +12,7 @@ from trinamo.runtime.protocol.codec import (
     PREFIX_BYTES,
     FrameDecoder,
     data_prefix,
+    decode_first_frame,
     decode_frame,
     encode_frame,
 )
@@ -29,6 +30,35 @@ def test_the_layout_is_two_big_endian_lengths_then_header_then_data() -> None:
 
 def test_the_bounds_are_those_of_the_specification() -> None:
     assert (HEADER_BYTES_MAX, DATA_BYTES_MAX, PREFIX_BYTES) == (128 * 1024, 32 * 1024 * 1024, 8)
+
+
+class Long(bytes):
+    """Bytes that say they are 4 GiB and more, without being it."""
+
+    says: int
+
+    def __len__(self) -> int:
+        return self.says
+
+
+def long(count: int) -> bytes:
+    found = Long()
+    found.says = count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("header", "data"), [(long(1 << 32), b""), (b"", long(1 << 32)), (long(1 << 32), long(1 << 32))]
+)
+def test_a_part_that_no_length_field_can_tell_is_our_own_bug(header: bytes, data: bytes) -> None:
+    with pytest.raises(LocalProtocolError, match="4294967296"):
+        encode_frame(header, data)
+
+
+def test_the_longest_part_a_length_field_can_tell_is_none() -> None:
+    most = long((1 << 32) - 1)
+    assert encode_frame(most, b"")[:8] == b"\xff\xff\xff\xff\0\0\0\0"
+    assert encode_frame(b"", most)[:8] == b"\0\0\0\0\xff\xff\xff\xff"
 
 
 def test_the_data_prefix_and_the_payload_are_a_data_only_frame() -> None:
@@ -138,3 +168,22 @@ def test_a_whole_message_is_one_frame() -> None:
 def test_a_message_that_is_not_one_frame_is_malformed(message: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_frame(message)
+
+
+# --- the one frame of a stranger -----------------------------------------------------------------
+
+
+def test_the_first_frame_is_cut_off_from_what_is_behind_it() -> None:
+    wire = encode_frame(b"handshake") + b"rest"
+    for cut in range(PREFIX_BYTES + 9):
+        assert decode_first_frame(wire[:cut], header_bytes_max=9) is None
+    assert decode_first_frame(wire[:17], header_bytes_max=9) == (b"handshake", b"")
+    assert decode_first_frame(wire, header_bytes_max=9) == (b"handshake", b"rest")
+
+
+@pytest.mark.parametrize(("header_bytes", "data_bytes"), [(10, 0), (9, 1), (2**32 - 1, 0)])
+def test_a_first_frame_that_is_too_large_is_refused_by_its_announcement(
+    header_bytes: int, data_bytes: int
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="first frame"):
+        decode_first_frame(announce(header_bytes, data_bytes), header_bytes_max=9)

@@ -1,0 +1,172 @@
+"""Frames that are not whole: what they may hold together, who waits, and who is ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from tests.conformance.test_request_plane_nats import Service, unary
+from tests.transports.tcp.ends import PATIENCE_S, RawEnd, eventually, options, raw_member
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import OverloadedError
+from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.request import AckStatus, decode_answer, encode_envelope
+from trinamo.transports.tcp import (
+    TcpOptions,
+    TcpRequestServer,
+    open_request_plane,
+    open_request_server,
+)
+from trinamo.transports.tcp.unfinished import FREE_BYTES, Budget
+
+MB = 1 << 20
+
+
+def request(number: int, payload_bytes: int) -> bytes:
+    return encode_frame(encode_envelope(unary(f"r{number}")), bytes(payload_bytes))
+
+
+@asynccontextmanager
+async def serving(**changes: float) -> AsyncIterator[tuple[TcpRequestServer, Service, TcpOptions]]:
+    using, service = options(**changes), Service()
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            open_request_server(using, RealEnv(), instance_id="a1") as server,
+            trio.open_nursery() as nursery,
+        ):
+            await nursery.start(server.serve, service)
+            yield server, service, using
+            nursery.cancel_scope.cancel()
+        assert (using.budget.used_bytes, using.payloads.used_bytes) == (0, 0)
+        assert using.budget.waiting_count == 0
+
+
+async def answer(end: RawEnd) -> AckStatus:
+    decoder = FrameDecoder()
+    frames: list[Frame] = []
+    while not frames:
+        frames = decoder.feed(bytes(await end.stream.receive_some()))
+    return decode_answer(frames[0][0]).ack.status
+
+
+async def test_unfinished_frames_of_many_connections_hold_no_more_than_the_budget() -> None:
+    """Attack row 7: forty connections with 20 MB each of a frame that never becomes whole."""
+    async with (
+        serving(unfinished_bytes_max=4 * MB) as (server, service, using),
+        AsyncExitStack() as stack,
+    ):
+        ends = [await stack.enter_async_context(raw_member(server.address)) for _ in range(12)]
+        async with trio.open_nursery() as nursery:
+            for number, end in enumerate(ends):
+                nursery.start_soon(end.say, request(number, 2 * MB)[:-1])
+            await eventually(lambda: using.budget.waiting_count)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            # Each may have read one buffer more before it found the budget spent, and one is favoured.
+            most = 4 * MB + 2 * MB + len(ends) * (FREE_BYTES + using.buffer_bytes)
+            assert using.budget.used_bytes <= most
+            # Small requests are not concerned.
+            small = await stack.enter_async_context(raw_member(server.address))
+            await small.say(request(99, 10))
+            assert await answer(small) is AckStatus.ACCEPTED
+            nursery.cancel_scope.cancel()
+        assert service.answered == ["r99"]
+
+
+async def test_frames_that_all_wait_for_the_rest_become_whole_one_after_the_other() -> None:
+    async with (
+        serving(unfinished_bytes_max=3 * MB) as (server, service, _),
+        AsyncExitStack() as stack,
+    ):
+        ends = [await stack.enter_async_context(raw_member(server.address)) for _ in range(6)]
+        async with trio.open_nursery() as nursery:
+            for number, end in enumerate(ends):
+                nursery.start_soon(end.say, request(number, MB))
+        assert {await answer(end) for end in ends} == {AckStatus.ACCEPTED}
+        assert len(service.answered) == 6
+
+
+async def test_a_large_frame_that_does_not_become_whole_in_time_ends_its_connection() -> None:
+    async with (
+        serving(frame_timeout_s=0.1) as (server, _, using),
+        raw_member(server.address) as end,
+        raw_member(server.address) as patient,
+    ):
+        await end.say(request(1, MB)[:-1])
+        assert await answer(end) is AckStatus.INVALID
+        await end.wait_gone()
+        # A small part of a frame costs next to nothing, and may be waited for.
+        whole = request(2, 100)
+        await patient.say(whole[:50])
+        await trio.sleep(0.15)
+        await patient.say(whole[50:])
+        assert await answer(patient) is AckStatus.ACCEPTED
+        assert using.budget.used_bytes == 0
+
+
+async def test_an_announcement_costs_nothing() -> None:
+    """What was promised is not reserved: 200 announcements of 32 MiB, and nothing after them."""
+    async with serving() as (server, _, using), AsyncExitStack() as stack:
+        head = encode_frame(encode_envelope(unary("r")), b"")
+        announced = head[:4] + (32 * MB).to_bytes(4, "big") + head[8:]
+        for _ in range(200):
+            end = await stack.enter_async_context(raw_member(server.address))
+            await end.say(announced)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert using.budget.used_bytes == 0
+
+
+async def test_payloads_of_unary_requests_under_way_are_bounded_in_bytes() -> None:
+    """1,024 of them on one connection were bounded only in number."""
+    async with serving(unfinished_bytes_max=10 * MB) as (server, service, using):
+        async with open_request_plane(using, RealEnv()) as plane, trio.open_nursery() as nursery:
+            for number in range(4):
+                ask = unary(f"r{number}", "wait")
+                nursery.start_soon(plane.call, server.address, ask, bytes(2 * MB))
+            await eventually(lambda: service.running == 4)
+            with pytest.raises(OverloadedError):
+                await plane.call(server.address, unary("one more"), bytes(3 * MB))
+            assert await plane.call(server.address, unary("small"), b"x") == b"re:x"
+            service.release.set()
+        await eventually(lambda: using.payloads.used_bytes == 0)
+
+
+async def test_a_budget_favours_who_has_waited_longest_and_takes_its_turn_back() -> None:
+    budget, grown = Budget(100), list[str]()
+
+    async def grow(name: str, count: int) -> None:
+        await budget.grow(name, count)
+        grown.append(name)
+
+    async with trio.open_nursery() as nursery:
+        await grow("a", 60)
+        nursery.start_soon(grow, "b", 60)
+        await trio.testing.wait_all_tasks_blocked()
+        # Over the bound, but nobody was favoured yet.
+        assert grown == ["a", "b"]
+        nursery.start_soon(grow, "a", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (grown, budget.waiting_count) == (["a", "b"], 1)
+        await grow("b", 50)
+        budget.give_back("b", 110)
+        await trio.testing.wait_all_tasks_blocked()
+        assert grown == ["a", "b", "b", "a"]
+        assert budget.take_nowait(39)
+        assert not budget.take_nowait(1)
+        budget.give_back("a", 61)
+        budget.give_back("c", 39)
+    assert budget.used_bytes == 0
+
+
+async def test_who_stops_waiting_is_not_favoured() -> None:
+    budget = Budget(10)
+    await budget.grow("a", 20)
+    with trio.move_on_after(0):
+        await budget.grow("b", 5)
+    assert budget.waiting_count == 0
+    budget.give_back("b", 5)
+    budget.give_back("a", 20)
+    assert budget.take_nowait(10)
