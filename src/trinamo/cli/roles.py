@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -38,6 +36,7 @@ from trinamo.runtime.protocol.model_cards import encode_card, model_key
 from .engine import choose_engine, open_engine
 from .output import LogLosses
 from .planes import RealTransports
+from .signals import until_told
 
 __all__ = ["FrontendReady", "WorkerReady", "run_frontend", "run_worker"]
 
@@ -64,27 +63,6 @@ class FrontendReady:
     url: str
 
 
-@asynccontextmanager
-async def _until_told() -> AsyncIterator[trio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second cancels the body."""
-    told = trio.Event()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_nursery() as nursery:
-
-            async def listen() -> None:
-                async for number in signals:
-                    if told.is_set():
-                        _log.warning("%s again: ending at once", signal.Signals(number).name)
-                        nursery.cancel_scope.cancel()
-                    else:
-                        _log.info("%s: shutting down in order", signal.Signals(number).name)
-                        told.set()
-
-            nursery.start_soon(listen)
-            yield told
-            nursery.cancel_scope.cancel()
-
-
 async def run_worker(
     config: Config, *, ready: Callable[[WorkerReady], None], env: Env | None = None
 ) -> None:
@@ -98,9 +76,8 @@ async def run_worker(
     choice = choose_engine(section)
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
-    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     async with (
-        _until_told() as told,
+        until_told() as told,
         open_engine(section, choice.engine) as engine,
         open_runtime(
             config,
@@ -112,39 +89,48 @@ async def run_worker(
         ) as runtime,
         open_nursery() as nursery,
     ):
-        status_url = ""
-        if section.status_port is not None:
-            status = _status_server(config, runtime, engine)
-            port = await nursery.start(status.serve)
-            status_url = f"http://{_bracketed(section.status_host)}:{port}"
-        info = engine.info
-        name_process(instance_id=runtime.instance_id, model=info.model)
-        await runtime.serve(
-            endpoint,
-            engine.generate,
-            request_type=bounded_request_type(info.context_tokens_max),
-            payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
-            metadata={
-                "engine": info.engine,
-                "model": info.model,
-                "pid": str(os.getpid()),
-                "status": status_url,
-            },
-            engine=engine,
-        )
-        assert runtime.instance_id is not None
-        card = ModelCard(
-            name=info.model,
-            endpoint=str(endpoint),
-            context_tokens_max=info.context_tokens_max,
-            engine=info.engine,
-            created=int(env.clock.wall()),
-        )
-        await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
-        ready(WorkerReady(runtime.instance_id, info.model, info.engine, choice.why, status_url))
+        with told.starting():
+            ready(await _serve(config, runtime, engine, choice.why, nursery))
         await told.wait()
         await runtime.shutdown()
         nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    config: Config, runtime: Runtime, engine: GenerationEngine, why: str, nursery: trio.Nursery
+) -> WorkerReady:
+    """Open the status port, register the endpoint, publish the model's card."""
+    assert runtime.instance_id is not None
+    section, info = config.worker, engine.info
+    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
+    status_url = ""
+    if section.status_port is not None:
+        status = _status_server(config, runtime, engine)
+        port = await nursery.start(status.serve)
+        status_url = f"http://{_bracketed(section.status_host)}:{port}"
+    name_process(instance_id=runtime.instance_id, model=info.model)
+    await runtime.serve(
+        endpoint,
+        engine.generate,
+        request_type=bounded_request_type(info.context_tokens_max),
+        payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
+        metadata={
+            "engine": info.engine,
+            "model": info.model,
+            "pid": str(os.getpid()),
+            "status": status_url,
+        },
+        engine=engine,
+    )
+    card = ModelCard(
+        name=info.model,
+        endpoint=str(endpoint),
+        context_tokens_max=info.context_tokens_max,
+        engine=info.engine,
+        created=int(runtime.env.clock.wall()),
+    )
+    await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
+    return WorkerReady(runtime.instance_id, info.model, info.engine, why, status_url)
 
 
 def _tell_notices(config: Config) -> None:
@@ -213,15 +199,17 @@ async def run_frontend(
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
     async with (
-        _until_told() as told,
+        until_told() as told,
         open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
         open_nursery() as watching,
     ):
         service = _http_service(config, env, metrics, lambda: overview(runtime))
-        await watching.start(watch_models, runtime.control, runtime.client, service.model_manager())
         async with open_nursery() as serving:
-            port = await serving.start(service.run)
-            ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
+            with told.starting():
+                manager = service.model_manager()
+                await watching.start(watch_models, runtime.control, runtime.client, manager)
+                port = await serving.start(service.run)
+                ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
             await told.wait()
             service.stop()
         watching.cancel_scope.cancel()
