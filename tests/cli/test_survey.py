@@ -12,7 +12,16 @@ import trio
 from rich.console import Console
 
 from trinamo.cli.locating import Target
-from trinamo.cli.survey import Survey, survey_cluster
+from trinamo.cli.run_file import ProcessEntry
+from trinamo.cli.survey import (
+    TOLD_MAX,
+    InstanceLook,
+    ModelLook,
+    Survey,
+    ask_instances,
+    ask_processes,
+    survey_cluster,
+)
 from trinamo.cli.survey_text import survey_json, survey_tables
 from trinamo.runtime.config import load_config
 from trinamo.runtime.errors import UnavailableError
@@ -123,6 +132,73 @@ async def test_a_frontend_without_nats_says_what_waits() -> None:
 
     assert f"NATS at {NATS} does not answer the frontend: 7 messages wait" in survey.away[-1]
     assert "not connected to NATS" in text_of(survey)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://" + "a" * 70 + ":80",
+        "http://" + "a" * 100_000,
+        "http://127.0.0.1:99999",
+        "http://[::1%25\x00]:80",
+        "http://\ud800",
+        "http://127.0.0.1:1/\x1b[2J",
+        "not at all",
+    ],
+)
+async def test_a_status_address_that_makes_no_sense_is_an_instance_that_is_away(url: str) -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look(url)]
+    survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
+    await ask_instances(survey)
+
+    (away,) = survey.away
+    assert away.startswith("instance 1 of a/b/c does not answer")
+    assert survey.models[0].instances == 0
+    assert "\x1b" not in text_of(survey)
+    assert all(len(line) < 1500 for line in text_of(survey).splitlines())
+
+
+async def test_silent_instances_without_number_are_counted() -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look("nowhere") for _ in range(300)]
+    await ask_instances(survey)
+
+    assert len(survey.away) == TOLD_MAX + 1
+    assert survey.away[-1] == f"{300 - TOLD_MAX} more instances do not answer"
+    assert "100 more are not shown" in text_of(survey)
+
+
+async def test_a_cluster_that_nobody_serves_is_not_whole() -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    await ask_instances(survey)
+
+    assert survey.away == ["no instance is registered: no request can be answered"]
+
+
+async def test_a_worker_of_up_that_cannot_register_is_away() -> None:
+    """Such as one started again while etcd's disk is full."""
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look("")]
+    known = ProcessEntry("worker-1", 7, "")
+    await ask_processes(survey, [known, ProcessEntry("worker-2", 8), ProcessEntry("worker-3", 0)])
+
+    assert survey.away == [
+        "worker-2 of `trinamo up` is not registered; its log says why",
+        "worker-3 of `trinamo up` does not run; its log says why",
+    ]
+
+
+def look(status_url: str) -> InstanceLook:
+    return InstanceLook(
+        endpoint="a/b/c",
+        id="1",
+        lease_id="1f",
+        incarnation=1,
+        is_draining=False,
+        transports={"tcp": "127.0.0.1:1\x1b[2J"},
+        metadata={"model": "m", "status": status_url, "pid": "7"},
+    )
 
 
 async def test_without_a_frontend_the_way_to_name_one_is_told() -> None:

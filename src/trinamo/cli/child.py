@@ -64,6 +64,8 @@ class Child:
         self.state = ChildState.STARTING
         self.facts: dict[str, Any] = {}
         self.restarts = 0
+        self.is_silent = False
+        """Whether it runs but does not answer (`hangs.py`)."""
         self._arguments = tuple(arguments)
         self._on_line = on_line
         self._on_event = on_event

@@ -28,6 +28,7 @@ from trinamo.runtime.nurseries import open_nursery
 from .child import Child
 from .display import Display
 from .failures import EXIT_HURRIED, EXIT_OK
+from .hangs import watch_for_hangs
 from .http_client import fetch_json
 from .joining import open_secret_file, shared_settings
 from .locating import reachable
@@ -177,6 +178,8 @@ class Cluster:
             with self._interruptible():
                 await self._start_children(nursery)
             if not self._told.is_set():
+                children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
+                watching.start_soon(watch_for_hangs, children, self._display.say)
                 await self._serve()
             await self._drain()
             watching.cancel_scope.cancel()

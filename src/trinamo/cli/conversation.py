@@ -24,6 +24,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 from .http_client import Response, open_request
@@ -86,7 +87,7 @@ class Conversation:
                     async with aclosing(self._pieces(turns)) as stream:
                         async for piece in stream:
                             pieces.append(piece)
-                            _write(piece)
+                            _write(_harmless(piece))
                     is_complete = True
                 except TrinamoError as error:
                     problem = error  # Raised below, outside the nursery's group.
@@ -161,6 +162,16 @@ def _text_of(chunk: dict[str, Any]) -> str:
     return str((choices[0].get("delta") or {}).get("content") or "")
 
 
+def _harmless(text: str) -> str:
+    """What a model says, for a terminal: it must not command it. A pipe gets it as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(
+        "\t".join(one_line(part, characters_max=len(part)) for part in line.split("\t"))
+        for line in text.split("\n")
+    )
+
+
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -182,4 +193,4 @@ def converse(conversation: Conversation) -> None:
         try:
             conversation.ask(prompt)
         except TrinamoError as error:
-            sys.stderr.write(f"trinamo: {error.message}\n")
+            sys.stderr.write(f"trinamo: {one_line(error.message)}\n")

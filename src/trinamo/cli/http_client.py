@@ -24,6 +24,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RemoteProtocolError,
 )
+from trinamo.runtime.logs.text import cut
 
 __all__ = ["Response", "fetch", "fetch_json", "open_request"]
 
@@ -87,11 +88,14 @@ async def open_request(
             **({} if body is None else {"Content-Length": str(len(body))}),
             **({} if headers is None else headers),
         }
-        request = h11.Request(
-            method="GET" if body is None else "POST",
-            target=target,
-            headers=[(name.encode(), value.encode()) for name, value in fields.items()],
-        )
+        try:
+            request = h11.Request(
+                method="GET" if body is None else "POST",
+                target=target,
+                headers=[(name.encode(), value.encode()) for name, value in fields.items()],
+            )
+        except (ValueError, h11.LocalProtocolError) as error:
+            raise _no_address(url) from error
         events: list[h11.Event] = [request]
         if body is not None:
             events.append(h11.Data(data=body))
@@ -110,17 +114,19 @@ async def open_request(
         )
 
 
-async def fetch(url: str, *, timeout_s: float = 3.0) -> tuple[int, bytes]:
+async def fetch(
+    url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_BYTES_MAX
+) -> tuple[int, bytes]:
     """GET a URL: status and body; `ConnectError` if there is no whole answer in time."""
     with trio.move_on_after(timeout_s):
         async with open_request(url, connect_timeout_s=timeout_s) as response:
-            return response.status, await response.body()
+            return response.status, await response.body(bytes_max=bytes_max)
     raise ConnectError(f"{url} did not answer within {timeout_s:g} s")
 
 
-async def fetch_json(url: str, *, timeout_s: float = 3.0) -> Any:
+async def fetch_json(url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_BYTES_MAX) -> Any:
     """GET a URL that answers with JSON, whatever its status."""
-    _, body = await fetch(url, timeout_s=timeout_s)
+    _, body = await fetch(url, timeout_s=timeout_s, bytes_max=bytes_max)
     try:
         return json.loads(body)
     except ValueError as error:
@@ -135,15 +141,19 @@ def _split(url: str) -> SplitResult:
         usable = False
         parts = SplitResult("", "", "", "", "")
     if not usable:
-        raise ConfigError(f"{url!r} is no address; write one such as http://127.0.0.1:8787")
+        raise _no_address(url)
     return parts
+
+
+def _no_address(url: str) -> ConfigError:
+    return ConfigError(f"{cut(url, 200)!r} is no address; write one such as http://127.0.0.1:8787")
 
 
 async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
     assert parts.hostname is not None, "checked by _split"
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    where = f"{parts.hostname} port {port}"
+    where = f"{cut(parts.hostname, 200)} port {port}"
     with trio.move_on_after(timeout_s):
         try:
             if secure:
@@ -153,7 +163,8 @@ async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
                 await tls.do_handshake()
                 return tls
             return await trio.open_tcp_stream(parts.hostname, port)
-        except (OSError, ssl.SSLError, trio.BrokenResourceError) as error:
+        except (OSError, ssl.SSLError, trio.BrokenResourceError, ValueError) as error:
+            # A `ValueError`: a host that no name can be, such as one of 64 letters without a dot.
             raise ConnectError(f"nobody answers at {where}: {error}") from error
     raise ConnectError(f"{where} did not answer within {timeout_s:g} s")
 

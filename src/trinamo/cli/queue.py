@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinamo.runtime.logs.text import one_line
+
 from .options import ConfigFile, NatsServers, Preset, Settings, Sources, gather
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ def show_dead_letters(
     else:
         for letter in letters:
             sys.stdout.write(
-                f"{letter.id}: {letter.attempts} attempts, dead for {letter.dead_s:.0f} s: "
+                f"{one_line(letter.id)}: {letter.attempts} attempts, dead for {letter.dead_s:.0f} s: "
                 f"{letter.reason!r}\n"
             )
             if job is not None:

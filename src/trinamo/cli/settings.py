@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinamo.runtime.logs.text import one_line
+
 from .options import ConfigFile, EtcdEndpoints, Preset, Settings, Sources, gather
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def get(
             origin = "default" if each.is_default else "set"
             sys.stdout.write(f"{each.setting.name} = {value} ({origin})  {each.setting.about}\n")
         if each.problem:
-            sys.stderr.write(f"trinamo: the stored value is refused: {each.problem}\n")
+            sys.stderr.write(f"trinamo: the stored value is refused: {one_line(each.problem)}\n")
 
 
 @config_app.command("set")

@@ -7,10 +7,12 @@ While etcd is away, discovery is what the frontend last knew of it (`/status`, d
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 import msgspec
+import trio
 
 from trinamo.runtime.errors import (
     ConfigError,
@@ -23,6 +25,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.overview import FrontendView
 from trinamo.runtime.planes import ControlPlane, Entry
+from trinamo.runtime.protocol.generate import ModelCard
 from trinamo.runtime.protocol.instances import (
     INSTANCE_PREFIX,
     Instance,
@@ -36,11 +39,23 @@ from .locating import NOTHING_RUNS, Target, somebody_listens
 from .planes import open_control_plane
 from .run_file import ProcessEntry
 
-__all__ = ["InstanceLook", "ModelLook", "Survey", "survey_cluster"]
+__all__ = [
+    "InstanceLook",
+    "ModelLook",
+    "Survey",
+    "ask_instances",
+    "ask_processes",
+    "survey_cluster",
+]
 
 ASK_TIMEOUT_S: Final = 1.5
 ETCD_TIMEOUT_S: Final = 3.0
 """Longer than the choice of a new leader takes."""
+ASKED_AT_ONCE_MAX: Final = 64
+ANSWER_BYTES_MAX: Final = 256 << 10
+"""Of a status port, whose address any process may have registered."""
+TOLD_MAX: Final = 16
+"""Sentences of one kind; the others are counted."""
 
 
 @attrs.define
@@ -64,13 +79,14 @@ class InstanceLook:
 
 @attrs.define
 class ModelLook:
-    """One model and how many instances publish it."""
+    """One model, and how many instances publish it and, as far as they were asked, answer."""
 
     name: str
     endpoint: str
     engine: str
     context_tokens_max: int
-    instances: int = 1
+    registered: int = 0
+    instances: int = 0
 
 
 @attrs.define
@@ -113,11 +129,8 @@ async def survey_cluster(target: Target, *, url: str = "") -> Survey:
         url = url or run.url
     view = await _ask_frontend(survey, url) if url else None
     await _ask_etcd(survey, target, view)
-    async with open_nursery() as nursery:
-        for instance in survey.instances:
-            nursery.start_soon(_ask_instance, instance)
-        for process in run.processes if run is not None and survey.is_last_known else ():
-            nursery.start_soon(_ask_process, survey, process)
+    await ask_instances(survey)
+    await ask_processes(survey, () if run is None else run.processes)
     if view is not None:
         _tell_planes(survey, view, target)
     _tell_workers(survey)
@@ -162,20 +175,30 @@ async def _discover(control: ControlPlane, survey: Survey) -> None:
             survey.refused.append(error.message)
         else:
             survey.instances.append(_look(instance, entry))
-    models: dict[str, ModelLook] = {}
+    models: dict[str, list[ModelCard]] = {}
     for entry in (await control.range(MODEL_PREFIX)).entries:
         try:
             card = decode_card(entry.key, entry.value)
         except TrinamoError as error:
             survey.refused.append(error.message)
             continue
-        if card.name in models:
-            models[card.name].instances += 1
-        else:
-            models[card.name] = ModelLook(
-                card.name, card.endpoint, card.engine, card.context_tokens_max
-            )
-    survey.models = list(models.values())
+        models.setdefault(card.name, []).append(card)
+    survey.models = [_look_at_model(name, cards) for name, cards in models.items()]
+
+
+def _look_at_model(name: str, cards: list[ModelCard]) -> ModelLook:
+    """What its cards say of a model; where they differ, all that they say."""
+
+    def told(values: list[str]) -> str:
+        return " / ".join(list(dict.fromkeys(values))[:TOLD_MAX])
+
+    return ModelLook(
+        name,
+        told([card.endpoint for card in cards]),
+        told([card.engine for card in cards]),
+        min(card.context_tokens_max for card in cards),
+        registered=len(cards),
+    )
 
 
 def _look(instance: Instance, entry: Entry) -> InstanceLook:
@@ -190,34 +213,61 @@ def _look(instance: Instance, entry: Entry) -> InstanceLook:
     )
 
 
-async def _ask_instance(instance: InstanceLook) -> None:
+async def ask_instances(survey: Survey) -> None:
+    """Ask each instance how it is, and count and tell those that do not answer."""
+    room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+    async with open_nursery() as nursery:
+        for instance in survey.instances:
+            nursery.start_soon(_ask_instance, instance, room)
+    _tell_instances(survey)
+    _count_instances(survey)
+
+
+async def ask_processes(survey: Survey, processes: Sequence[ProcessEntry]) -> None:
+    """Ask the workers that `trinamo up` runs and that discovery does not name."""
+    missing: list[str] = []
+    async with open_nursery() as nursery:
+        for process in processes:
+            if process.name.startswith("worker"):
+                nursery.start_soon(_ask_process, survey, process, missing)
+    survey.away += sorted(missing)
+
+
+async def _ask_instance(instance: InstanceLook, room: trio.CapacityLimiter) -> None:
     url = instance.metadata.get("status")
     if not url:
         return
-    try:
-        instance.health = await _ask(f"{url}/health")
-    except TrinamoError as error:
-        instance.problem = error.message
+    async with room:
+        try:
+            instance.health = await _ask(f"{url}/health")
+        except TrinamoError as error:
+            instance.problem = error.message
 
 
-async def _ask_process(survey: Survey, process: ProcessEntry) -> None:
-    """A worker's own words where discovery cannot say which of its ports to ask."""
-    if not process.name.startswith("worker") or not process.url:
+async def _ask_process(survey: Survey, process: ProcessEntry, missing: list[str]) -> None:
+    """A worker that `trinamo up` runs: discovery may not name it, or not say which port to ask."""
+    if any(each.metadata.get("pid") == str(process.pid) for each in survey.instances):
         return
     try:
-        health = await _ask(f"{process.url}/health")
+        health = await _ask(f"{process.url}/health") if process.url and process.pid else {}
     except TrinamoError:
-        return
+        health = {}
     for instance in survey.instances:
         if instance.id == health.get("instance_id"):
             instance.health = health
             instance.lease_id = str(health.get("lease_id", ""))
             instance.metadata["pid"] = str(process.pid)
+            return
+    if not survey.is_last_known:
+        what = "is not registered" if process.pid else "does not run"
+        missing.append(f"{process.name} of `trinamo up` {what}; its log says why")
 
 
 async def _ask_frontend(survey: Survey, url: str) -> FrontendView | None:
     try:
-        view = msgspec.convert(await _ask(f"{url}/status"), FrontendView)
+        view = msgspec.convert(
+            await fetch_json(f"{url}/status", timeout_s=ASK_TIMEOUT_S), FrontendView
+        )
     except (TrinamoError, msgspec.ValidationError) as error:
         if not isinstance(error, TrinamoError):
             error = RemoteProtocolError(f"{url} is no frontend of this version: {error}")
@@ -263,7 +313,13 @@ def _take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
     ]
     counts = Counter(each.model for each in seen)
     survey.models = [
-        ModelLook(each.name, each.endpoint, each.engine, each.context_tokens_max, counts[each.name])
+        ModelLook(
+            each.name,
+            each.endpoint,
+            each.engine,
+            each.context_tokens_max,
+            registered=counts[each.name],
+        )
         for each in view.models
     ]
     if view.cluster is not None and view.cluster.instances_left_out:
@@ -291,6 +347,28 @@ def _tell_planes(survey: Survey, view: FrontendView, target: Target) -> None:
         )
 
 
+def _tell_instances(survey: Survey) -> None:
+    """Who does not answer; a cluster without anybody who could is no whole one either."""
+    silent = [each for each in survey.instances if each.problem]
+    for each in silent[:TOLD_MAX]:
+        survey.away.append(f"instance {each.id} of {each.endpoint} does not answer: {each.problem}")
+    if len(silent) > TOLD_MAX:
+        survey.away.append(f"{len(silent) - TOLD_MAX} more instances do not answer")
+    if not survey.instances and not survey.is_last_known:
+        survey.away.append("no instance is registered: no request can be answered")
+
+
+def _count_instances(survey: Survey) -> None:
+    """Of each model's instances only those that answer, or were not asked, count as serving it."""
+    silent = Counter(
+        each.metadata.get("model", "")
+        for each in survey.instances
+        if each.problem or each.seen == Standing.SUSPECTED
+    )
+    for model in survey.models:
+        model.instances = max(0, model.registered - silent[model.name])
+
+
 def _tell_workers(survey: Survey) -> None:
     """Whose status ports say that they miss a plane; with etcd away that is told already."""
     healths = [each.health for each in survey.instances if each.health is not None]
@@ -303,5 +381,5 @@ def _tell_workers(survey: Survey) -> None:
 
 
 async def _ask(url: str) -> dict[str, Any]:
-    answer = await fetch_json(url, timeout_s=ASK_TIMEOUT_S)
+    answer = await fetch_json(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX)
     return answer if isinstance(answer, dict) else {}

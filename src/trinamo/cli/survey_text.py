@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from trinamo.runtime.logs.text import one_line
 
 from .survey import InstanceLook, Survey
 
 __all__ = ["survey_json", "survey_tables"]
+
+ROWS_MAX: Final = 200
+CELL_CHARACTERS_MAX: Final = 200
 
 
 def survey_json(survey: Survey) -> str:
@@ -25,12 +30,12 @@ def survey_json(survey: Survey) -> str:
 def survey_tables(survey: Survey) -> Iterator[RenderableType]:
     """The parts to print, in order."""
     if survey.etcd:
-        yield Text(f"control plane: {survey.etcd}")
+        yield _text(f"control plane: {survey.etcd}")
     for what in survey.away:
-        yield Text(what, style="bold yellow")
+        yield _text(what, style="bold yellow")
     if survey.cluster is not None:
         cluster = survey.cluster
-        yield Text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
+        yield _text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
     if survey.frontend is not None:
         yield _frontend(survey.frontend)
     yield _instances(survey.instances)
@@ -38,8 +43,26 @@ def survey_tables(survey: Survey) -> Iterator[RenderableType]:
         yield _transfers(survey.instances)
     if survey.instances:
         yield _models(survey)
-    for why in survey.refused:
-        yield Text(f"not understood: {why}", style="yellow")
+    for why in survey.refused[:ROWS_MAX]:
+        yield _text(f"not understood: {why}", style="yellow")
+    if len(survey.refused) > ROWS_MAX:
+        yield _text(f"{len(survey.refused) - ROWS_MAX} more entries were not understood")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """A line in which others may have written."""
+    return Text(one_line(text, characters_max=1000), style=style)
+
+
+def _add(table: Table, *cells: object) -> None:
+    """A row in which others may have written."""
+    table.add_row(*(Text(one_line(cell, characters_max=CELL_CHARACTERS_MAX)) for cell in cells))
+
+
+def _bounded(table: Table, rows: int) -> RenderableType:
+    if rows <= ROWS_MAX:
+        return table
+    return Group(table, Text(f"{rows - ROWS_MAX} more are not shown; --json has them all"))
 
 
 def _frontend(frontend: dict[str, Any]) -> Text:
@@ -49,7 +72,7 @@ def _frontend(frontend: dict[str, Any]) -> Text:
     events = frontend.get("events")
     if events is not None:
         text += f", {'' if events['is_connected'] else 'not '}connected to NATS"
-    return Text(text)
+    return _text(text)
 
 
 def _instances(instances: list[InstanceLook]) -> RenderableType:
@@ -61,9 +84,10 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
     for name in ("incarnation", "active", "KV blocks", "pid"):
         table.add_column(name, justify="right")
     table.add_column("address", overflow="fold")
-    for each in instances:
+    for each in instances[:ROWS_MAX]:
         health = each.health or {}
-        table.add_row(
+        _add(
+            table,
             each.id,
             each.endpoint,
             each.metadata.get("model", ""),
@@ -76,7 +100,7 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
             each.metadata.get("pid", "-"),
             ", ".join(f"{name} {address}" for name, address in each.transports.items()),
         )
-    return table
+    return _bounded(table, len(instances))
 
 
 def _blocks(health: dict[str, Any]) -> str:
@@ -93,7 +117,7 @@ def _state(instance: InstanceLook) -> str:
     if instance.is_draining:
         return "draining"
     if instance.problem:
-        return "does not answer"
+        return "away"
     return str((instance.health or {}).get("status", "registered"))
 
 
@@ -110,16 +134,17 @@ def _transfers(instances: list[InstanceLook]) -> RenderableType:
         table.add_column(name, overflow="fold")
     for name in ("peers", "in flight", "fallbacks", "quarantined"):
         table.add_column(name, justify="right")
-    for instance in instances:
+    for instance in instances[:ROWS_MAX]:
         found = _transfers_of(instance)
         chain = found.get("chain")
         chain = chain if isinstance(chain, list) else []
         for number, backend in enumerate(each for each in chain if isinstance(each, dict)):
             counts = ("fallbacks", "quarantined_blocks")
-            table.add_row(
+            _add(
+                table,
                 "" if number else instance.id,
                 str(backend.get("backend", "")),
-                Text(_backend_state(backend)),
+                _backend_state(backend),
                 f"{backend.get('usable_peers', 0)} of {backend.get('peers', 0)}",
                 str(backend.get("in_flight", 0)),
                 *("" if number else str(found.get(count, 0)) for count in counts),
@@ -139,12 +164,13 @@ def _models(survey: Survey) -> RenderableType:
         table.add_column(name, overflow="fold")
     for name in ("instances", "context"):
         table.add_column(name, justify="right")
-    for each in survey.models:
-        table.add_row(
+    for each in survey.models[:ROWS_MAX]:
+        _add(
+            table,
             each.name,
             each.engine,
             each.endpoint,
-            str(each.instances),
+            f"{each.instances} of {each.registered}",
             f"{each.context_tokens_max} tokens" if each.context_tokens_max else "-",
         )
-    return table
+    return _bounded(table, len(survey.models))

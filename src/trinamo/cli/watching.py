@@ -49,7 +49,8 @@ async def _rows(cluster: Cluster, rates: Rates) -> list[Row]:
         where = str(child.facts.get("url") or child.facts.get("instance_id") or "")
         again = f" ({child.restarts} restarts)" if child.restarts else ""
         known = samples.get(child.name, {})
-        rows.append(_row(child.name, child.pid, child.state.value, where + again, known, rates))
+        state = "silent" if child.is_silent else child.state.value
+        rows.append(_row(child.name, child.pid, state, where + again, known, rates))
     return rows
 
 
