@@ -19,6 +19,7 @@ from msgspec import Meta
 from .config_keys import (
     Bytes,
     Count,
+    FrameBytes,
     Name,
     Port,
     Seconds,
@@ -93,7 +94,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Literal["kill", "stop"],
         about("What a client that leaves does to its request: end it now, or let it finish soon."),
     ] = "kill"
-    body_bytes_max: Annotated[Bytes, about("A larger request body is a 413.")] = 4 << 20
+    body_bytes_max: Annotated[FrameBytes, about("A larger request body is a 413.")] = 4 << 20
     bodies_bytes_max: Annotated[
         Bytes,
         about(
@@ -102,7 +103,9 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         ),
     ] = 256 << 20
     body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
-    header_bytes_max: Annotated[Bytes, about("A larger request head ends the connection.")] = 32_768
+    header_bytes_max: Annotated[FrameBytes, about("A larger request head ends the connection.")] = (
+        32_768
+    )
     backlog_bytes_max: Annotated[
         Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
     ] = 65_536
@@ -191,7 +194,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         about("Prompt tokens of one sequence in one step; null: the engine's own."),
     ] = None
     context_tokens_max: Annotated[
-        Tokens | None, about("Longest prompt plus answer; null: the engine's own.")
+        Annotated[int, Meta(ge=16, le=1 << 20, extra={"unit": "tokens"})] | None,
+        about("Longest prompt plus answer; null: the engine's own."),
     ] = None
     kv_blocks: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 24, extra={"unit": "blocks"})] | None,

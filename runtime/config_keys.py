@@ -71,8 +71,8 @@ def about(text: str) -> Meta:
 # A day bounds every time, so a misplaced millisecond value cannot wait for a month.
 Seconds = Annotated[float, Meta(gt=0, le=86_400, extra={"unit": "s"})]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]
-# What fits a frame's u32 length fields and one allocation.
-FrameBytes = Annotated[int, Meta(ge=1, le=1 << 30, extra={"unit": "bytes"})]
+# What fits a frame's u32 length fields and one allocation; less holds no message of any use.
+FrameBytes = Annotated[int, Meta(ge=1024, le=1 << 30, extra={"unit": "bytes"})]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 # Names become parts of keys and subjects: no `/`, `.`, `*`, `>` or blanks.

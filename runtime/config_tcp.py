@@ -49,7 +49,10 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     queue_bytes_max: Annotated[
         FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
     ] = 262_144
-    header_bytes_max: Annotated[FrameBytes, about("Largest frame header.")] = 131_072
+    header_bytes_max: Annotated[
+        Annotated[int, Meta(ge=4096, le=1 << 30, extra={"unit": "bytes"})],
+        about("Largest frame header; an envelope must fit."),
+    ] = 131_072
     data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
     connections_max: Annotated[Count, about("Open connections per listener.")] = 4096
     ungreeted_max: Annotated[

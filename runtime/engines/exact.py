@@ -127,7 +127,6 @@ class ExactEngine:
             block_tokens=block_tokens,
             dtype="<i2",
         )
-        self.memory = KvMemory(shape, block_count, layout)
         digest = f"{zlib.crc32(repr((seed, attrs.astuple(dims))).encode()):08x}"
         self.info = EngineInfo(
             engine="exact",
@@ -137,6 +136,9 @@ class ExactEngine:
             block_count=block_count,
             kv_fingerprint=fingerprint("exact", digest, shape, layout),
         )
+        # Before the tables of a context that is far too long are computed.
+        self.info.check_context_fits()
+        self.memory = KvMemory(shape, block_count, layout)
         self._embedding = 64 * _weights(seed, 0, VOCABULARY, dims.width)
         self._layers = [_Layer(dims, seed, number) for number in range(dims.layers)]
         self._head = _weights(seed, 1, dims.width, len(OUTPUTS))

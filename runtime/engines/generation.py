@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from ..context import Context
+from ..kv.pool import block_count_for
 from ..protocol.generate import Delta, GenerateRequest
 from ..protocol.kv_events import KvEvent
 
@@ -34,6 +35,14 @@ class EngineInfo:
     block_count: int = 0
     kv_fingerprint: str = ""
     """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
+
+    def check_context_fits(self) -> None:
+        """Raise `ValueError` if the longest sequence would wait for blocks for ever."""
+        if self.block_count < block_count_for(self.context_tokens_max, self.block_tokens):
+            raise ValueError(
+                f"{self.block_count} blocks of {self.block_tokens} tokens do not hold one context"
+                f" of {self.context_tokens_max} tokens"
+            )
 
 
 @attrs.frozen(kw_only=True)

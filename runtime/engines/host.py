@@ -18,7 +18,7 @@ from ..context import Context
 from ..env import Env, RealEnv
 from ..errors import EngineError, OverloadedError, TrinamoError, UnavailableError
 from ..kv.cache import KvCache
-from ..kv.pool import BlockPool, block_count_for
+from ..kv.pool import BlockPool
 from ..nurseries import open_nursery
 from ..protocol.generate import Delta, FinishReason, GenerateRequest
 from .generation import BlockListener, EngineInfo, EngineStatistics
@@ -391,10 +391,5 @@ async def open_engine_host(
 
 
 def _scheduler(info: EngineInfo, **bounds: int) -> Scheduler:
-    # Else the longest sequence could wait for blocks for ever.
-    if info.block_count < block_count_for(info.context_tokens_max, info.block_tokens):
-        raise ValueError(
-            f"{info.block_count} blocks of {info.block_tokens} tokens do not hold one context of"
-            f" {info.context_tokens_max} tokens"
-        )
+    info.check_context_fits()
     return Scheduler(BlockPool(info.block_count), block_tokens=info.block_tokens, **bounds)

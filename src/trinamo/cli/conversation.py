@@ -23,8 +23,8 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
-from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.logs.text import one_line
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
 
 from .http_client import Response, open_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -60,7 +60,22 @@ def choose_engine(section: WorkerConfig) -> Choice:
 
 @asynccontextmanager
 async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
-    """The engine by name, with the bounds of the configuration."""
+    """The engine by name, with the bounds of the configuration.
+
+    Raises `ConfigError` if it cannot be opened with them.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(_open_named(section, engine))
+        except (ValueError, MemoryError) as error:
+            raise ConfigError(
+                f"engine {engine} cannot be opened with the bounds under `worker`: {error}"
+            ) from error
+        yield opened
+
+
+@asynccontextmanager
+async def _open_named(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
     bounds = _given(section, "running_max", "waiting_max", "step_tokens_max", "chunk_tokens_max")
     context = _given(section, "context_tokens_max")
     if engine == "echo":

@@ -179,7 +179,9 @@ def _write_whole(fd: int, data: bytes) -> bool:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
             # Another process has set O_NONBLOCK on the file that we share with it.
-            select.select([], [fd], [])
+            waiting = select.poll()
+            waiting.register(fd, select.POLLOUT)
+            waiting.poll()
         except OSError:
             return False
     return True

@@ -172,8 +172,10 @@ def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> Non
 
     from trinamo.runtime.logs.setup import setup_log
 
+    from .limits import raise_descriptor_limit
     from .output import tell_losses, unblock_output
 
+    raise_descriptor_limit()
     unblock_output()
     tell_losses(setup_log(config.log))
 

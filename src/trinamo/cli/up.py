@@ -74,11 +74,13 @@ def up(
 
     from .cluster import Cluster
     from .display import open_display
+    from .limits import raise_descriptor_limit
     from .log_lines import show_log
     from .output import unblock_output
     from .plan import plan_cluster
 
     plan = plan_cluster(sources, workers=workers)
+    raise_descriptor_limit()
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):
         display.say(f"engine {plan.engine}: {plan.engine_reason}")
