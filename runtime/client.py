@@ -8,7 +8,7 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Container, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -31,7 +31,7 @@ from .errors import (
 from .flights import Flight
 from .planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
 from .protocol.instances import Instance
-from .protocol.request import Ack, Envelope, RequestKind, raise_for_nack
+from .protocol.request import Ack, Envelope, RequestKind, attempt_id, raise_for_nack
 from .protocol.undecodable import UNDECODABLE
 from .router import Router
 
@@ -39,7 +39,7 @@ __all__ = ["Client", "ResponseStream"]
 
 T = TypeVar("T")
 _ID_BITS: Final = 64
-_ELSEWHERE: Final = (TransportError, OverloadedError, UnavailableError)
+_ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
 """What may be tried on another instance; all else would fail there too, or must not run twice."""
 
 
@@ -79,7 +79,11 @@ class ResponseStream(Generic[T]):
         except DisconnectedError:
             self._router.inhibit(self.instance)
             raise
+        except RemoteProtocolError:
+            self._router.inhibit(self.instance, is_nonsensical=True)
+            raise
         except UNDECODABLE as error:
+            self._router.inhibit(self.instance, is_nonsensical=True)
             raise RemoteProtocolError(f"an item does not decode: {error}") from error
 
 
@@ -114,19 +118,25 @@ class Client:
         *,
         context: Context | None = None,
         instance_id: str | None = None,
+        among: Container[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
-        Attempts go to `attempts_max` instances at most, none twice; a named `instance_id` is the
-        only one tried. Raises `UnavailableError` if nobody is live, else the last attempt's error.
+        Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
+        only; a named `instance_id` is the only one tried. Raises `UnavailableError` if nobody is live, else the last attempt's error.
         """
         context = context or Context(self.new_id())
         payload = self._encode(request)
         decoder = msgspec.msgpack.Decoder(item_type)
         with ExitStack() as held:
             attempt = await self._dispatch(
-                held, context, payload, instance_id=instance_id, metadata=dict(metadata or {})
+                held,
+                context,
+                payload,
+                instance_id=instance_id,
+                among=among,
+                metadata=dict(metadata or {}),
             )
             yield ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
 
@@ -162,8 +172,8 @@ class Client:
                 instance_id=instance.id,
                 kind=RequestKind.UNARY,
             )
-            plane, address = self._route(instance)
             try:
+                plane, address = self._route(instance)
                 result = await self._answer(instance, plane.call(address, envelope, payload))
             except _ELSEWHERE as error:
                 failed = error
@@ -202,12 +212,13 @@ class Client:
         payload: bytes,
         *,
         instance_id: str | None,
+        among: Container[str] | None,
         metadata: dict[str, str],
     ) -> _Attempt:
         tried: list[str] = []
         failed: TrinamoError | None = None
         while True:
-            instance = self._choose(instance_id, tried, failed)
+            instance = self._choose(instance_id, tried, failed, among)
             tried.append(instance.id)
             with ExitStack() as own:
                 attempt = _Attempt(
@@ -230,10 +241,14 @@ class Client:
                     return attempt
 
     def _choose(
-        self, instance_id: str | None, tried: list[str], failed: TrinamoError | None
+        self,
+        instance_id: str | None,
+        tried: list[str],
+        failed: TrinamoError | None,
+        among: Container[str] | None = None,
     ) -> Instance:
         try:
-            return self.router.choose(instance_id=instance_id, exclude=tried)
+            return self.router.choose(instance_id=instance_id, exclude=tried, among=among)
         except UnavailableError:
             # The reason of the last attempt says more than "nobody is left".
             if failed is not None:
@@ -242,7 +257,7 @@ class Client:
 
     def _envelope(self, attempt: _Attempt, metadata: dict[str, str]) -> Envelope:
         return Envelope(
-            id=f"{attempt.context.id}.{self._env.rng.getrandbits(32):08x}",
+            id=attempt_id(attempt.context.id, self._env.rng),
             endpoint=attempt.instance.endpoint,
             instance_id=attempt.instance.id,
             response=attempt.registration.connection,
@@ -264,6 +279,8 @@ class Client:
     def _blame(self, instance: Instance, error: TrinamoError) -> None:
         if isinstance(error, (ConnectError, DisconnectedError)):
             self.router.inhibit(instance)
+        elif isinstance(error, RemoteProtocolError):
+            self.router.inhibit(instance, is_nonsensical=True)
 
 
 class _Attempt:

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from .context import Context
-from .errors import EngineError, TrinamoError
+from .errors import EngineError, RequestError, TrinamoError, UnknownModelError
 from .nurseries import single
 from .protocol.instances import EndpointName
 from .protocol.request import Envelope, RequestKind
@@ -36,25 +36,35 @@ class Endpoint:
     input_type: Any = Any
     payload_bytes_max: float = math.inf
     """A longer payload is refused before it is decoded."""
+    model: str = ""
+    """The one model it serves; a request whose field `model` names another is refused."""
     _decoder: Any = attrs.field(init=False)
 
     @_decoder.default
     def _make_decoder(self) -> Any:
         return msgspec.msgpack.Decoder(self.request_type)
 
-    def accept(self, envelope: Envelope, payload: bytes) -> tuple[str, Any]:
-        """Why the request is invalid (empty if it is not), and the decoded request."""
+    def accept(self, envelope: Envelope, payload: bytes) -> Any:
+        """The decoded request.
+
+        Raises `RequestError` if it is invalid, `UnknownModelError` if it is for another model.
+        """
         if (envelope.kind is RequestKind.UNARY) is not (self.unary is not None):
-            return f"endpoint {self.name} does not answer {envelope.kind} requests", None
+            raise RequestError(f"endpoint {self.name} does not answer {envelope.kind} requests")
         if (envelope.request is not None) is not (self.bidirectional is not None):
             expects = "expects" if self.bidirectional else "does not take"
-            return f"endpoint {self.name} {expects} an input stream", None
+            raise RequestError(f"endpoint {self.name} {expects} an input stream")
         if len(payload) > self.payload_bytes_max:
-            return f"the payload is longer than {self.payload_bytes_max:.0f} bytes", None
+            raise RequestError(f"the payload is longer than {self.payload_bytes_max:.0f} bytes")
         try:
-            return "", self._decoder.decode(payload)
+            request = self._decoder.decode(payload)
         except UNDECODABLE as error:
-            return f"the payload does not decode: {error}", None
+            raise RequestError(f"the payload does not decode: {error}") from error
+        wanted = getattr(request, "model", self.model)
+        if self.model and wanted != self.model:
+            # An answer of this model under the other's name would be a wrong one.
+            raise UnknownModelError(f"this worker serves {self.model!r}, not {wanted[:80]!r}")
+        return request
 
     def run_stream(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Start the streaming handler."""

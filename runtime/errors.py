@@ -40,6 +40,7 @@ __all__ = [
     "TransportError",
     "TrinamoError",
     "UnavailableError",
+    "UnknownModelError",
     "UnknownOutcomeError",
     "error_from_wire",
     "error_to_wire",
@@ -123,6 +124,12 @@ class UnavailableError(TrinamoError):
 
     code = "unavailable"
     default_definite = True
+
+
+class UnknownModelError(UnavailableError):
+    """The worker that was asked serves another model. Nothing ran: ask one whose card names it."""
+
+    code = "unknown_model"
 
 
 class OverloadedError(TrinamoError):

@@ -186,13 +186,18 @@ class Runtime:
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
-        `engine` is what the handler asks: its load and its KV blocks are told to routers that are
-        configured to want them (`reports.py`), and `/metrics` shows them. A request of more than
-        `payload_bytes_max` bytes is refused before it is decoded.
+        `engine` is what the handler asks: requests for another model than its own are refused, its
+        load and its KV blocks are told to routers that are configured to want them (`reports.py`),
+        and `/metrics` shows them. A request of more than `payload_bytes_max` bytes is refused
+        before it is decoded.
         """
         worker = self._serving_worker()
         worker.add_stream(
-            endpoint, handler, request_type=request_type, payload_bytes_max=payload_bytes_max
+            endpoint,
+            handler,
+            request_type=request_type,
+            payload_bytes_max=payload_bytes_max,
+            model="" if engine is None else engine.info.model,
         )
         return await self.register(endpoint, metadata=metadata, engine=engine)
 

@@ -41,6 +41,9 @@ CANCELLED: Final = "cancelled"
 UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
 
+_MODELS_GONE_MAX: Final = 16
+"""Models that are served no more and whose series stay: how their last requests ended is asked for
+when a model has just gone, and whoever scrapes comes some seconds later."""
 _RENDER_INTERVAL_S: Final = 1.0
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FIRST_TOKEN_BUCKETS_S: Final = (
@@ -215,6 +218,7 @@ class FrontendMetrics(Metrics):
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self._series: dict[tuple[str, str], _ModelSeries] = {}
+        self._gone: dict[str, None] = {}
         by_model = ("model", "endpoint")
         self._requests = self._counter(
             "requests", "Requests that ended", "model", "endpoint", "outcome"
@@ -249,7 +253,8 @@ class FrontendMetrics(Metrics):
         finally:
             record.series.in_flight.dec()
             record.series.duration.observe(self._clock.now() - record.started_at)
-            self._requests.labels(model, endpoint, record.outcome).inc()
+            if self.counts(record):
+                self._requests.labels(model, endpoint, record.outcome).inc()
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request ended before its model was known."""
@@ -270,9 +275,42 @@ class FrontendMetrics(Metrics):
             )
         return series
 
-    def cancelled(self, model: str, reason: str) -> None:
+    def cancelled(self, record: RequestRecord, reason: str) -> None:
         """A request was stopped or killed, for `reason`."""
-        self._cancellations.labels(model, reason).inc()
+        if self.counts(record):
+            self._cancellations.labels(record.model, reason).inc()
+
+    def counts(self, record: RequestRecord) -> bool:
+        """Whether the series of a request's model are still there.
+
+        One that outlives them must not make new ones, which nobody would remove.
+        """
+        return self._series.get((record.model, record.endpoint)) is record.series
+
+    def model_came(self, model: str) -> None:
+        """A model is served, perhaps again: its series stay."""
+        self._gone.pop(model, None)
+
+    def model_gone(self, model: str) -> None:
+        """A model is served no more: its series end, once `_MODELS_GONE_MAX` others have gone."""
+        self._gone[model] = None
+        if len(self._gone) <= _MODELS_GONE_MAX:
+            return
+        oldest = next(iter(self._gone))
+        del self._gone[oldest]
+        for endpoint in ("chat", "completions"):
+            self._series.pop((oldest, endpoint), None)
+            self._tokens_out.remove(oldest, endpoint)
+        for metric in (
+            self._requests,
+            self._in_flight,
+            self._duration,
+            self._first_token,
+            self._tokens_in,
+            self._disconnects,
+            self._cancellations,
+        ):
+            metric.remove_by_labels({"model": oldest})
 
 
 class RequestRecord:
@@ -282,6 +320,7 @@ class RequestRecord:
         "_last_token_at",
         "_metrics",
         "detail",
+        "endpoint",
         "fault",
         "model",
         "outcome",
@@ -295,6 +334,7 @@ class RequestRecord:
         self._metrics = metrics
         self._last_token_at: float | None = None
         self.model = model
+        self.endpoint = endpoint
         self.outcome = CANCELLED
         self.detail = ""
         """What went wrong, for the log."""
@@ -325,4 +365,4 @@ class RequestRecord:
 
     def cancelled(self, reason: str) -> None:
         """The request was stopped or killed, for `reason`."""
-        self._metrics.cancelled(self.model, reason)
+        self._metrics.cancelled(self, reason)

@@ -54,6 +54,10 @@ class TokenMetrics(Collector):
         """The one tally of `model` and `endpoint`."""
         return self._tallies.setdefault((model, endpoint), TokenTally())
 
+    def remove(self, model: str, endpoint: str) -> None:
+        """Forget a tally; whoever holds it counts for nobody."""
+        self._tallies.pop((model, endpoint), None)
+
     def collect(self) -> Iterator[Metric]:
         labels = ("model", "endpoint")
         gaps = HistogramMetricFamily(

@@ -74,13 +74,15 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     engine: str = ""
     context_tokens_max: int = 0
+    refused_cards: int = 0
+    """Workers that are not asked, because their cards contradict the one in force."""
 
 
 class FrontendView(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend answers at `/status`."""
 
     status: str
-    """`ready` or `draining`."""
+    """`ready`, `draining`, or `unavailable` without a live instance of any model."""
     in_flight: int
     """Requests of its clients."""
     models: list[ModelView]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Final
 
@@ -17,6 +18,7 @@ from .protocol.silence import Reply
 
 __all__ = ["ANSWER_MAX_S", "Way", "answers", "question"]
 
+_log = logging.getLogger("trinamo.router")
 Way = tuple[RequestPlane, str]
 """A plane, and the address of an instance on it."""
 ANSWER_MAX_S: Final = 1.0
@@ -77,4 +79,6 @@ async def _probe(way: Way, instance: Instance, env: Env, patience_s: float) -> A
             return await plane.send(address, probe, b"")
         except TrinamoError:
             return None
+        except Exception:  # noqa: BLE001 -- a stranger's words end this question alone
+            _log.exception("instance %s of %s cannot be asked", instance.id, instance.endpoint)
     return None

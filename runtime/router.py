@@ -11,7 +11,7 @@ vanished yet: it lingers while it answers, for `linger_s` at most (decision 0011
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from .env import Env
-from .errors import TransportError, UnavailableError
+from .errors import TrinamoError, UnavailableError
 from .flights import Flight, Flights
 from .kv.index import KvIndex
 from .load import LoadTable
@@ -31,6 +31,7 @@ from .protocol.instances import EndpointName, Instance, InstanceChange, LiveSet,
 from .protocol.routing import Policy, pick
 from .retries import Retries
 from .silence import SilenceWatch
+from .ways import Ways
 
 __all__ = ["Router"]
 
@@ -69,12 +70,10 @@ class Router:
         self._linger_s = linger_s or 0.0
         self._metrics = metrics
         self._loads = loads
-        self._request_planes = request_planes or {}
+        self._ways = Ways(request_planes or {})
         self._attending: dict[str, trio.CancelScope] = {}
         self._lingers: dict[str, trio.CancelScope] = {}
-        self._stood: dict[str, set[str]] = {}
-        """The transports over which a connection to an instance has stood, by its id."""
-        self._live = LiveSet(keeps_deleted=linger_s is not None)
+        self._live = LiveSet(keeps_deleted=linger_s is not None, transports=request_planes)
         self._flights = Flights()
         self._silence = SilenceWatch(
             endpoint,
@@ -82,7 +81,7 @@ class Router:
             self._live,
             env,
             grace_s=silence_grace_s,
-            ways=self._ways_to_ask,
+            ways=self._ways.to_ask,
             on_change=self._observe,
             metrics=metrics,
         )
@@ -117,7 +116,7 @@ class Router:
     def _attend(self, change: InstanceChange, nursery: trio.Nursery) -> None:
         for instance in (*change.left, *change.moved):
             _cancel(self._attending.pop(instance.id, None))
-            self._stood.pop(instance.id, None)
+            self._ways.forget(instance)
         for instance in (*change.joined, *change.moved):
             scope = self._attending[instance.id] = trio.CancelScope()
             nursery.start_soon(self._witness, instance, scope)
@@ -138,31 +137,33 @@ class Router:
         """
         with scope:
             async with open_nursery() as nursery:
-                for plane, address in self._routes(instance):
-                    nursery.start_soon(self._hold, instance, plane, address)
+                for way in self._ways.of(instance):
+                    nursery.start_soon(self._hold, instance, way)
 
-    async def _hold(self, instance: Instance, plane: RequestPlane, address: str) -> None:
+    async def _hold(self, instance: Instance, way: Way) -> None:
         """Suspected at once when the connection breaks, probed since.
 
         One that requests do not take says nothing until it has stood once: between here and the
         worker that port may simply be closed.
         """
+        plane, address = way
         backoff_s = _PROBE_MIN_S
-        has_stood = self.route(instance) == (plane, address)
+        is_taken = self.route(instance) == way
 
         def stands() -> None:
-            nonlocal has_stood
-            has_stood = True
-            self._stood.setdefault(instance.id, set()).add(plane.transport)
+            self._ways.stands(instance, way)
             self._trust(instance)
 
         while True:
             try:
                 await plane.hold(address, stands, instance_id=instance.id)
                 backoff_s = _PROBE_MIN_S
-            except TransportError:
+            except TrinamoError:
                 backoff_s = min(backoff_s * 2, _PROBE_MAX_S)
-            if has_stood:
+            except Exception:  # noqa: BLE001 -- one instance must not take the others along
+                _log.exception("instance %s of %s cannot be followed", instance.id, self.endpoint)
+                backoff_s = _PROBE_MAX_S
+            if is_taken or self._ways.has_stood(instance, way):
                 self._suspect(instance)
             await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
 
@@ -188,7 +189,7 @@ class Router:
             _log.warning("instance %s of %s is given up: %s", instance.id, self.endpoint, why)
             _cancel(self._lingers.pop(instance.id, None))
             _cancel(self._attending.pop(instance.id, None))
-            self._stood.pop(instance.id, None)
+            self._ways.forget(instance)
             self._announce(change)
 
     def _suspect(self, instance: Instance) -> None:
@@ -205,30 +206,9 @@ class Router:
             self._env.note("router.trust", instance=instance.id)
             self._observe()
 
-    def _ways_to_ask(self, instance: Instance) -> list[Way]:
-        """Those that requests take or that have stood, and that can carry something now."""
-        return [
-            way
-            for number, way in enumerate(self._routes(instance))
-            if way[0].is_usable
-            # As for `_hold`: no answer says nothing where the port may simply be closed.
-            and (not number or way[0].transport in self._stood.get(instance.id, ()))
-        ]
-
     def route(self, instance: Instance) -> Way | None:
-        """The plane and address to reach an instance by; None if no plane here reaches it.
-
-        The preferred one, unless it can carry nothing now and another can.
-        """
-        ways = list(self._routes(instance))
-        return next((way for way in ways if way[0].is_usable), ways[0] if ways else None)
-
-    def _routes(self, instance: Instance) -> Iterator[Way]:
-        """Every way to an instance, the preferred one first."""
-        for transport, plane in self._request_planes.items():
-            address = instance.transports.get(transport)
-            if address is not None:
-                yield plane, address
+        """The plane and address to reach an instance by; None if no plane here reaches it."""
+        return self._ways.best(instance)
 
     def apply(self, event: WatchEvent) -> InstanceChange:
         """Take one watch event. Synchronous: no one sees a half-applied snapshot."""
@@ -251,6 +231,11 @@ class Router:
         for instance in change.joined:
             _log.info("instance %s joined %s", instance.id, self.endpoint)
             self._env.note("instance.join", instance=instance.id)
+        for instance in (*change.joined, *change.moved):
+            if self._live.is_foreign(instance.id):
+                spoken = ", ".join(instance.transports)[:80] or "nothing"
+                text = "instance %s of %s speaks %s, which is not spoken here: it is passed over"
+                _log.warning(text, instance.id, self.endpoint, spoken)
         for instance in change.lingering:
             _log.warning(
                 "instance %s of %s was deleted from discovery, but its connection stands: it is kept"
@@ -307,26 +292,45 @@ class Router:
         for instance in self._live.instances:
             yield instance, self._live.standing(instance, now), load.get(instance.id, 0)
 
+    def has_live(self, among: Container[str] | None = None) -> bool:
+        """Whether any instance, of `among` if given, is there and not known to be faulty."""
+        now = trio.current_time()
+        return any(
+            self._live.standing(instance, now) in (Standing.LIVE, Standing.LINGERING)
+            for instance in self._live.instances
+            if among is None or instance.id in among
+        )
+
     @property
     def in_flight(self) -> int:
         """Requests under way; zero at quiescence."""
         return self._flights.count
 
-    def choose(self, *, instance_id: str | None = None, exclude: Collection[str] = ()) -> Instance:
+    def choose(
+        self,
+        *,
+        instance_id: str | None = None,
+        exclude: Collection[str] = (),
+        among: Container[str] | None = None,
+    ) -> Instance:
         """Pick an instance, not among `exclude` (those this request has tried).
 
-        Raises `UnavailableError` if there is nobody, or not the one named.
+        With `among`, only those ids are chosen from. Raises `UnavailableError` if there is nobody,
+        or not the one named.
         """
         now = trio.current_time()
-        direct = instance_id is not None or self.policy is Policy.DIRECT
-        if direct:
-            candidates = [i for i in self._live.instances if i.id not in exclude]
+        if instance_id is not None or self.policy is Policy.DIRECT:
+            candidates = [
+                i
+                for i in self._live.instances
+                if i.id not in exclude and (among is None or i.id in among)
+            ]
         else:
-            candidates = self._live.candidates(now, exclude)
+            candidates = self._live.candidates(now, exclude, among)
         if not candidates and instance_id is None:
             which = "another live instance" if exclude else "a live instance"
             why = f": discovery fails, {self._discovery.cause}" if self._discovery.cause else ""
-            raise UnavailableError(f"{self.endpoint} does not have {which}{why}")
+            raise UnavailableError(f"{self.endpoint} does not have {which} that can be asked{why}")
         chosen = pick(
             self.policy,
             candidates,
@@ -345,10 +349,14 @@ class Router:
             return load
         return {i.id: max(load.get(i.id, 0), self._loads.active(i.id) or 0) for i in candidates}
 
-    def inhibit(self, instance: Instance) -> None:
-        """The instance failed a request: do not choose it for a while, if there is another."""
+    def inhibit(self, instance: Instance, *, is_nonsensical: bool = False) -> None:
+        """The instance failed a request: do not choose it for a while, if there is another.
+
+        A connection that is made anew ends this early, unless the instance answered nonsense.
+        """
         _log.warning("instance %s of %s is inhibited", instance.id, self.endpoint)
-        self._live.inhibit(instance.id, trio.current_time() + self._inhibit_s)
+        until = trio.current_time() + self._inhibit_s
+        self._live.inhibit(instance.id, until, is_nonsensical=is_nonsensical)
         self._env.note("router.inhibit", instance=instance.id)
         self._observe()
 

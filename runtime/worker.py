@@ -25,10 +25,9 @@ from .errors import (
     DeadlineError,
     DisconnectedError,
     KilledError,
-    OverloadedError,
     RequestError,
     TrinamoError,
-    UnavailableError,
+    UnknownModelError,
 )
 from .logs.fields import log_fields
 from .logs.requests import log_request
@@ -37,7 +36,7 @@ from .metrics_worker import WorkerMetrics, WorkerRecord
 from .nurseries import open_nursery
 from .planes import CallHome, ResponseSender
 from .protocol.instances import EndpointName
-from .protocol.request import Ack, AckStatus, Envelope, RequestKind
+from .protocol.request import Ack, AckStatus, Envelope, RequestKind, raise_for_nack
 
 __all__ = ["Worker"]
 
@@ -97,9 +96,21 @@ class Worker:
         *,
         request_type: Any = Any,
         payload_bytes_max: float = math.inf,
+        model: str = "",
     ) -> None:
-        """Serve `handler(request, context)`, an async generator function, under `name`."""
-        self._add(Endpoint(name, request_type, stream=handler, payload_bytes_max=payload_bytes_max))
+        """Serve `handler(request, context)`, an async generator function, under `name`.
+
+        With `model`, requests whose `model` is another are refused with `unknown_model`.
+        """
+        self._add(
+            Endpoint(
+                name,
+                request_type,
+                stream=handler,
+                payload_bytes_max=payload_bytes_max,
+                model=model,
+            )
+        )
 
     def add_unary(
         self, name: EndpointName, handler: UnaryHandler, *, request_type: Any = Any
@@ -123,10 +134,6 @@ class Worker:
         if key in self._endpoints:
             raise RequestError(f"endpoint {key} is served already")
         self._endpoints[key] = endpoint
-
-    def remove(self, name: EndpointName) -> None:
-        """Stop serving `name`; requests under way go on."""
-        self._endpoints.pop(str(name), None)
 
     @property
     def active_count(self) -> int:
@@ -163,7 +170,7 @@ class Worker:
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
             self._metrics.refused(self._label(envelope), ack.status)
-            raise _refusal(ack)
+            raise_for_nack(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
         with (
@@ -220,9 +227,12 @@ class Worker:
         elif envelope.id in self._active:
             status, message = AckStatus.INVALID, f"request id {envelope.id} is in use"
         else:
-            why, request = endpoint.accept(envelope, payload)
-            if why:
-                status, message = AckStatus.INVALID, why
+            try:
+                request = endpoint.accept(envelope, payload)
+            except UnknownModelError as error:
+                status, message = AckStatus.UNKNOWN_MODEL, error.message
+            except RequestError as error:
+                status, message = AckStatus.INVALID, error.message
         return Ack(id=envelope.id, status=status, message=message), request
 
     def _absence(self, envelope: Envelope) -> Ack | None:
@@ -388,11 +398,3 @@ class Worker:
         """End every request now."""
         for active in tuple(self._active.values()):
             active.context.kill(Reason.WORKER_SHUTDOWN)
-
-
-def _refusal(ack: Ack) -> TrinamoError:
-    if ack.status is AckStatus.INVALID:
-        return RequestError(ack.message)
-    if ack.status is AckStatus.OVERLOADED:
-        return OverloadedError(ack.message, bound="requests_max")
-    return UnavailableError(ack.message)

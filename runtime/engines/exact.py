@@ -134,6 +134,7 @@ class ExactEngine:
             context_tokens_max=context_tokens_max,
             block_tokens=block_tokens,
             block_count=block_count,
+            fingerprint=digest,
             kv_fingerprint=fingerprint("exact", digest, shape, layout),
         )
         # Before the tables of a context that is far too long are computed.

@@ -33,6 +33,8 @@ class EngineInfo:
     """Prompt and answer together."""
     block_tokens: int = 0
     block_count: int = 0
+    fingerprint: str = ""
+    """Of the weights: two engines of one model answer alike only if these are equal."""
     kv_fingerprint: str = ""
     """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
 

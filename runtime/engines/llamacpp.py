@@ -26,7 +26,7 @@ from ..errors import ConfigError, RequestError
 from ..protocol.generate import ChatMessage, GenerateRequest
 from .generation import EngineInfo
 from .host import EngineHost, open_engine_host
-from .model_file import MODEL_NAME, find_model
+from .model_file import MODEL_NAME, find_model, sample_digest
 from .step import Hop, StepItem
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class LlamaCppEngine:
             context_tokens_max=context_tokens_max,
             block_tokens=BLOCK_TOKENS,
             block_count=kv_tokens // BLOCK_TOKENS,
+            fingerprint=sample_digest(path),
         )
         vocabulary = self._vocabulary
         self.end_token_ids = frozenset(

@@ -137,6 +137,7 @@ class MockerEngine:
             context_tokens_max=context_tokens_max,
             block_tokens=options.block_size,
             block_count=options.num_gpu_blocks,
+            fingerprint=str(seed),
         )
         self._block_events: list[KvEvent] = []
         self.blocks = BlockCache(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = ["FILE_NAME", "MODEL_NAME", "cache_folder", "fetch_model", "find_model"]
+__all__ = ["FILE_NAME", "MODEL_NAME", "cache_folder", "fetch_model", "find_model", "sample_digest"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -57,6 +57,21 @@ def find_model(path: str | Path | None = None) -> Path:
             return place
     looked = " nor ".join(str(place) for place in places)
     raise ConfigError(f"no model file at {looked}; fetch it with `{FETCH_COMMAND}`")
+
+
+def sample_digest(path: Path) -> str:
+    """A digest of a file's size, first and last MiB: to tell models apart, not to trust one.
+
+    The whole would cost a start seconds for each GB. The first MiB has a GGUF file's description of
+    itself, the last a part of its weights.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_COPY_BYTES))
+        file.seek(max(0, size - _COPY_BYTES))
+        digest.update(file.read(_COPY_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def fetch_model(

@@ -47,17 +47,20 @@ def build_app(
         return json_response(manager.describe(request.path_params["model"]))
 
     def own_status() -> str:
-        return "draining" if admission.is_draining else "ready"
+        if admission.is_draining:
+            return "draining"
+        return "ready" if state.has_instance else "unavailable"
 
     async def health(_: Request) -> Response:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
+        told = own_status()
         return json_response(
             {
-                "status": own_status(),
+                "status": told,
                 "models": state.models(),
                 "in_flight": admission.in_flight,
             },
-            503 if admission.is_draining else 200,
+            200 if told == "ready" else 503,
         )
 
     async def status(_: Request) -> Response:

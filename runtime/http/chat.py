@@ -15,11 +15,12 @@ from typing import Final
 import attrs
 from typing_extensions import Buffer
 
-from ..errors import EngineError, TrinamoError
+from ..errors import EngineError, RequestError, TrinamoError
 from ..logs.fields import log_fields
 from ..logs.requests import log_request
 from ..metrics import SUCCESS, RequestRecord
 from ..protocol.generate import Delta, GenerateRequest
+from ..protocol.instances import is_instance_id
 from ..protocol.openai import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
@@ -38,15 +39,19 @@ from .exchange import (
     Send,
     check_json,
     find_connection,
+    find_header,
     make_ids,
     read_body,
     send_error,
 )
-from .models import DeploymentState, Engine
+from .models import DeploymentState, Engine, RemoteEngine
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerWriter, OnDisconnect
 
 __all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference", "InferenceLimits"]
+
+WORKER_HEADER: Final = b"x-trinamo-worker"
+"""In a request the instance id of the worker to ask, in an answer of the one that answered."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -211,7 +216,8 @@ class Inference:
                 int(self._state.env.clock.wall()),
                 wants_usage=parsed.wants_usage,
             )
-            deltas = parsed.engine.generate(parsed.generate, context)
+            engine = _directed(parsed.engine, scope, headers)
+            deltas = engine.generate(parsed.generate, context)
             telling = _Telling(answer, record)
             if parsed.is_streamed:
                 await writer.stream(deltas, telling.event, telling.last_event)
@@ -219,6 +225,24 @@ class Inference:
                 await writer.whole(lambda: telling.body(deltas))
         self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
+
+
+def _directed(engine: Engine, scope: Scope, headers: Headers) -> Engine:
+    """`engine`, to the worker that the client names; `headers` will say who has answered.
+
+    Raises `RequestError` if the client names one and there is none to choose.
+    """
+    given = find_header(scope, WORKER_HEADER)
+    if isinstance(engine, RemoteEngine):
+        worker = None if given is None else given.decode("latin-1")
+        if worker is not None and not is_instance_id(worker):
+            raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
+        return engine.directed(
+            worker, lambda instance_id: headers.append((WORKER_HEADER, instance_id.encode()))
+        )
+    if given is not None:
+        raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
+    return engine
 
 
 @attrs.define

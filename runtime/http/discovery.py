@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
 import trio
 
@@ -19,29 +19,74 @@ from ..nurseries import open_nursery
 from ..planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.instances import EndpointName
-from ..protocol.model_cards import MODEL_PREFIX, ModelChange, ModelTable
+from ..protocol.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
 from ..retries import Retries
 from ..router import Router
-from .models import ModelManager
+from .models import ModelManager, RemoteEngine
 
 __all__ = ["RoutedEngine", "watch_models"]
 
 _log = logging.getLogger("trinamo.http")
 
 
-class RoutedEngine:
-    """An engine that is somewhere else: one request becomes one response stream."""
+class RoutedEngine(RemoteEngine):
+    """An engine that is somewhere else: one request becomes one response stream.
 
-    def __init__(self, client: Client) -> None:
+    Only those instances are asked whose cards agree about the model: others at the same endpoint
+    serve something else.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        table: ModelTable,
+        model: str,
+        *,
+        instance_id: str | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.client = client
+        self._table = table
+        self._model = model
+        self._instance_id = instance_id
+        self._tell = tell
+
+    @property
+    def has_instance(self) -> bool:
+        """Whether a worker is there that would be asked and is not known to be faulty."""
+        return self.client.router.has_live(self._servers())
+
+    @property
+    def refused_cards(self) -> int:
+        """How many workers are not asked, because their cards contradict the model's."""
+        return self._table.refused_count(self._model)
+
+    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RoutedEngine:
+        """This engine for one request, to one worker if it is named."""
+        return RoutedEngine(
+            self.client, self._table, self._model, instance_id=instance_id, tell=tell
+        )
 
     async def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[Delta, None]:
         """Stream the answer of whichever worker the router chooses."""
-        async with self.client.stream(request, Delta, context=context) as deltas:
+        stream = self.client.stream(
+            request,
+            Delta,
+            context=context,
+            instance_id=self._instance_id,
+            among=self._servers(),
+        )
+        async with stream as deltas:
+            if self._tell is not None:
+                self._tell(deltas.instance.id)
             async for delta in deltas:
                 yield delta
+
+    def _servers(self) -> Collection[str] | None:
+        servers = self._table.servers(self._model)
+        return None if ANYBODY in servers else servers
 
 
 async def watch_models(
@@ -135,19 +180,27 @@ class _ModelWatch:
         for why in change.refused:
             _log.warning("model card refused: %s", why)
             manager.metrics().entry_refused("model")
+        for card in (*change.added, *change.updated):
+            await self._offer(card)
         for card in change.removed:
             if manager.has_model_any(card.name):
                 manager.remove_model(card.name)
                 _log.info("model %s is gone", card.name)
-        for card in change.added:
-            await self._add(card)
 
-    async def _add(self, card: ModelCard) -> None:
+    async def _offer(self, card: ModelCard) -> None:
+        """Add or update one model; one that cannot be offered does not keep others from it."""
+        manager = self._manager
         try:
             client = await self._open_client(EndpointName.parse(card.endpoint))
-            self._manager.add_model(card, RoutedEngine(client))
+            engine = RoutedEngine(client, self._table, card.name)
+            if manager.has_model_any(card.name):
+                manager.update_model(card, engine)
+            else:
+                manager.add_model(card, engine)
         except TrinamoError as error:
             _log.warning("model %s cannot be offered: %s", card.name, error)
+        except Exception:  # noqa: BLE001 -- one card must not take the others along
+            _log.exception("model %s cannot be offered", card.name)
         else:
             _log.info("model %s is served by %s", card.name, card.endpoint)
             if card.endpoint not in self._routers:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 import trio
 
 from ..errors import RequestError
-from ..protocol.request import REQUEST_ID_CHARS_MAX
+from ..protocol.request import CONTEXT_ID_CHARS_MAX
 from .bodies import Body
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer, MediaTypeError
 
@@ -91,7 +91,7 @@ def make_ids(scope: Scope, rng: random.Random) -> tuple[str, str]:
     """
     given = (find_header(scope, b"x-request-id") or b"").decode("latin-1")
     suffix = f"{rng.getrandbits(64):016x}"
-    public = _UNSAFE.sub("", given)[: REQUEST_ID_CHARS_MAX - _SUFFIX_CHARS]
+    public = _UNSAFE.sub("", given)[: CONTEXT_ID_CHARS_MAX - _SUFFIX_CHARS]
     if not public:
         public = f"{rng.getrandbits(64):016x}{suffix}"
         return public, public

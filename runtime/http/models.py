@@ -8,7 +8,8 @@ go is the watch on `models/…`, outside.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ..context import Context
@@ -19,7 +20,7 @@ from ..overview import MODELS_MAX, ModelView
 from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.openai_answers import Model, ModelList
 
-__all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager"]
+__all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager", "RemoteEngine"]
 
 
 class Engine(Protocol):
@@ -33,6 +34,27 @@ class Engine(Protocol):
     def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[Delta, None]: ...
+
+
+class RemoteEngine(Engine, ABC):
+    """An engine whose workers come and go, and of which a caller may choose one."""
+
+    @property
+    @abstractmethod
+    def has_instance(self) -> bool:
+        """Whether a worker is there that would be asked and is not known to be faulty."""
+
+    @property
+    @abstractmethod
+    def refused_cards(self) -> int:
+        """How many workers are not asked, because their cards contradict the model's."""
+
+    @abstractmethod
+    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> Engine:
+        """This engine for one request: only the worker named, if any, is asked.
+
+        `tell` is called with the id of the one that answers, before its first delta.
+        """
 
 
 T = TypeVar("T")
@@ -60,6 +82,11 @@ class ModelEngines(Generic[T]):
         self._engines[model] = engine
         if self._default is None:
             self._default = model
+
+    def update(self, model: str, engine: T) -> None:
+        """Let `engine` answer for a model that is there: its place and the default stay."""
+        assert model in self._engines
+        self._engines[model] = engine
 
     def remove(self, model: str) -> None:
         """Remove an engine; raises `ModelNotFoundError`. Requests already running keep it."""
@@ -89,6 +116,10 @@ class ModelEngines(Generic[T]):
 
     def contains(self, model: str) -> bool:
         return model in self._engines
+
+    def engines(self) -> Iterable[T]:
+        """All of them, oldest first."""
+        return self._engines.values()
 
 
 class DeploymentState:
@@ -128,6 +159,16 @@ class DeploymentState:
             ),
         ]
 
+    @property
+    def has_instance(self) -> bool:
+        """Whether anybody could answer a request for any model."""
+        kinds = (self.chat_completion_engines, self.completion_engines)
+        return any(
+            engine.has_instance if isinstance(engine, RemoteEngine) else True
+            for kind in kinds
+            for engine in kind.engines()
+        )
+
     def views(self) -> list[ModelView]:
         """The oldest `MODELS_MAX` models, each with what its card says of it."""
         return [self._view(name) for name in self.models()[:MODELS_MAX]]
@@ -141,7 +182,15 @@ class DeploymentState:
             endpoint=card.endpoint,
             engine=card.engine,
             context_tokens_max=card.context_tokens_max,
+            refused_cards=self._refused_cards(name),
         )
+
+    def _refused_cards(self, name: str) -> int:
+        for kind in (self.chat_completion_engines, self.completion_engines):
+            if kind.contains(name):
+                engine = kind.get(name)[1]
+                return engine.refused_cards if isinstance(engine, RemoteEngine) else 0
+        return 0
 
 
 class ModelManager:
@@ -210,6 +259,30 @@ class ModelManager:
             self.add_completions_model(card.name, engine, created=card.created)
         self._state.cards[card.name] = card
 
+    def update_model(self, card: ModelCard, engine: Engine) -> None:
+        """Serve what `card` offers for a model that is there already, without a gap between.
+
+        It keeps its place among the models, the default included. Raises `ModelNotFoundError`.
+        """
+        if not self.has_model_any(card.name):
+            raise ModelNotFoundError(f"the model '{card.name}' is not served here", param="model")
+        state = self._state
+        for kind, is_offered in (
+            (state.chat_completion_engines, card.chat),
+            (state.completion_engines, card.completions),
+        ):
+            if kind.contains(card.name):
+                if is_offered:
+                    kind.update(card.name, engine)
+                else:
+                    kind.remove(card.name)
+            elif is_offered:
+                kind.add(card.name, engine)
+        if self.has_model_any(card.name):
+            state.cards[card.name] = card
+        else:
+            self._forget_created(card.name)
+
     def remove_model(self, model: str) -> None:
         """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`."""
         if not self.has_model_any(model):
@@ -233,8 +306,10 @@ class ModelManager:
         if not created:
             created = int(self._state.env.clock.wall())
         self._state.created.setdefault(model, created)
+        self._state.metrics.model_came(model)
 
     def _forget_created(self, model: str) -> None:
         if not self.has_model_any(model):
             del self._state.created[model]
             self._state.cards.pop(model, None)
+            self._state.metrics.model_gone(model)

@@ -129,5 +129,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completions: bool = True
     context_tokens_max: int = 0
     engine: str = ""
+    fingerprint: str = ""
+    """Of what computes the answers: workers of one model whose fingerprints differ disagree."""
     created: int = 0
     """Unix seconds."""

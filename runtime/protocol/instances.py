@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Final
 
 import attrs
 import msgspec
 
 from ..errors import RemoteProtocolError, RequestError
+from .addresses import is_address
 from .undecodable import UNDECODABLE
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Standing",
     "decode_instance",
     "encode_instance",
+    "is_instance_id",
 ]
 
 INSTANCE_PREFIX: Final = "instances/"
@@ -92,6 +94,11 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Instance)
 
 
+def is_instance_id(text: str) -> bool:
+    """Whether a worker may be called so."""
+    return _ID.fullmatch(text) is not None
+
+
 def encode_instance(instance: Instance) -> bytes:
     """The value to register."""
     return _encoder.encode(instance)
@@ -103,8 +110,11 @@ def decode_instance(key: str, value: bytes) -> Instance:
         instance = _decoder.decode(value)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"{key}: not an instance: {error}") from error
-    if instance.key != key or not _ID.fullmatch(instance.id):
+    if instance.key != key or not is_instance_id(instance.id):
         raise RemoteProtocolError(f"{key}: holds the instance {instance.endpoint}/{instance.id}")
+    for transport, address in instance.transports.items():
+        if not is_address(transport, address):
+            raise RemoteProtocolError(f"{key}: {address[:80]!r} is no address for {transport!r}")
     return instance
 
 
@@ -137,22 +147,30 @@ class Standing(enum.StrEnum):
     """Discovery has deleted it, but it is reached: it may only have lost its lease."""
     SUSPECTED = "connection lost"
     """Discovery names it, but no connection reaches it."""
+    FOREIGN = "no common transport"
+    """It speaks none of the transports that are spoken here, so it is never chosen."""
 
 
 class LiveSet:
-    """Instances by id, in the order they joined.
+    """Instances by id, in the order they joined; `transports` are those spoken here, None is all.
 
     With `keeps_deleted`, one that is deleted lingers if it did not say that it would leave and its
     connection stands (`trust`): a store that was stopped ends all leases in one moment, and the
     workers are as well as before. Whoever feeds the set says when that is over (`dismiss`).
     """
 
-    def __init__(self, *, keeps_deleted: bool = False) -> None:
+    def __init__(
+        self, *, keeps_deleted: bool = False, transports: Collection[str] | None = None
+    ) -> None:
         self._keeps_deleted = keeps_deleted
+        self._transports = transports
         self._by_key: dict[str, Instance] = {}
         self._keys: dict[str, str] = {}
         """From id to key."""
         self._inhibited: dict[str, float] = {}
+        self._foreign: dict[str, None] = {}
+        self._nonsensical: dict[str, None] = {}
+        """The inhibited ones that a connection says nothing of."""
         self._suspected: dict[str, object] = {}
         self._standing: dict[str, None] = {}
         self._lingering: dict[str, None] = {}
@@ -193,8 +211,12 @@ class LiveSet:
         known = self._by_key.get(key)
         self._by_key[key] = instance
         self._keys[instance.id] = key
+        if self._transports is None or not instance.transports.keys().isdisjoint(self._transports):
+            self._foreign.pop(instance.id, None)
+        else:
+            self._foreign[instance.id] = None
         if known != instance:
-            self._inhibited.pop(instance.id, None)
+            self.clear_inhibition(instance.id)
         if known is None:
             return InstanceChange(joined=(instance,))
         drains = instance.draining and not known.draining
@@ -226,20 +248,27 @@ class LiveSet:
 
     def _leave(self, instance: Instance) -> InstanceChange:
         del self._by_key[instance.key], self._keys[instance.id]
-        for known in (self._inhibited, self._suspected, self._standing, self._lingering):
+        self.clear_inhibition(instance.id)
+        for known in (self._suspected, self._standing, self._lingering, self._foreign):
             known.pop(instance.id, None)
         return InstanceChange(left=(instance,))
 
     # --- what we found out ourselves ---
 
-    def inhibit(self, instance_id: str, until: float) -> None:
-        """Do not choose this instance before `until`, while there is another."""
+    def inhibit(self, instance_id: str, until: float, *, is_nonsensical: bool = False) -> None:
+        """Do not choose this instance before `until`, while there is another.
+
+        That it is reached again ends this early, unless it is what it says that is wrong.
+        """
         if self.get(instance_id) is not None:
             self._inhibited[instance_id] = until
+            if is_nonsensical:
+                self._nonsensical[instance_id] = None
 
     def clear_inhibition(self, instance_id: str) -> None:
         """The instance answered: choose it again."""
         self._inhibited.pop(instance_id, None)
+        self._nonsensical.pop(instance_id, None)
 
     def suspect(self, instance_id: str) -> bool:
         """The connection to this instance is lost; whether that is news. Until `trust`."""
@@ -250,11 +279,16 @@ class LiveSet:
         return True
 
     def trust(self, instance_id: str) -> bool:
-        """The connection stands, or stands again; whether the latter is news."""
+        """The connection stands, or stands again; whether the latter is news.
+
+        Then what the last connection's end inhibited is over too.
+        """
         if self.get(instance_id) is not None:
             self._standing[instance_id] = None
-        self._inhibited.pop(instance_id, None)
-        return self._suspected.pop(instance_id, _NOT_SUSPECTED) is None
+        is_back = self._suspected.pop(instance_id, _NOT_SUSPECTED) is None
+        if is_back and instance_id not in self._nonsensical:
+            self._inhibited.pop(instance_id, None)
+        return is_back
 
     @property
     def suspected_count(self) -> int:
@@ -270,6 +304,10 @@ class LiveSet:
         """Whether discovery has deleted this instance, which is in the set all the same."""
         return instance_id in self._lingering
 
+    def is_foreign(self, instance_id: str) -> bool:
+        """Whether this instance speaks nothing that is spoken here."""
+        return instance_id in self._foreign
+
     def is_wanted(self, instance_id: str) -> bool:
         """Whether this instance is in the set and has not said that it leaves."""
         instance = self.get(instance_id)
@@ -281,6 +319,8 @@ class LiveSet:
 
     def standing(self, instance: Instance, now: float) -> Standing:
         """How `instance`, which is in the set, is seen now."""
+        if instance.id in self._foreign:
+            return Standing.FOREIGN
         if instance.id in self._suspected:
             return Standing.SUSPECTED
         if instance.draining:
@@ -290,16 +330,27 @@ class LiveSet:
         is_inhibited = self._inhibited.get(instance.id, now) > now
         return Standing.INHIBITED if is_inhibited else Standing.LIVE
 
-    def candidates(self, now: float, exclude: Collection[str] = ()) -> list[Instance]:
+    def candidates(
+        self, now: float, exclude: Collection[str] = (), among: Container[str] | None = None
+    ) -> list[Instance]:
         """Whom to choose from, not among `exclude`: who neither drains nor is known to be faulty.
+
+        With `among`, only those ids are chosen from.
 
         Faulty is who is inhibited or suspected. Who lingers comes after those that discovery names,
         unless it names less than half. If nobody is left, all that do not drain: their faults may
         have passed, and refusing the request outright would certainly fail it.
         """
         for instance_id in [i for i, until in self._inhibited.items() if until <= now]:
-            del self._inhibited[instance_id]
-        open_ones = [i for i in self._by_key.values() if not i.draining and i.id not in exclude]
+            self.clear_inhibition(instance_id)
+        open_ones = [
+            i
+            for i in self._by_key.values()
+            if not i.draining
+            and i.id not in exclude
+            and (among is None or i.id in among)
+            and i.id not in self._foreign
+        ]
         if not self._inhibited and not self._suspected and not self._lingering:
             return open_ones
         healthy = [

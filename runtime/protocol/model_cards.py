@@ -2,28 +2,45 @@
 
 A model is there as long as one worker publishes its card, and for a while longer if the card goes
 but its worker does not: a store that was stopped takes cards and instances away in one moment, and
-the workers bring them back in the next. Sans-IO: `http/discovery.py` feeds the watch in and tells
-the model manager what came and went.
+the workers bring them back in the next. Workers whose cards disagree would give different answers
+under one name, so only those are asked who agree with the card in force. Sans-IO:
+`http/discovery.py` feeds the watch in and tells the model manager what came and went.
+
+A card under `models/chat/<name>` is read as well, and never written: an older layout that says
+"for chats" and names no instance, so it speaks for every instance of its endpoint (`ANYBODY`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import attrs
 import msgspec
 
 from ..errors import RemoteProtocolError, RequestError
 from .generate import ModelCard
-from .instances import EndpointName
+from .instances import EndpointName, is_instance_id
 from .undecodable import UNDECODABLE
 
-__all__ = ["MODEL_PREFIX", "ModelChange", "ModelTable", "decode_card", "encode_card", "model_key"]
+__all__ = [
+    "ANYBODY",
+    "MODEL_PREFIX",
+    "ModelChange",
+    "ModelTable",
+    "decode_card",
+    "encode_card",
+    "model_key",
+]
 
 MODEL_PREFIX: Final = "models/"
+ANYBODY: Final = ""
+"""Stands for the instance that a card names, where it names none."""
+_CHAT_PREFIX: Final = f"{MODEL_PREFIX}chat/"
+_AGREED: Final = ("endpoint", "chat", "completions", "engine", "context_tokens_max", "fingerprint")
+"""What all cards of one model must say alike."""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ModelCard)
 
@@ -44,27 +61,77 @@ def decode_card(key: str, value: bytes) -> ModelCard:
         card = _decoder.decode(value)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"{key}: not a model card: {error}") from error
-    if not key.startswith(model_key(card.name, "")):
-        raise RemoteProtocolError(f"{key}: holds the card of {card.name!r}")
     try:
         EndpointName.parse(card.endpoint)
     except RequestError as error:
         # It must not speak for the model: the good cards would contradict it.
         raise RemoteProtocolError(f"{key}: {error.message}") from error
-    return card
+    if _names_instance(key, card):
+        return card
+    if key.startswith(_CHAT_PREFIX):
+        name = key.removeprefix(_CHAT_PREFIX)
+        if card.name in (name, unquote(name)):
+            return msgspec.structs.replace(card, completions=False)
+    raise RemoteProtocolError(f"{key}: holds the card of {card.name!r}")
+
+
+def _names_instance(key: str, card: ModelCard) -> bool:
+    folder, _, instance_id = key.rpartition("/")
+    return f"{folder}/" == model_key(card.name, "") and is_instance_id(instance_id)
+
+
+def _speaks_for(key: str, card: ModelCard) -> str:
+    return key.rpartition("/")[2] if _names_instance(key, card) else ANYBODY
 
 
 @attrs.frozen
 class ModelChange:
-    """What one step changed: models that came, models that went, entries refused and why."""
+    """What one step changed: models that came, changed and went, entries refused and why."""
 
     added: tuple[ModelCard, ...] = ()
+    updated: tuple[ModelCard, ...] = ()
+    """Another card is in force for a model that is there as before."""
     removed: tuple[ModelCard, ...] = ()
     refused: tuple[str, ...] = ()
+    """Entries that are no cards, and cards that disagree with the one in force."""
+
+
+@attrs.define(eq=False)
+class _Model:
+    """All cards of one name, and whom to ask for it."""
+
+    card: ModelCard
+    """The one in force: it stays while a card that agrees with it is there."""
+    cards: dict[str, ModelCard] = attrs.Factory(dict)
+    """By key, those that disagree included."""
+    servers: dict[str, str] = attrs.Factory(dict)
+    """The instances whose cards agree with the one in force, with the keys of those."""
+
+    def put(self, key: str, card: ModelCard) -> None:
+        self.cards[key] = card
+        instance_id = _speaks_for(key, card)
+        if _agree(card, self.card):
+            self.servers[instance_id] = key
+        elif self.servers.pop(instance_id, None) is not None:
+            self._elect()
+
+    def drop(self, key: str) -> None:
+        card = self.cards.pop(key)
+        if self.servers.pop(_speaks_for(key, card), None) is not None:
+            self._elect()
+
+    def _elect(self) -> None:
+        """Let the oldest card that is left be in force, unless one stands by the last."""
+        if self.servers or not self.cards:
+            return
+        self.card = min(self.cards.items(), key=lambda item: (item[1].created, item[0]))[1]
+        for key, card in self.cards.items():
+            if _agree(card, self.card):
+                self.servers[_speaks_for(key, card)] = key
 
 
 class ModelTable:
-    """Cards by key; the first card of a model speaks for it until it goes.
+    """Cards by model; while some agree with the one in force, it stays in force.
 
     `patience_s` says of an endpoint and an instance id how long a card of theirs that was deleted
     is kept: 0 for a worker that is gone, or that leaves. It is asked again at every `review`.
@@ -72,95 +139,137 @@ class ModelTable:
 
     def __init__(self, patience_s: Callable[[str, str], float] = lambda *_: 0.0) -> None:
         self._patience_s = patience_s
-        self._cards: dict[str, ModelCard] = {}
+        self._models: dict[str, _Model] = {}
+        self._names: dict[str, str] = {}
+        """From key to model."""
         self._kept: dict[str, float] = {}
         """Keys that are deleted and whose cards are kept, with the time of their end."""
+        self._before: dict[str, ModelCard | None] = {}
+        """What was in force for the models that the present step touches."""
 
     @property
     def models(self) -> dict[str, ModelCard]:
-        """Each model with the oldest of its cards."""
-        found: dict[str, ModelCard] = {}
-        for card in self._cards.values():
-            found.setdefault(card.name, card)
-        return found
+        """Each model with the card in force."""
+        return {name: model.card for name, model in self._models.items()}
 
     @property
     def review_at(self) -> float:
         """When the first of the kept cards ends; infinite if none is kept."""
         return min(self._kept.values(), default=math.inf)
 
+    def servers(self, name: str) -> Collection[str]:
+        """The instances to ask for a model, or `ANYBODY` among them for all of its endpoint."""
+        model = self._models.get(name)
+        return () if model is None else model.servers.keys()
+
+    def refused_count(self, name: str) -> int:
+        """How many cards of a model disagree with the one in force."""
+        model = self._models.get(name)
+        return 0 if model is None else len(model.cards) - len(model.servers)
+
     def replace(self, entries: Iterable[tuple[str, bytes]], now: float) -> ModelChange:
         """A snapshot or resync: what it does not name is deleted."""
-        before = self.models
         fresh = dict(entries)
-        for key in [k for k in self._cards if k not in fresh]:
+        for key in [k for k in self._names if k not in fresh]:
             self._let_go(key, now)
-        refused = [why for key, value in fresh.items() if (why := self._take(key, value))]
-        return self._change(before, tuple(refused))
+        refused: list[str] = []
+        cards: list[tuple[str, ModelCard]] = []
+        for key, value in fresh.items():
+            try:
+                cards.append((key, decode_card(key, value)))
+            except RemoteProtocolError as error:
+                refused.append(error.message)
+        # The oldest first, so that frontends agree on which of two contradicting cards is in force.
+        cards.sort(key=lambda item: (item[1].created, item[0]))
+        refused += [why for key, card in cards if (why := self._take(key, card))]
+        return self._change(refused)
 
     def put(self, key: str, value: bytes) -> ModelChange:
-        """One card was published."""
-        before = self.models
-        why = self._take(key, value)
-        return self._change(before, (why,) if why else ())
+        """One card was published. What an older value of the key said outlives junk."""
+        try:
+            why = self._take(key, decode_card(key, value))
+        except RemoteProtocolError as error:
+            why = error.message
+        return self._change([why] if why else [])
 
     def delete(self, key: str, now: float) -> ModelChange:
         """One card was deleted."""
-        before = self.models
-        if key in self._cards:
+        if key in self._names:
             self._let_go(key, now)
-        return self._change(before, ())
+        return self._change([])
 
     def review(self, now: float) -> ModelChange:
         """Cards that were kept go with their workers, or when their time is over."""
-        if not self._kept:
-            return ModelChange()
-        before = self.models
         for key, until in list(self._kept.items()):
             if until <= now or not self._patience_of(key):
-                del self._kept[key], self._cards[key]
-        return self._change(before, ())
+                self._drop(key)
+        return self._change([])
 
     def _let_go(self, key: str, now: float) -> None:
         patience_s = self._patience_of(key)
         if not patience_s:
-            del self._cards[key]
-            self._kept.pop(key, None)
+            self._drop(key)
         else:
             # One that is kept already is not given more time by a resync that repeats the news.
             self._kept.setdefault(key, now + patience_s)
 
     def _patience_of(self, key: str) -> float:
-        return self._patience_s(self._cards[key].endpoint, key.rpartition("/")[2])
+        card = self._models[self._names[key]].cards[key]
+        return self._patience_s(card.endpoint, _speaks_for(key, card))
 
-    def _take(self, key: str, value: bytes) -> str:
-        try:
-            card = decode_card(key, value)
-        except RemoteProtocolError as error:
-            return error.message
-        known = self.models.get(card.name)
-        if known is not None and known.endpoint != card.endpoint and key not in self._cards:
-            return f"{key}: {card.name!r} is served by {known.endpoint}, not by {card.endpoint}"
-        self._cards[key] = card
+    def _take(self, key: str, card: ModelCard) -> str:
+        """Put a card in its place; the reason if it disagrees and was not known to."""
         self._kept.pop(key, None)
-        return ""
+        if self._names.get(key, card.name) != card.name:
+            self._drop(key)
+        self._touch(card.name)
+        model = self._models.setdefault(card.name, _Model(card))
+        known = model.cards.get(key)
+        model.put(key, card)
+        self._names[key] = card.name
+        if known == card or _agree(card, model.card):
+            return ""
+        return f"{key}: {_contradiction(card, model.card)}; it is not asked for {card.name!r}"
 
-    def _change(self, before: dict[str, ModelCard], refused: tuple[str, ...]) -> ModelChange:
-        after = self.models
-        changed = {
-            name for name in before if name in after and not _is_same(before[name], after[name])
-        }
+    def _drop(self, key: str) -> None:
+        self._kept.pop(key, None)
+        name = self._names.pop(key)
+        self._touch(name)
+        model = self._models[name]
+        model.drop(key)
+        if not model.cards:
+            del self._models[name]
+
+    def _touch(self, name: str) -> None:
+        model = self._models.get(name)
+        self._before.setdefault(name, None if model is None else model.card)
+
+    def _change(self, refused: list[str]) -> ModelChange:
+        steps, self._before = self._before, {}
+        after = {name: self._models[name].card for name in steps if name in self._models}
         return ModelChange(
-            added=tuple(c for n, c in after.items() if n not in before or n in changed),
-            removed=tuple(c for n, c in before.items() if n not in after or n in changed),
-            refused=refused,
+            added=tuple(card for name, card in after.items() if steps[name] is None),
+            updated=tuple(
+                card
+                for name, card in after.items()
+                if (old := steps[name]) is not None and not _agree(old, card)
+            ),
+            removed=tuple(
+                old for name, old in steps.items() if old is not None and name not in after
+            ),
+            refused=tuple(refused),
         )
 
 
-def _is_same(one: ModelCard, other: ModelCard) -> bool:
-    """Whether frontends need not care that another worker's card now speaks for the model."""
-    return (one.endpoint, one.chat, one.completions) == (
-        other.endpoint,
-        other.chat,
-        other.completions,
-    )
+def _agree(one: ModelCard, other: ModelCard) -> bool:
+    """Whether two workers give the same answers, as far as their cards say."""
+    return all(getattr(one, name) == getattr(other, name) for name in _AGREED)
+
+
+def _contradiction(card: ModelCard, in_force: ModelCard) -> str:
+    said = [
+        f"{name} {getattr(card, name)!r} where the model has {getattr(in_force, name)!r}"
+        for name in _AGREED
+        if getattr(card, name) != getattr(in_force, name)
+    ]
+    return "says " + ", ".join(said)

@@ -8,6 +8,7 @@ success.
 from __future__ import annotations
 
 import enum
+import random
 from typing import TypeVar
 
 import msgspec
@@ -18,11 +19,13 @@ from ..errors import (
     RequestError,
     TrinamoError,
     UnavailableError,
+    UnknownModelError,
     error_to_wire,
 )
 from .undecodable import UNDECODABLE
 
 __all__ = [
+    "CONTEXT_ID_CHARS_MAX",
     "Ack",
     "AckStatus",
     "Answer",
@@ -31,6 +34,7 @@ __all__ = [
     "RequestKind",
     "StreamType",
     "WireError",
+    "attempt_id",
     "decode_answer",
     "decode_cancel",
     "decode_envelope",
@@ -44,6 +48,9 @@ __all__ = [
 ]
 
 REQUEST_ID_CHARS_MAX = 128
+_ATTEMPT_CHARS = 9
+CONTEXT_ID_CHARS_MAX = REQUEST_ID_CHARS_MAX - _ATTEMPT_CHARS
+"""What a request may be called where it enters, so that each of its attempts has room for its own."""
 _READABLE_ID_CHARS_MAX = 1024
 """Whoever sent a longer one may be told so, but not in an answer that is as long."""
 MESSAGE_CHARS_MAX = 4096
@@ -98,6 +105,8 @@ class AckStatus(enum.StrEnum):
     OVERLOADED = "overloaded"
     DRAINING = "draining"
     UNKNOWN_ENDPOINT = "unknown_endpoint"
+    UNKNOWN_MODEL = "unknown_model"
+    """The endpoint is here, and serves another model than the request names."""
     INVALID = "invalid"
 
 
@@ -161,6 +170,14 @@ _answer_decoder = msgspec.json.Decoder(Answer)
 _cancel_decoder = msgspec.json.Decoder(_Cancel)
 _id_decoder = msgspec.json.Decoder(_Identified)
 _CANCEL_PREFIX = b'{"cancel":'
+
+
+def attempt_id(context_id: str, rng: random.Random) -> str:
+    """The id of one attempt of a request; of a longer name than the wire takes the end is kept.
+
+    The end, because what makes a name unlike others is appended to it.
+    """
+    return f"{context_id[-CONTEXT_ID_CHARS_MAX:]}.{rng.getrandbits(32):08x}"
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -246,5 +263,7 @@ def raise_for_nack(ack: Ack) -> None:
             raise UnavailableError(ack.message or "the worker is draining")
         case AckStatus.UNKNOWN_ENDPOINT:
             raise UnavailableError(ack.message or "the worker has no such endpoint")
+        case AckStatus.UNKNOWN_MODEL:
+            raise UnknownModelError(ack.message or "the worker serves another model")
         case AckStatus.INVALID:
             raise RequestError(ack.message or "the worker calls the request invalid")

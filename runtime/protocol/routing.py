@@ -42,9 +42,13 @@ def pick(
         for instance in candidates:
             if instance.id == instance_id:
                 return instance
-        raise UnavailableError(f"instance {instance_id} is not live")
+        raise UnavailableError(f"instance {instance_id} is not live, or does not serve this")
     if policy is Policy.DIRECT:
-        raise RequestError("policy direct needs an instance id", param="instance_id")
+        raise RequestError(
+            "router.policy is direct: a request must name its instance (over HTTP in the header "
+            "X-Trinamo-Worker)",
+            param="instance_id",
+        )
     if not candidates:
         raise UnavailableError("no live instance")
     count = len(candidates)

@@ -315,11 +315,16 @@ async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_c
     nats, tcp = Witness("nats"), Witness("tcp")
     async with witnessed(nats, tcp) as made:
         instance = made.choose(instance_id="1")
-        assert made.route(instance) == (nats, "1")
+        assert made.route(instance) == (nats, place("1"))
         nats.is_usable = False
-        assert made.route(instance) == (tcp, "1")
+        assert made.route(instance) == (tcp, place("1"))
         tcp.is_usable = False
-        assert made.route(instance) == (nats, "1")
+        assert made.route(instance) == (nats, place("1"))
+
+
+def place(instance_id: str) -> str:
+    """The address of an instance, whatever the transport."""
+    return f"host-{instance_id}:1"
 
 
 class Witness:
@@ -353,7 +358,7 @@ class Witness:
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
-        assert (envelope.endpoint, envelope.instance_id) == (str(NAME), address)
+        assert (envelope.endpoint, place(envelope.instance_id)) == (str(NAME), address)
         self.probe_count += 1
         await trio.lowlevel.checkpoint()
         if self.answer is None:
@@ -368,14 +373,16 @@ class Witness:
 @asynccontextmanager
 async def witnessed(*planes: Witness) -> AsyncIterator[Router]:
     store = MemoryControlPlane()
-    made = Router(store, NAME, SeededEnv(), request_planes={p.transport: p for p in planes})
+    # The second instance is reached by a way of its own, which always stands.
+    known = {p.transport: p for p in (*planes, Witness("other"))}
+    made = Router(store, NAME, SeededEnv(), request_planes=known)
     async with trio.open_nursery() as nursery:
         await nursery.start(made.run)
         for each in ("1", "2"):
-            spoken: dict[str, str] = {}
-            if each == "1":
-                spoken = {p.transport: each for p in planes}
-            one = Instance(endpoint=str(NAME), id=each, transports=spoken)
+            spoken = [p.transport for p in planes] if each == "1" else ["other"]
+            one = Instance(
+                endpoint=str(NAME), id=each, transports=dict.fromkeys(spoken, place(each))
+            )
             await store.put(one.key, encode_instance(one))
         await made.wait_instances(2)
         await trio.sleep(1)
@@ -457,7 +464,7 @@ class Reached:
         one = Instance(
             endpoint=str(NAME),
             id="1",
-            transports={"tcp": "1"},
+            transports={"tcp": place("1")},
             incarnation=incarnation,
             draining=draining,
         )

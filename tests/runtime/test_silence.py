@@ -88,7 +88,8 @@ class Listening:
         self.store = MemoryControlPlane()
         self.metrics = FrontendMetrics(RealEnv())
         self.env = SeededEnv()
-        spoken: dict[str, RequestPlane] = {each.transport: each for each in self.planes}
+        ways = (*self.planes, AskedPlane("other"))
+        spoken: dict[str, RequestPlane] = {each.transport: each for each in ways}
         self.router = Router(
             self.store,
             NAME,
@@ -123,7 +124,8 @@ class Listening:
         await trio.testing.wait_all_tasks_blocked()
 
     def instance(self, instance_id: str, **changes: Any) -> Instance:
-        spoken = {each.transport: instance_id for each in self.planes if instance_id == "1"}
+        ways = [each.transport for each in self.planes] if instance_id == "1" else ["other"]
+        spoken = dict.fromkeys(ways, "host:1")
         return Instance(endpoint=str(NAME), id=instance_id, transports=spoken, **changes)
 
     @contextmanager

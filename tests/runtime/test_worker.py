@@ -21,11 +21,12 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RequestError,
     TrinamoError,
-    UnavailableError,
+    UnknownModelError,
 )
 from trinamo.runtime.logs.fields import current_fields
 from trinamo.runtime.metrics_worker import WorkerMetrics
 from trinamo.runtime.protocol.control import Declined, Failed
+from trinamo.runtime.protocol.generate import GenerateRequest
 from trinamo.runtime.protocol.instances import EndpointName
 from trinamo.runtime.protocol.request import (
     AckStatus,
@@ -33,6 +34,7 @@ from trinamo.runtime.protocol.request import (
     Envelope,
     RequestKind,
     StreamType,
+    raise_for_nack,
 )
 from trinamo.runtime.worker import Worker
 from trinamo.transports.tcp import TcpClient, TcpOptions
@@ -391,13 +393,30 @@ async def test_a_caller_that_cannot_be_reached_costs_only_its_request(cluster: C
     assert await ask(cluster, 2) == ([0, 1], None)
 
 
-async def test_an_endpoint_is_served_once_and_can_be_withdrawn(cluster: Cluster) -> None:
+async def test_an_endpoint_is_served_once(cluster: Cluster) -> None:
     worker = await cluster.serve("1")
     with pytest.raises(RequestError, match="served already"):
         worker.add_stream(NAME, sleeper)
-    worker.remove(NAME)
-    _, error = await ask(cluster)
-    assert isinstance(error, UnavailableError)
+
+
+async def test_a_worker_refuses_a_model_that_it_does_not_serve(cluster: Cluster) -> None:
+    """Whoever asks: an answer of its own model under the other's name would be a wrong one."""
+    worker = await cluster.serve("1")
+    other = EndpointName("ns", "engine", "models")
+    worker.add_stream(other, sleeper, request_type=GenerateRequest, model="own")
+    own, wrong = (
+        worker.admit(
+            envelope(model, endpoint=str(other)),
+            msgspec.msgpack.encode(GenerateRequest(model=model, prompt="hi")),
+        )
+        for model in ("own", "other")
+    )
+    assert own.status is AckStatus.ACCEPTED
+    with pytest.raises(UnknownModelError, match="'own'") as caught:
+        raise_for_nack(wrong)
+    assert caught.value.definite
+    worker.kill_all()
+    await worker.wait_idle()
 
 
 # --- unary ---------------------------------------------------------------------------------------

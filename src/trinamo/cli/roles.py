@@ -127,6 +127,7 @@ async def _serve(
         endpoint=str(endpoint),
         context_tokens_max=info.context_tokens_max,
         engine=info.engine,
+        fingerprint=info.fingerprint,
         created=int(runtime.env.clock.wall()),
     )
     await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))

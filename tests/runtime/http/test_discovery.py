@@ -56,7 +56,7 @@ class Watched:
 
     async def register(self, worker: str, *, draining: bool = False) -> str:
         each = Instance(
-            endpoint=str(ENDPOINT), id=worker, transports={"tcp": worker}, draining=draining
+            endpoint=str(ENDPOINT), id=worker, transports={"tcp": "host:1"}, draining=draining
         )
         await self.store.put(each.key, encode_instance(each))
         await trio.testing.wait_all_tasks_blocked()

@@ -125,7 +125,15 @@ async def test_health_status_live_and_metrics_answer(serve: Any) -> None:
     assert status.json() == {
         "status": "ready",
         "in_flight": 0,
-        "models": [{"name": "local", "endpoint": "a/b/c", "engine": "", "context_tokens_max": 0}],
+        "models": [
+            {
+                "name": "local",
+                "endpoint": "a/b/c",
+                "engine": "",
+                "context_tokens_max": 0,
+                "refused_cards": 0,
+            }
+        ],
         "cluster": None,
     }
     assert live.json() == {"status": "live"}

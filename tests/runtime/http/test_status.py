@@ -54,6 +54,7 @@ ROWS = [
     (errors.RemoteProtocolError("m"), 502, "server_error", None),
     (KilledError("m", reason=Reason.PROTOCOL_ERROR), 502, "server_error", None),
     (errors.UnavailableError("m"), 503, "server_error", "1"),
+    (errors.UnknownModelError("m"), 503, "server_error", "1"),
     (errors.OverloadedError("m"), 503, "server_error", "1"),
     (errors.RefusedError("m"), 503, "server_error", "1"),
     (errors.ConnectError("m"), 503, "server_error", "1"),

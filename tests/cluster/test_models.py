@@ -1,0 +1,171 @@
+"""Whose answer a request gets: real workers of several models behind one frontend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
+from trinamo.runtime.protocol.generate import ModelCard
+from trinamo.runtime.protocol.instances import INSTANCE_PREFIX
+from trinamo.runtime.protocol.model_cards import MODEL_PREFIX, encode_card
+from trinamo.transports.etcd import open_etcd
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+ENDPOINT = "trinamo/backend/generate"
+
+
+@asynccontextmanager
+async def one_more(cluster: Cluster, folder: Path, **settings: Any) -> AsyncIterator[Member]:
+    """A worker beside those of the cluster, with an engine and a model of its own."""
+    common = {
+        "control_plane.etcd.endpoints": cluster.etcd.endpoint,
+        "event_plane.nats.servers": cluster.nats.url,
+    }
+    changes = {f"worker.{name}": value for name, value in settings.items()}
+    member = await start("worker", common | changes, folder / "more.log")
+    try:
+        yield member
+    finally:
+        await member.stop()
+        assert member.process.stdout is not None
+        await member.process.stdout.aclose()
+
+
+async def ask(cluster: Cluster, text: str, model: str, **more: Any) -> httpx.Response:
+    headers = more.pop("headers", {})
+    return await cluster.client.post(
+        f"{cluster.url}/v1/chat/completions",
+        json=chat(text, model=model, max_tokens=8, temperature=0, **more),
+        headers=headers,
+    )
+
+
+async def text_of(cluster: Cluster, text: str, model: str) -> str:
+    response = await ask(cluster, text, model)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+async def model_view(cluster: Cluster, name: str) -> dict[str, Any]:
+    told = (await cluster.client.get(f"{cluster.url}/status")).json()
+    return next((model for model in told["models"] if model["name"] == name), {})
+
+
+async def refused(cluster: Cluster, name: str) -> bool:
+    return bool((await model_view(cluster, name)).get("refused_cards"))
+
+
+async def test_two_models_on_one_endpoint_never_answer_for_each_other(tmp_path: Path) -> None:
+    async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
+        alone = await text_of(cluster, "one two", "exact")
+        async with one_more(cluster, tmp_path, engine="echo", model_name="second"):
+            await cluster.wait_models(2)
+            await cluster.wait_live(2)
+            for _ in range(20):
+                assert await text_of(cluster, "one two", "second") == "one two"
+                assert await text_of(cluster, "one two", "exact") == alone
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"engine": "echo", "model_name": "exact"}, {"engine": "exact", "context_tokens_max": 64}],
+    ids=["engine", "context"],
+)
+async def test_a_worker_whose_card_contradicts_the_model_s_is_told_of_and_not_asked(
+    second: dict[str, Any], tmp_path: Path
+) -> None:
+    """Until the last worker that agreed is gone: then it is the model."""
+    async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
+        long = "word " * 40
+        alone = await text_of(cluster, long, "exact")
+        async with one_more(cluster, tmp_path, **second):
+            await cluster.wait_live(2)
+            await until(lambda: refused(cluster, "exact"), "the second card is refused")
+            assert {await text_of(cluster, long, "exact") for _ in range(20)} == {alone}
+            assert "it is not asked for 'exact'" in cluster.frontend.log.read_text()
+            kind = {"kind": "model"}
+            assert await cluster.metric(cluster.url, "discovery_entries_refused_total", **kind) == 1
+            await cluster.workers[0].stop()
+
+            async def is_in_force() -> bool:
+                return not (await model_view(cluster, "exact")).get("refused_cards")
+
+            await until(is_in_force, "the second card is in force")
+            assert (await ask(cluster, "hi", "exact")).status_code == 200
+
+
+async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_path: Path) -> None:
+    settings = {"router.policy": "direct"}
+    async with open_cluster(tmp_path, engine="echo", settings=settings) as cluster:
+        ids = {str(worker.facts["instance_id"]) for worker in cluster.workers}
+        for instance_id in sorted(ids):
+            headers = {"X-Trinamo-Worker": instance_id}
+            for stream in (False, True):
+                response = await ask(cluster, "hi", "echo", headers=headers, stream=stream)
+                assert response.headers["x-trinamo-worker"] == instance_id
+        nobody = await ask(cluster, "hi", "echo")
+        assert (nobody.status_code, "X-Trinamo-Worker" in nobody.text) == (400, True)
+        for wrong, status in (("feed", 503), ("no id", 400), ("f" * 17, 400)):
+            headers = {"X-Trinamo-Worker": wrong}
+            assert (await ask(cluster, "hi", "echo", headers=headers)).status_code == status
+
+
+async def test_cards_of_the_older_layout_are_understood(tmp_path: Path) -> None:
+    """`models/chat/<name>` names no instance: any that serves the model is asked."""
+    async with (
+        open_cluster(tmp_path, workers=0) as cluster,
+        open_etcd([cluster.etcd.endpoint]) as etcd,
+    ):
+        card = ModelCard(name="org/other", endpoint=ENDPOINT)
+        await etcd.put("models/chat/org/other", encode_card(card))
+        await cluster.wait_models()
+        assert (await ask(cluster, "say it", "org/other")).status_code == 503
+        async with one_more(cluster, tmp_path, engine="echo", model_name="org/other"):
+            await cluster.wait_live(1)
+            for _ in range(6):
+                assert await text_of(cluster, "say it", "org/other") == "say it"
+
+
+POISON: list[Any] = [
+    {"tcp": "[::1%\0]:80"},
+    {"tcp": "[::1%\x1b[31m]:80"},
+    {"tcp": "host:0"},
+    {"tcp": "host:99999999999999999999"},
+    {"tcp": "host:\uff18\uff10"},
+    {"tcp": "a..b:80"},
+    {"tcp": "\udfff:80".encode("utf-8", "replace").decode()},
+    {"tcp": ""},
+    {"tcp": "x" * 70_000 + ":1"},
+    {"tcp": "-host:1"},
+    {"tcp": "[127.0.0.1]:80"},
+    {"tcp": "host name:80"},
+    {"tcp": "127.0.0.1:1"},
+    {"nats": "a subject\r\nPUB x 1\r\n\r\n"},
+    {"\n": "x"},
+    {},
+]
+
+
+async def test_poison_in_discovery_harms_neither_the_frontend_nor_a_request(tmp_path: Path) -> None:
+    async with (
+        open_cluster(tmp_path, workers=1, engine="echo") as cluster,
+        open_etcd([cluster.etcd.endpoint]) as etcd,
+    ):
+        for number, transports in enumerate(POISON):
+            each = {"endpoint": ENDPOINT, "id": f"{number:x}", "transports": transports}
+            key = f"{INSTANCE_PREFIX}{ENDPOINT}/{number:x}"
+            await etcd.put(key, json.dumps(each).encode())
+            await etcd.put(f"{MODEL_PREFIX}m{number}/{number:x}", json.dumps(each).encode())
+        for number, value in enumerate((b"", b"\xff", b"null", b"[" * 100_000, b'{"id":1}')):
+            await etcd.put(f"{INSTANCE_PREFIX}{ENDPOINT}/f{number}", value)
+            await etcd.put(f"{MODEL_PREFIX}\x1b[2J{number}/%00/", value)
+        for _ in range(30):
+            assert await text_of(cluster, "hi", "echo") == "hi"
+        assert cluster.frontend.is_running
