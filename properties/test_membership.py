@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hypothesis import given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.membership import (
@@ -81,12 +81,12 @@ def test_no_bit_may_be_changed_between_them(
 
 
 @given(secrets, secrets, nonces, nonces, names, st.lists(st.integers(1, 64), min_size=1))
+@example(b"", bytes(16), bytes(16), bytes(16), "", [64])
 def test_another_secret_greets_nobody(
     ours: bytes, theirs: bytes, first: bytes, second: bytes, name: str, cuts: list[int]
 ) -> None:
     """Neither end is greeted, and the listener has said no more than its challenge."""
-    if ours.rstrip(b"\0") == theirs.rstrip(b"\0"):
-        return  # HMAC pads keys with zeros.
+    assume(ours != theirs)
     dialler, listener = ends(ours, theirs, first, second, name)
     with contextlib.suppress(RemoteProtocolError):
         play(dialler, listener, cuts)

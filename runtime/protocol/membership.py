@@ -10,12 +10,12 @@ dialler -> listener   proof
 listener -> dialler   welcome: proof, name of who it is
 ```
 
-A proof is HMAC-SHA256 under the secret, over who says it, what the port is for, and all that both
+A proof is HMAC-SHA256 under the secret's SHA-256, over who says it, what the port is for, and all that both
 have said, the listener's name included. Nonces are new each time, so no proof fits another
 connection or the other end. A listener tells nothing to who has not proven itself; whoever is sent
 something else than the table expects raises `RemoteProtocolError` and closes. The flags are zero and
 proven with the rest: a later version can agree on encryption there, and nobody between can take it
-out. Without a secret the same greeting runs under an empty key, and still says who answers.
+out. Without a secret the same greeting runs under that of nothing, and still says who answers.
 
 A call home has no room for the two round trips of this: see `call_home_proof`.
 """
@@ -25,6 +25,8 @@ from __future__ import annotations
 import enum
 import hmac
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from typing import Final
 
 from ..errors import RemoteProtocolError
@@ -145,7 +147,7 @@ class Greeting:
     def _prove(self, end: bytes, name: bytes = b"") -> bytes:
         # The lengths of all parts but the last are fixed, or end with a byte that is in none of them.
         words = b"trinamo %s\0%s\0%s%s" % (end, self._purpose.encode(), self._said, name)
-        return hmac.digest(self._secret, words, "sha256")
+        return hmac.digest(_key(self._secret), words, "sha256")
 
     # --- what is heard, by state ---
 
@@ -214,4 +216,10 @@ def call_home_proof(secret: bytes, subject: str, stream_type: str) -> str:
     taken once, so it is the nonce: the proof costs no round trip, and is of no use again.
     """
     words = b"trinamo call-home\0%s\0%s" % (stream_type.encode(), subject.encode())
-    return hmac.digest(secret, words, "sha256").hex()
+    return hmac.digest(_key(secret), words, "sha256").hex()
+
+
+@lru_cache(maxsize=16)
+def _key(secret: bytes) -> bytes:
+    """HMAC itself fills keys up with zeros: sixteen of them would be the same as no secret."""
+    return sha256(secret).digest()

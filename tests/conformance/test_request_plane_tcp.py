@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -24,6 +25,7 @@ from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
     EngineError,
+    ImpostorError,
     OverloadedError,
     RemoteProtocolError,
     RequestError,
@@ -35,6 +37,7 @@ from trinamo.runtime.protocol.request import (
     Ack,
     AckStatus,
     Envelope,
+    RequestKind,
     decode_answer,
     encode_answer,
     encode_cancel,
@@ -294,6 +297,44 @@ async def test_a_cancel_for_a_request_nobody_knows_reaches_the_service_and_is_no
         await stranger.say(encode_frame(encode_cancel("r9")), encode_frame(b""))
         await eventually(lambda: pair.service.cancelled == ["r9"])
     assert pair.service.remembered == []
+
+
+async def test_another_instance_than_was_meant_gets_nothing(pair: Pair) -> None:
+    """The address was reused, or is another's in discovery: said before anything is sent."""
+    other = msgspec.structs.replace(stream("r1"), instance_id="zz")
+    for _ in range(2):
+        with pytest.raises(ImpostorError, match="answers instance a1, not zz") as caught:
+            await pair.plane.send(pair.address, other, b"")
+        assert caught.value.definite
+    with pytest.raises(ImpostorError):
+        await pair.plane.call(
+            pair.address, msgspec.structs.replace(other, kind=RequestKind.UNARY), b""
+        )
+    with pytest.raises(ImpostorError):
+        await pair.plane.hold(pair.address, lambda: None, instance_id="zz")
+    assert pair.service.admitted == []
+    assert (await pair.plane.send(pair.address, probe("p1"), b"")).status is AckStatus.ACCEPTED
+    assert pair.plane.connection_count == 1
+
+
+async def test_a_caller_with_another_secret_sends_nothing_and_is_told_which_key(
+    pair: Pair,
+) -> None:
+    async with open_request_plane(options(secret=bytes(16)), RealEnv()) as plane:
+        with pytest.raises(ConnectError, match="secret_file") as caught:
+            await plane.send(pair.address, stream("r1"), b"")
+        assert caught.value.definite
+    assert pair.service.admitted == []
+
+
+async def test_a_port_that_says_nothing_is_no_connection() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    for timeouts in ({"connect_timeout_s": 0.05}, {"ack_timeout_s": 0.05}):
+        async with open_request_plane(options(**timeouts), RealEnv()) as plane:
+            with pytest.raises(ConnectError, match=r"within|greet"):
+                await plane.send(address, stream("r1"), b"")
+    await listener.aclose()
 
 
 async def test_a_caller_that_goes_away_leaves_no_cancels_behind(pair: Pair) -> None:

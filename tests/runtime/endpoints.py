@@ -20,6 +20,7 @@ from trinamo.runtime.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
     TcpClient,
+    TcpOptions,
     TcpRequestServer,
     TcpStreamServer,
     open_request_plane,
@@ -52,10 +53,12 @@ class Cluster:
     calls: dict[str, TcpClient] = attrs.Factory(dict)
     routers: list[Router] = attrs.Factory(list)
     addresses: dict[str, str] = attrs.Factory(dict)
+    using: TcpOptions = attrs.Factory(options)
+    """Of all its ports."""
 
     async def serve(self, instance_id: str, handler: Handler = count, **settings: Any) -> Worker:
         """Start a worker with `handler` under `NAME` and register it."""
-        call = self.calls[instance_id] = TcpClient(options())
+        call = self.calls[instance_id] = TcpClient(self.using)
         worker = Worker(call, RealEnv(), instance_id=instance_id, **settings)
         worker.add_stream(NAME, handler)
         self.workers[instance_id] = worker
@@ -68,8 +71,8 @@ class Cluster:
     async def _listen(
         self, worker: Worker, *, task_status: trio.TaskStatus[TcpRequestServer]
     ) -> None:
-        using = open_request_server(options(), RealEnv(), instance_id=worker.instance_id)
-        async with using as server:
+        opened = open_request_server(self.using, RealEnv(), instance_id=worker.instance_id)
+        async with opened as server:
             task_status.started(server)
             await server.serve(worker)
 
@@ -114,13 +117,14 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(**changes: Any) -> AsyncIterator[Cluster]:
     """Everything is idle again when the body is done: requests, streams, subjects, flights."""
+    using = options(**changes)
     with trio.fail_after(2 * PATIENCE_S):
         async with (
-            open_stream_server(options(**changes), RealEnv()) as home,
-            open_request_plane(options(**changes), RealEnv()) as plane,
+            open_stream_server(using, RealEnv()) as home,
+            open_request_plane(using, RealEnv()) as plane,
             trio.open_nursery() as nursery,
         ):
-            cluster = Cluster(nursery, MemoryControlPlane(), home, {"tcp": plane})
+            cluster = Cluster(nursery, MemoryControlPlane(), home, {"tcp": plane}, using=using)
             yield cluster
             await eventually(lambda: not any(w.active_count for w in cluster.workers.values()))
             await eventually(lambda: not any(c.open_count for c in cluster.calls.values()))

@@ -62,7 +62,12 @@ def test_a_listener_may_have_no_name() -> None:
 
 @pytest.mark.parametrize(
     "listener",
-    [listening(b"another secret, as long"), listening(b""), listening(purpose=Purpose.TRANSFERS)],
+    [
+        listening(b"another secret, as long"),
+        listening(b""),
+        listening(SECRET + b"\0"),
+        listening(purpose=Purpose.TRANSFERS),
+    ],
 )
 def test_another_secret_or_purpose_is_refused_before_the_listener_says_who_it_is(
     listener: Greeting,
