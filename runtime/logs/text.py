@@ -65,9 +65,20 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def tell_causes(error: BaseException) -> str:
-    """Type and text of what went wrong, without the groups round it, in one line."""
-    told = [f"{type(each).__name__}: {each}".removesuffix(": ") for each in causes_of(error)]
-    return one_line("; ".join(dict.fromkeys(told)))
+    """Type and text of what went wrong, without the groups round it, in one line.
+
+    With what each was raised from: the last of these is the root.
+    """
+    return one_line("; ".join(dict.fromkeys(map(_tell_chain, causes_of(error)))))
+
+
+def _tell_chain(error: BaseException) -> str:
+    told = []
+    cause: BaseException | None = error
+    while cause is not None and len(told) < CAUSES_MAX:
+        told.append(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+        cause = None if cause.__cause__ is None else next(leaves(cause.__cause__))
+    return ", from ".join(told)
 
 
 def tell_traceback(error: BaseException, *, indent: str = "") -> str:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.running import COMMAND, END_TIMEOUT_S, Place, cluster, is_running, wait_for
+from tests.cli.running import COMMAND, END_TIMEOUT_S, Place, cluster, is_running, terminal, wait_for
 from trinamo.cli.run_file import RunFile, _parse
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
@@ -144,6 +144,23 @@ def test_a_cluster_whose_up_is_stopped_serves_and_then_tells_what_it_dropped(
         assert lost_lines(url) > 0
         assert running.end() == 0
     assert "\x1b" not in place.output
+
+
+def test_a_cluster_whose_terminal_is_not_read_serves_and_ends(tmp_path: Path) -> None:
+    """The live table draws eight times a second; a terminal takes some kilobytes."""
+    place = Place(tmp_path)
+    arguments = ("up", "--engine", "echo", "--workers", "1", "--port", "0")
+    with terminal(place, *arguments) as (process, shown, _):
+        wait_for(lambda: run_file(place) is not None, 60, "the cluster's start")
+        run = run_file(place)
+        assert run is not None
+        flood(run.url, NASTY, status=b"404")
+        assert_serves(run.url)
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_TIMEOUT_S) == 0
+        assert shown()
+    assert place.leftovers == []
 
 
 def lost_lines(url: str) -> float:

@@ -233,6 +233,21 @@ def test_the_cause_at_the_bottom_of_many_groups_is_told(form: Any) -> None:
     assert "MemoryError: of 4 GB" in stream.getvalue().splitlines()[0]
 
 
+def test_what_an_error_was_raised_from_is_told() -> None:
+    stream = io.StringIO()
+    setup_log(LogConfig(format="console"), stream=stream)
+    root = MemoryError("of 4 GB")
+    root.__cause__ = OSError("no room")
+    error = RuntimeError("internal error")
+    error.__cause__ = ExceptionGroup("tasks", [root])
+
+    logging.getLogger("x").error("the process ends", exc_info=error)
+
+    [line, *_] = stream.getvalue().splitlines()
+    told = "RuntimeError: internal error, from MemoryError: of 4 GB, from OSError: no room"
+    assert f"error={told}" in line
+
+
 def test_no_line_of_a_traceback_passes_for_an_event() -> None:
     stream = io.StringIO()
     setup_log(LogConfig(format="console"), stream=stream)
