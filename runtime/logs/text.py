@@ -73,7 +73,7 @@ def tell_causes(error: BaseException) -> str:
 
 
 def _tell_chain(error: BaseException) -> str:
-    told = []
+    told: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(told) < CAUSES_MAX:
         told.append(f"{type(cause).__name__}: {cause}".removesuffix(": "))

@@ -35,7 +35,7 @@ def lines_of(running: RunningCluster, name: str) -> list[str]:
 
 def is_live(url: str) -> bool:
     with suppress(OSError), urllib.request.urlopen(f"{url}/live", timeout=5) as response:
-        return response.status == 200
+        return bool(response.status == 200)
     return False
 
 
