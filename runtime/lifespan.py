@@ -18,7 +18,7 @@ plane still holds then dies with the lease.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, ValuesView
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ import msgspec
 import trio
 
 from .client import Client
+from .clients import Clients
 from .composition import DataPlane, TransferChain, Transports
 from .config import Config
 from .engines.generation import GenerationEngine
@@ -33,8 +34,6 @@ from .env import Env
 from .errors import UnavailableError
 from .kv.cache import KvCache
 from .kv.engine_transfers import EngineTransfers, open_engine_transfers
-from .kv.index import KvIndex
-from .load import LoadTable
 from .metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics
 from .metrics_kv import KvSeries
 from .metrics_planes import show_planes
@@ -43,11 +42,9 @@ from .metrics_worker import WorkerMetrics
 from .nurseries import open_nursery
 from .planes import ControlPlane, EventPlane
 from .protocol.instances import EndpointName, Instance, encode_instance
-from .protocol.routing import Policy
 from .queues import Queues
 from .registration import LeaseState, Registrar
 from .reports import Reports
-from .router import Router
 from .settings import Settings
 from .shutdown import shut_down
 from .transfer_metrics import TransferMetrics
@@ -73,6 +70,8 @@ class Runtime:
         data: DataPlane,
         metrics: Metrics,
         instance_id: str | None,
+        control_nursery: trio.Nursery,
+        event_nursery: trio.Nursery,
         transfers: EngineTransfers | None = None,
     ) -> None:
         self.config = config
@@ -90,12 +89,24 @@ class Runtime:
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
         show_queues(metrics, self.queues, env.clock)
         self._data = data
-        self._clients: dict[str, Client] = {}
         self._instances: dict[str, Instance] = {}
         self._cards: dict[str, None] = {}
         self._reports: Reports | None = None
         self._kv_series = KvSeries(metrics)
+        self._clients = Clients(
+            config,
+            env,
+            control,
+            events,
+            data,
+            metrics=metrics,
+            series=self._kv_series,
+            nursery=control_nursery,
+        )
+        self._event_nursery = event_nursery
         self._is_shutting_down = False
+        self._has_shut_down = False
+        self._shutting_down = trio.Lock()
         self.registrar = Registrar(
             control,
             env,
@@ -105,7 +116,8 @@ class Runtime:
         )
         self.worker: Worker | None = None
         if instance_id is not None:
-            assert isinstance(metrics, WorkerMetrics)
+            if not isinstance(metrics, WorkerMetrics):
+                raise TypeError("a process that serves counts in `WorkerMetrics`")
             self.worker = Worker(
                 data.call_home,
                 env,
@@ -115,10 +127,6 @@ class Runtime:
                 cancelled_ttl_s=config.worker.cancelled_ttl_s,
                 metrics=metrics,
             )
-        # Bound by `open_runtime`, which owns them.
-        self.control_nursery: trio.Nursery
-        self.event_nursery: trio.Nursery
-        self.data_nursery: trio.Nursery
 
     def _on_lease(self, state: LeaseState) -> None:
         if state.lease_id:
@@ -130,47 +138,25 @@ class Runtime:
     # --- calling ---
 
     @property
-    def clients(self) -> ValuesView[Client]:
-        """The clients of all endpoints that were asked for, in that order."""
-        return self._clients.values()
+    def clients(self) -> list[Client]:
+        """The clients that are open, in the order in which they were asked for."""
+        return list(self._clients)
 
     async def client(self, endpoint: EndpointName) -> Client:
-        """The client of an endpoint; returns once its live set is known, be it empty."""
-        key = str(endpoint)
-        known = self._clients.get(key)
-        if known is not None:
-            return known
-        loads: LoadTable | None = None
-        if Policy(self.config.router.policy) is Policy.LEAST_LOADED:
-            loads = LoadTable(self.events, endpoint)
-        kv_index = KvIndex(self.events, endpoint) if self.config.router.kv_index else None
-        router = Router(
-            self.control,
-            endpoint,
-            self.env,
-            policy=Policy(self.config.router.policy),
-            inhibit_s=self.config.router.inhibit_s,
-            silence_grace_s=self.config.router.silence_grace_s,
-            linger_s=self.config.router.linger_s,
-            metrics=self.metrics,
-            request_planes=self._data.request_planes,
-            loads=loads,
-            kv_index=kv_index,
-        )
-        client = self._clients[key] = Client(
-            router,
-            self._data.response_plane,
-            self.env,
-            attempts_max=self.config.router.attempts_max,
-            call_home_timeout_s=self.config.data_plane.tcp.handshake_timeout_s,
-        )
-        if loads is not None:
-            await self.event_nursery.start(loads.run)
-        if kv_index is not None:
-            self._kv_series.show_index(kv_index)
-            await self.event_nursery.start(kv_index.run)
-        await self.control_nursery.start(router.run)
-        return client
+        """The client of an endpoint; returns once its live set is known, be it empty.
+
+        There is one per endpoint, open until the process ends, or until everybody who asked for it
+        has given it to `release`. Where the store refuses to tell the live set it is empty, and
+        asked for again and again.
+        """
+        return await self._clients.hold(endpoint)
+
+    def release(self, client: Client) -> None:
+        """Undo one call of `client`; the last one closes it. For endpoints that may not come back.
+
+        What is still under way should have ended: nobody watches over it any more.
+        """
+        self._clients.release(client)
 
     # --- serving ---
 
@@ -186,6 +172,8 @@ class Runtime:
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
+        Cancelled or failed, it serves nothing, and may be called again.
+
         `engine` is what the handler asks: requests for another model than its own are refused, its
         load and its KV blocks are told to routers that are configured to want them (`reports.py`),
         and `/metrics` shows them. A request of more than `payload_bytes_max` bytes is refused
@@ -199,7 +187,11 @@ class Runtime:
             payload_bytes_max=payload_bytes_max,
             model="" if engine is None else engine.info.model,
         )
-        return await self.register(endpoint, metadata=metadata, engine=engine)
+        try:
+            return await self.register(endpoint, metadata=metadata, engine=engine)
+        except BaseException:
+            worker.remove(endpoint)
+            raise
 
     async def register(
         self,
@@ -208,34 +200,48 @@ class Runtime:
         metadata: Mapping[str, str] | None = None,
         engine: GenerationEngine | None = None,
     ) -> Instance:
-        """Make an endpoint that `worker` already serves findable; `metadata` is for people."""
+        """Make an endpoint that `worker` already serves findable; `metadata` is for people.
+
+        Cancelled or failed, it is not findable, unless it was before.
+        """
         worker = self._serving_worker()
-        assert self.instance_id is not None
         instance = Instance(
             endpoint=str(endpoint),
-            id=self.instance_id,
+            id=worker.instance_id,
             transports={s.transport: s.address for s in self._data.request_servers},
             metadata=dict(metadata or {}),
         )
+        await self._put(instance.key, _renderer(instance))
         self._instances[instance.key] = instance
-        await self.registrar.register(instance.key, _renderer(instance))
         if self._reports is None:
             self._reports = Reports(
                 self.config.router,
                 self.env,
                 self.events,
-                self.event_nursery,
+                self._event_nursery,
                 worker,
                 self._kv_series,
             )
-        await self._reports.begin(endpoint, engine)
+        self._reports.begin(endpoint, engine)
         return instance
 
     async def publish(self, key: str, value: bytes) -> None:
-        """Put a key, such as a model card, that lives as long as this process serves."""
+        """Put a key, such as a model card, that lives as long as this process serves.
+
+        Cancelled or failed, it is not put, unless it was there before.
+        """
         self._serving_worker()
+        await self._put(key, lambda _: value)
         self._cards[key] = None
-        await self.registrar.register(key, lambda _: value)
+
+    async def _put(self, key: str, render: Callable[[int], bytes]) -> None:
+        is_new = not (key in self._instances or key in self._cards)
+        try:
+            await self.registrar.register(key, render)
+        except BaseException:
+            if is_new:
+                self.registrar.abandon(key)
+            raise
 
     def _serving_worker(self) -> Worker:
         if self.worker is None:
@@ -245,12 +251,15 @@ class Runtime:
     # --- the end, in order ---
 
     async def shutdown(self) -> None:
-        """Leave discovery, refuse, drain, stop, kill, drain transfers, revoke, each in its time."""
-        if self._is_shutting_down:
-            return
-        self._is_shutting_down = True
-        if self.worker is not None:
-            await shut_down(self, self.worker)
+        """Leave discovery, refuse, drain, stop, kill, drain transfers, revoke, each in its time.
+
+        Called again it does nothing, or goes on where it was cancelled.
+        """
+        async with self._shutting_down:
+            self._is_shutting_down = True
+            if self.worker is not None and not self._has_shut_down:
+                await shut_down(self, self.worker)
+            self._has_shut_down = True
 
     async def leave_discovery(self) -> None:
         """Models go at once; instances stay visible as draining until their work is done.
@@ -258,10 +267,10 @@ class Runtime:
         In this order: a card that goes while its instance is there, and has not said that it
         leaves, may have gone with a lost lease only, and frontends keep it for a while.
         """
-        for instance in self._instances.values():
+        for instance in list(self._instances.values()):
             draining = msgspec.structs.replace(instance, draining=True)
             await self.registrar.register(instance.key, _renderer(draining))
-        for card in self._cards:
+        for card in list(self._cards):
             await self.registrar.withdraw(card)
 
 
@@ -313,33 +322,35 @@ async def open_runtime(
                     metrics=TransferMetrics(metrics.registry),
                 )
             )
-        runtime = Runtime(
-            config=config,
-            env=env,
-            control=control,
-            events=events,
-            data=data,
-            metrics=metrics,
-            instance_id=instance_id,
-            transfers=transfers,
-        )
         async with (
-            open_nursery() as runtime.control_nursery,
-            open_nursery() as runtime.event_nursery,
-            open_nursery() as runtime.data_nursery,
+            open_nursery() as control_nursery,
+            open_nursery() as event_nursery,
+            open_nursery() as data_nursery,
         ):
-            runtime.control_nursery.start_soon(runtime.settings.follow)
+            runtime = Runtime(
+                config=config,
+                env=env,
+                control=control,
+                events=events,
+                data=data,
+                metrics=metrics,
+                instance_id=instance_id,
+                control_nursery=control_nursery,
+                event_nursery=event_nursery,
+                transfers=transfers,
+            )
+            control_nursery.start_soon(runtime.settings.follow)
             with trio.move_on_after(_SETTINGS_WAIT_S):
                 await runtime.settings.wait_loaded()
             if runtime.worker is not None:
-                await runtime.data_nursery.start(runtime.worker.run)
+                await data_nursery.start(runtime.worker.run)
                 for server in data.request_servers:
-                    await runtime.data_nursery.start(server.serve, runtime.worker)
-                await runtime.control_nursery.start(runtime.registrar.run)
+                    await data_nursery.start(server.serve, runtime.worker)
+                await control_nursery.start(runtime.registrar.run)
             if transfers is not None:
-                runtime.control_nursery.start_soon(transfers.watch)
+                control_nursery.start_soon(transfers.watch)
                 await transfers.offer(runtime.registrar)
             yield runtime
             await runtime.shutdown()
-            for nursery in (runtime.data_nursery, runtime.event_nursery, runtime.control_nursery):
+            for nursery in (data_nursery, event_nursery, control_nursery):
                 nursery.cancel_scope.cancel()

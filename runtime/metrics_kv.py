@@ -6,6 +6,7 @@ Each counts for itself; here it is only read, when `/metrics` is. The label `end
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -68,9 +69,20 @@ class KvSeries:
         """Show what is told about an engine's blocks."""
         self._sources[endpoint] = source
 
-    def show_index(self, index: KvIndex) -> None:
-        """Show what is known of the blocks of an endpoint's instances."""
-        self._indexes[str(index.endpoint)] = index
+    @contextmanager
+    def showing_index(self, index: KvIndex | None) -> Iterator[None]:
+        """Show what is known of the blocks of an endpoint's instances, while inside."""
+        if index is None:
+            yield
+            return
+        key = str(index.endpoint)
+        self._indexes[key] = index
+        try:
+            yield
+        finally:
+            # Another client of the endpoint may have been opened meanwhile.
+            if self._indexes.get(key) is index:
+                del self._indexes[key]
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""

@@ -108,20 +108,29 @@ class Registrar:
                 raise UnavailableError(f"{key} was withdrawn before it was registered")
             await self._progress.wait()
 
+    def abandon(self, key: str) -> None:
+        """Want `key` no more; it is deleted in time. Synchronous, for those who cannot wait."""
+        if self._forget(key) and self._watches is not None:
+            self._watches.start_soon(self._delete, key)
+
     async def withdraw(self, key: str) -> None:
         """Delete `key` and keep it deleted; a store that is away is retried until cancelled.
 
-        A key that another process holds is left alone; it is read first and then deleted, so one
+        Registered again meanwhile, it stays. A key that another process holds is left alone; it is read first and then deleted, so one
         that changes hands between the two, within a round trip, is deleted all the same.
         """
         self._forget(key)
+        await self._delete(key)
+
+    async def _delete(self, key: str) -> None:
         backoff_s = _BACKOFF_MIN_S
-        while True:
+        while key not in self._keys:
             try:
                 held = await self._control.get(key)
                 # What was under an older lease of ours is gone with it.
                 lease_id = self.state.lease_id
-                if held is not None and lease_id and held.lease_id == lease_id:
+                is_ours = held is not None and lease_id and held.lease_id == lease_id
+                if is_ours and key not in self._keys:
                     await self._control.delete(key)
             except TrinamoError as error:
                 self._notices.warn("retrying; cannot withdraw", f"{key}: {error}")
@@ -130,11 +139,12 @@ class Registrar:
             else:
                 return
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: str) -> bool:
         wanted = self._keys.pop(key, None)
         if wanted is not None:
             wanted.watch.cancel()
         self._made_progress()
+        return wanted is not None
 
     def _is_registered(self, key: RegisteredKey) -> bool:
         """Whether it is there as we want it, for all we know."""

@@ -44,8 +44,8 @@ class Reports:
         # New in every process, and growing should one ever come back under the same instance id.
         self._incarnation = int(env.clock.wall() * 1e3)
 
-    async def begin(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
-        """Report on `endpoint` from now on; `engine` is what serves it, if it is known.
+    def begin(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
+        """Report on `endpoint` from now on; `engine` is what serves it, if it is known. Synchronous.
 
         Once an endpoint: another call changes nothing. The blocks of an engine are told for one
         endpoint, the last that was begun.
@@ -56,13 +56,13 @@ class Reports:
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
         if Policy(self._config.policy) is Policy.LEAST_LOADED:
-            await self._tell_load(endpoint, engine)
+            self._tell_load(endpoint, engine)
         # Two protocols at once are more than mypy can tell apart.
         teller: object = engine
         if self._config.kv_index and isinstance(teller, TellsBlocks):
-            await self._tell_blocks(endpoint, teller)
+            self._tell_blocks(endpoint, teller)
 
-    async def _tell_load(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
+    def _tell_load(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
         source = LoadSource(
             self._events,
             endpoint,
@@ -70,7 +70,7 @@ class Reports:
             incarnation=self._incarnation,
             read=lambda: self._load(engine),
         )
-        await self._nursery.start(source.run)
+        self._nursery.start_soon(source.run)
 
     def _load(self, engine: GenerationEngine | None) -> LoadReport:
         active = self._worker.active_count
@@ -78,7 +78,7 @@ class Reports:
             return LoadReport(active)
         return LoadReport(active, engine.statistics().blocks_used, engine.info.block_count)
 
-    async def _tell_blocks(self, endpoint: EndpointName, engine: TellsBlocks) -> None:
+    def _tell_blocks(self, endpoint: EndpointName, engine: TellsBlocks) -> None:
         source = KvEventSource(
             self._events,
             endpoint,
@@ -87,4 +87,4 @@ class Reports:
         )
         if engine.listen_blocks(source.tell):
             self._series.show_source(str(endpoint), source)
-            await self._nursery.start(source.run)
+            self._nursery.start_soon(source.run)

@@ -56,5 +56,8 @@ async def _step(name: str, timeout_s: float, step: Callable[[], Awaitable[None]]
     except TrinamoError as error:
         _log.warning("shutdown: %s failed: %s", name, error)
         return False
+    except Exception:  # noqa: BLE001 -- a bug in one step must not keep the lease from being revoked
+        _log.exception("shutdown: %s failed", name)
+        return False
     _log.info("shutdown: %s took %.3f s", name, trio.current_time() - started_at)
     return True

@@ -49,7 +49,7 @@ def _held(process: Process) -> Iterator[tuple[str, float]]:
     if runtime is not None:
         if runtime.worker is not None:
             yield "served requests", runtime.worker.active_count
-        for client in runtime._clients.values():  # noqa: SLF001 -- the census looks inside
+        for client in runtime.clients:
             yield "flights", client.router.in_flight
 
 

@@ -61,7 +61,7 @@ def _workers(outcome: Outcome) -> Iterator[tuple[str, Process]]:
 def _routers(outcome: Outcome) -> Iterator[tuple[str, Router]]:
     for name, process in outcome.cluster.processes.items():
         if process.runtime is not None and _is_heard(outcome, name):
-            for client in process.runtime._clients.values():  # noqa: SLF001 -- looks inside
+            for client in process.runtime.clients:
                 yield name, client.router
 
 

@@ -47,8 +47,7 @@ def stale_views(outcome: Outcome) -> Iterator[str]:
 def _stale_routers(outcome: Outcome, name: str) -> Iterator[str]:
     """A router's live set is what the store holds, too: nothing was lost after the watch."""
     runtime = outcome.cluster.processes[name].runtime
-    clients = {} if runtime is None else runtime._clients  # noqa: SLF001 -- looks inside
-    for client in clients.values():
+    for client in () if runtime is None else runtime.clients:
         router = client.router
         held = set(outcome.cluster.store.values(router.endpoint.key_prefix))
         known = {instance.key for instance in router.instances}
