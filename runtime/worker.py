@@ -135,6 +135,10 @@ class Worker:
             raise RequestError(f"endpoint {key} is served already")
         self._endpoints[key] = endpoint
 
+    def remove(self, name: EndpointName) -> None:
+        """Serve `name` no more; requests under way go on."""
+        del self._endpoints[str(name)]
+
     @property
     def active_count(self) -> int:
         """Requests being served; zero at quiescence."""
@@ -173,10 +177,7 @@ class Worker:
             raise_for_nack(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        with (
-            log_fields(request_id=envelope.id),
-            self._metrics.request(envelope.endpoint) as record,
-        ):
+        with log_fields(request_id=envelope.id), self._metrics.request(envelope.endpoint) as record:
             result: bytes | None = None
             try:
                 with context.scope:
@@ -297,10 +298,8 @@ class Worker:
                 assert envelope.response is not None, "checked when the envelope was decoded"
                 async with self._call_home.call_home(envelope.response, context) as sender:
                     await self._run_handler(endpoint, envelope, request, context, sender, record)
-            except ConnectError as error:
+            except (ConnectError, KilledError) as error:
                 # The caller sees its own end of this: no call came, or it has gone.
-                record.failed(error)
-            except KilledError as error:
                 record.failed(error)
             except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
                 record.failed(single_error(raised, f"request {envelope.id}"))
