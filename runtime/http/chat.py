@@ -123,6 +123,7 @@ class Inference:
     ) -> None:
         started_at = self._state.env.clock.now()
         headers: Headers = [(b"x-request-id", public_id.encode())]
+        refusal: ErrorAnswer | None = None
         try:
             with self._admission.bodies.open() as body:
                 parsed = await self._parse(scope, receive, body)
@@ -139,6 +140,8 @@ class Inference:
             self._tell(refusal.code, started_at, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
+        # Not while the error is held: its traceback holds the body.
+        if refusal is not None:
             await send_error(send, refusal, headers)
 
     def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:

@@ -113,6 +113,7 @@ class Connection:
         self._stream = stream
         self._write_timeout_s = write_timeout_s
         self._is_sending = False
+        self._is_output_over = False
         self._flushed: trio.Event | None = None
         self._nursery: trio.Nursery | None = None
         self._buffer = bytearray()
@@ -142,6 +143,9 @@ class Connection:
         """
         while self._flushed is not None:
             await self._flushed.wait()
+        if self._is_output_over:
+            self.is_cut = True
+            raise trio.ClosedResourceError("nothing follows the end of what was sent")
         try:
             sent = self._send_nowait(data)
         except OSError:
@@ -170,6 +174,11 @@ class Connection:
             raise trio.ClosedResourceError("the peer does not read")
 
     async def send_eof(self) -> None:
+        """Raises `trio.BusyResourceError` while something is being sent, and has then no effect."""
+        if self._is_sending or self._flushed is not None:
+            raise trio.BusyResourceError("something is being sent")
+        # hypercorn closes what the peer has ended while an application may be about to answer.
+        self._is_output_over = True
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
@@ -190,7 +199,7 @@ class Connection:
         That is while something else is being sent, and once a side has ended the connection. What
         the socket has no room for is kept, one `data` at most, and goes out before anything else.
         """
-        if self._is_sending or self._flushed is not None:
+        if self._is_sending or self._is_output_over or self._flushed is not None:
             return False
         if self.is_closed or self.is_input_over or self._nursery is None:
             return False

@@ -194,3 +194,25 @@ async def test_a_peer_that_was_cut_off_is_known(autojump_clock: trio.testing.Moc
         with pytest.raises(trio.ClosedResourceError):
             await connection.send_all(PIECE * 1000)
         assert connection.is_cut
+
+
+async def test_nothing_is_sent_after_the_end_nor_is_it_a_bug_to_try() -> None:
+    """hypercorn ends its side when the peer has, in one task, while an answer begins in another."""
+    async with open_connection() as (connection, client), trio.open_nursery() as nursery:
+        nursery.start_soon(connection.send_eof)
+        await trio.lowlevel.checkpoint()
+        with pytest.raises(trio.ClosedResourceError):
+            await connection.send_all(b"late")
+        assert not connection.send_now(b"late")
+        assert connection.is_cut
+        with trio.fail_after(5):
+            assert await client.receive_some() == b""
+
+
+async def test_an_end_does_not_come_between_the_parts_of_a_send() -> None:
+    async with open_connection() as (connection, client), trio.open_nursery() as nursery:
+        nursery.start_soon(connection.send_all, PIECE * 100)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await connection.send_eof()
+        assert await receive(client, len(PIECE) * 100) == PIECE * 100
