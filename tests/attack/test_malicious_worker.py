@@ -14,9 +14,10 @@ import trio
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.discovery import RoutedEngine
+from trinamo.runtime.http.discovery import watch_models
 from trinamo.runtime.protocol.generate import ModelCard
 from trinamo.runtime.protocol.instances import EndpointName
+from trinamo.runtime.protocol.model_cards import encode_card, model_key
 
 ENDPOINT = EndpointName("attack", "backend", "generate")
 
@@ -52,17 +53,20 @@ async def attacked(item: Any) -> AsyncIterator[httpx.AsyncClient]:
         trio.open_nursery() as nursery,
     ):
         await worker.serve(ENDPOINT, lie)
+        assert worker.instance_id is not None
+        card = ModelCard(name="m", endpoint=str(ENDPOINT), context_tokens_max=64)
+        await worker.publish(model_key(card.name, worker.instance_id), encode_card(card))
+        service = HttpService.builder().port(0).build()
+        manager = service.model_manager()
+        await nursery.start(watch_models, frontend.control, frontend.client, manager)
         client = await frontend.client(ENDPOINT)
         await client.router.wait_instances(1)
-        service = HttpService.builder().port(0).build()
-        card = ModelCard(name="m", endpoint=str(ENDPOINT), context_tokens_max=64)
-        service.model_manager().add_model(card, RoutedEngine(client))
         port = await nursery.start(service.run)
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20
         ) as http:
             yield http
-        service.stop()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
