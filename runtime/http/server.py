@@ -12,6 +12,7 @@ import contextlib
 import http
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
@@ -286,6 +288,15 @@ class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Take no upgrade: a request that offers one is answered as it is (RFC 9110, 7.8)."""
+
+    async def stream_send(self, event: Any) -> None:
+        """Say so, if the answer begins before its request has ended: hypercorn closes after it.
+
+        A client that keeps its connections would else send its next request into the close.
+        """
+        if isinstance(event, Response) and self._parser.their_state is h11.SEND_BODY:
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        await super().stream_send(event)
 
     async def _send_error_response(self, status_code: int) -> None:
         self.has_refused = True
