@@ -198,9 +198,8 @@ async def test_a_peer_that_was_cut_off_is_known(autojump_clock: trio.testing.Moc
 
 async def test_nothing_is_sent_after_the_end_nor_is_it_a_bug_to_try() -> None:
     """hypercorn ends its side when the peer has, in one task, while an answer begins in another."""
-    async with open_connection() as (connection, client), trio.open_nursery() as nursery:
-        nursery.start_soon(connection.send_eof)
-        await trio.lowlevel.checkpoint()
+    async with open_connection() as (connection, client):
+        await connection.send_eof()
         with pytest.raises(trio.ClosedResourceError):
             await connection.send_all(b"late")
         assert not connection.send_now(b"late")
