@@ -6,6 +6,8 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from trinamo.runtime.errors import OverloadedError
+from trinamo.runtime.router import Router
 from trinamo.sim import ReplayChoices
 from trinamo.sim.scenario import Scenario
 from trinamo.sim.scenario_faults import FaultPlan
@@ -25,8 +27,16 @@ SCENARIO = parse_scenario(
     via = "runtime"
     requests = 2
     timeout_s = 20.0
+    [[load]]
+    requests = 2
+    start_s = 13.0
+    [[load]]
+    via = "runtime"
+    requests = 2
+    start_s = 13.0
     [liveness]
     at_s = 3.0
+    whole_after_s = 10.0
     [limits]
     idle_s = 20.0
     """
@@ -57,7 +67,30 @@ FAULTS = st.one_of(
 )
 @given(st.lists(FAULTS, max_size=3), st.lists(st.integers(0, 3), max_size=20))
 def test_a_cluster_survives_any_three_faults(plan: list[FaultPlan], values: list[int]) -> None:
-    """Every request has one right end within its bound, and nothing of it is left behind."""
+    """Every request has one right end within its bound, and nothing of it is left behind.
+
+    What begins when a part of the cluster is whole again is answered whole; without faults, all is.
+    """
+    survive(plan, values)
+
+
+def survive(plan: list[FaultPlan], values: list[int]) -> None:
     scenario: Scenario = attrs.evolve(SCENARIO, faults=tuple(plan))
     outcome = scenario.run(ReplayChoices(values))
     assert [str(breach) for breach in outcome.breaches] == []
+    ends = [record.outcome for record in outcome.records]
+    assert len(ends) == 12
+    assert plan or ends == ["complete"] * len(ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [[], [FaultPlan(do="kill", on="worker0", at=0.5, lasts_s=1.0)]])
+def test_a_router_that_always_refuses_is_found_out(
+    plan: list[FaultPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **_more: object) -> None:
+        raise OverloadedError("not now")
+
+    monkeypatch.setattr(Router, "choose", refuses)
+    with pytest.raises(AssertionError, match="long after a core was healed"):
+        survive(plan, [])

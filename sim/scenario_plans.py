@@ -68,6 +68,8 @@ class Liveness:
     """At `at_s` a core is healed; what else is broken then stays so. Negative: never."""
 
     at_s: float = -1.0
+    whole_after_s: float = -1.0
+    """Requests that begin so long after that are answered whole (I15). Negative: none need be."""
 
 
 @attrs.frozen(kw_only=True)

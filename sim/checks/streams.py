@@ -88,6 +88,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     for record in outcome.cluster.records:
         yield from _check_items(record)
         yield from _check_end(outcome, record)
+    yield from _check_progress(outcome)
     yield from _check_kills(outcome)
     yield from _check_stops(outcome)
     died_s = _deaths(outcome)
@@ -129,6 +130,23 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
                 f" {record.output_tokens} tokens"
             ),
         )
+
+
+def _check_progress(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """What begins when a core has been whole for long enough has no excuse."""
+    after_s = outcome.scenario.liveness.whole_after_s
+    if outcome.healed_s is None or after_s < 0:
+        return
+    for record in outcome.cluster.records:
+        is_late = record.started_s >= outcome.healed_s + after_s
+        if is_late and record.client in outcome.core and record.terminals != [COMPLETE]:
+            yield (
+                "I15",
+                (
+                    f"{record.name} began at {record.started_s:.3f} s, long after a core was healed,"
+                    f" and ended with {record.terminals}"
+                ),
+            )
 
 
 def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:

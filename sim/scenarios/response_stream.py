@@ -106,6 +106,8 @@ class Outcome:
     handlers: dict[int, bool] = field(default_factory=dict)
     """Streams whose handler was started, and whether it has ended."""
     leftovers: list[str] = field(default_factory=list)
+    is_whole: bool = False
+    """Whether a last stream was asked for, when all was whole again; no fault strikes any more."""
 
     def violations(self) -> list[str]:
         """The invariants that do not hold, in words; empty if all is well."""
@@ -123,7 +125,31 @@ class Outcome:
                 broken.append(f"I2: stream {stream} is complete with {len(got)} of {len(sent)}")
             if is_worker_alive and self.handlers.get(stream) is False:
                 broken.append(f"I5: the handler of stream {stream} has not ended")
-        return broken if self.plan.faults else broken + self._late_handlers()
+        if self.is_whole:
+            broken += self._failures_of_the_last()
+        if not self.plan.faults:
+            broken += [*self._unexcused(), *self._late_handlers()]
+        return broken
+
+    def _failures_of_the_last(self) -> list[str]:
+        """Progress: both hosts and the link between them are whole, so the last stream is too."""
+        terminals, got = (of.get(self.plan.streams, []) for of in (self.terminals, self.got))
+        if terminals == ["complete"] and got == list(range(self.plan.items)):
+            return []
+        return [f"I15: the last stream, after all faults, has {terminals} and {got}"]
+
+    def _unexcused(self) -> list[str]:
+        """Progress without faults: each stream ends as its consumer wants it to."""
+        allowed = [["complete"]]
+        if self.plan.kill_after > 0:
+            allowed += [["KilledError"], []]
+        if self.plan.leave_after > 0:
+            allowed += [["left"]]
+        return [
+            f"I15: without faults stream {stream} ended with {self.terminals.get(stream)}"
+            for stream in range(self.plan.streams)
+            if self.terminals.get(stream, []) not in allowed
+        ]
 
     def _late_handlers(self) -> list[str]:
         """I4 on a whole network: a consumer that is gone ends its handler, asleep or not."""
@@ -163,8 +189,8 @@ class _Scenario:
         self._server: TcpStreamServer | None = None
         self._client: TcpClient | None = None
         self._go = trio.Event()
-        self._all_told = trio.Event()
-        self._over = [trio.Event() for _ in range(plan.streams)]
+        self._all_told, self._go_on, self._last_told = trio.Event(), trio.Event(), trio.Event()
+        self._over = [trio.Event() for _ in range(plan.streams + 1)]
         """Per stream: its handler has ended, or its worker has."""
         world.on_end.append(self._worker_ended)
 
@@ -186,11 +212,22 @@ class _Scenario:
                 await trio.sleep(0.25)
         if self._leftover(baseline):
             self.outcome.leftovers.append(f"I5: left {self._leftover(baseline)}\n{world.waiting()}")
+        await self._ask_once_more()
         for host in (caller, worker):
             if host.state is HostState.UP:
                 world.stop(host.name)
                 await host.ended.wait()
         world.note("result", sent=self.outcome.sent, got=self.outcome.got)
+
+    async def _ask_once_more(self) -> None:
+        """One more stream, if nothing is broken any more."""
+        passes = self.network.links.passes
+        is_up = all(self.world.host(name).state is HostState.UP for name in (CALLER, WORKER))
+        if is_up and passes(CALLER, WORKER) and passes(WORKER, CALLER):
+            self.outcome.is_whole = True
+            self._go_on.set()
+            with trio.move_on_after(self._bound_s()):
+                await self._last_told.wait()
 
     def _bound_s(self) -> float:
         """Until every stream must have its terminal: the work, the faults, and the detection."""
@@ -236,6 +273,9 @@ class _Scenario:
                 for stream in range(self.plan.streams):
                     nursery.start_soon(self._ask, self._server, stream)
             self._all_told.set()
+            await self._go_on.wait()
+            await self._ask(self._server, self.plan.streams)
+            self._last_told.set()
             await trio.sleep_forever()
 
     async def _ask(self, server: TcpStreamServer, stream: int) -> None:
@@ -262,6 +302,8 @@ class _Scenario:
         async for item in channel:
             got.append(_index(item))
             self.world.note("stream.got", stream=stream, index=got[-1])
+            if stream == plan.streams:  # The last one is wanted whole.
+                continue
             if len(got) == plan.stop_after:
                 context.stop(Reason.STOP_REQUESTED)
             if len(got) == plan.kill_after:
@@ -315,6 +357,8 @@ class _Scenario:
 
     def _arm(self, fault: Fault) -> None:
         def strike() -> None:
+            if self.outcome.is_whole:
+                return
             do, undo = self._effect(fault.kind)
             do()
             if fault.lasts_s != math.inf:
