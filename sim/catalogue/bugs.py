@@ -170,7 +170,7 @@ def no_keep_alive() -> list[Patch]:
 def http_without_keep_alive() -> list[Patch]:
     """The frontend does not set its clients' sockets up to notice a silent peer."""
 
-    def untuned(socket: object, *, peer_timeout_s: float) -> None:
+    def untuned(socket: object, **_bounds: float) -> None:
         pass
 
     return [(server, "configure_socket", untuned)]
