@@ -41,7 +41,7 @@ class Row(NamedTuple):
 Fields = tuple[tuple[str, Plain], ...]
 CHUNK = 256
 """How many rows are hashed at a time, which is cheaper than one by one."""
-BUSY_KINDS = frozenset({"step", "arrive"})
+BUSY_KINDS = frozenset({"step", "arrive", "block"})
 """Kinds of rows that are many and say nothing about the run's subject."""
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN_TYPES = frozenset({str, int, float, bytes, bool, type(None)})

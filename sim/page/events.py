@@ -26,6 +26,8 @@ LATENCY_GUESS_S = 0.0005
 """What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
 ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
+UNDRAWN = ("block", "drawn")
+"""Kinds of rows that are there for the digest alone."""
 SILENT = (
     "step",
     "connect",
@@ -139,6 +141,8 @@ class _Reader:
         self._hosts: dict[str, None] = {}
 
     def take(self, row: Row) -> None:
+        if row.kind in UNDRAWN:
+            return
         if row.kind == "step":
             self.events.step_count += 1
             times = self._steps.setdefault(host_name(row.host), [])

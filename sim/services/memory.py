@@ -95,7 +95,7 @@ class MemoryFabric:
         world, links = self.world, self.network.links
         began_s = world.current_time() if started_s is None else started_s
         delay_s = links.delay_s(source, destination, size=size, has_jitter=False)
-        is_lost = links.loses(source, destination)
+        is_lost = links.loses(source, destination) or not links.passes(source, destination)
 
         def land() -> None:
             if links.passes(source, destination) and not is_lost:

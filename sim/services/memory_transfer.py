@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from typing_extensions import override
 
@@ -137,7 +138,11 @@ class SimulatedTransfer(TransferState):
         except TrinamoError as error:
             self._refuse(error)
         else:
+            self._tell(self._there, position, data)
             self._carry(self._there, self._here, 0, partial(self._confirm, position))
+
+    def _tell(self, host: str, position: int, data: bytes) -> None:
+        self._fabric.world.add_row("block", target=host, position=position, crc=crc32(data))
 
     def _answer(self, position: int) -> None:
         """At the peer's adapter: a block is asked for."""
@@ -155,6 +160,7 @@ class SimulatedTransfer(TransferState):
             # Late or not: the adapter does not know that nobody wants it any more.
             if self._plane.is_alive:
                 self.plan.local.block(self.plan.local_blocks[position])[:] = data
+                self._tell(self._here, position, data)
             self._confirm(position)
 
         self._carry(self._there, self._here, len(data), land)

@@ -186,3 +186,11 @@ def test_faults_of_transfers_are_unknown_to_a_cluster() -> None:
         parse_scenario(
             'name = "a"\nabout = "b"\n[[fault]]\ndo = "stall_adapter"\non = "worker0"\nat = 1\n'
         )
+
+
+def test_the_digest_covers_the_bytes_of_blocks_that_no_process_sends() -> None:
+
+    outcome = play("requests = 2\n")
+    blocks = outcome.world.trace.of_kind("block")
+    assert blocks
+    assert len({row.field("crc") for row in blocks}) > 1
