@@ -85,7 +85,7 @@ class Expect:
     notes: tuple[str, ...] = ()
     """Kinds of notes that must occur, in some run of a swarm: else nothing was tested."""
     never: tuple[str, ...] = ()
-    """Kinds of notes that must not occur."""
+    """Kinds of notes that must not occur before everybody is told to leave."""
     burst_note: str = ""
     burst_max: int = 0
     """Once a fault is over, at most so many notes of the kind come within `BURST_S`."""

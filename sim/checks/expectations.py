@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from ..load import COMPLETE
@@ -41,8 +42,10 @@ def _wrong_notes(outcome: Outcome) -> Iterator[str]:
         if kind not in seen and not outcome.breaches:
             # One run may lack it by chance; if no run of a swarm shows it, that is a finding.
             outcome.world.missed.append(f"there is no note {kind!r}")
+    # Once all is settled everybody is told to leave, and is forgotten and lost in good order.
+    before = {row.kind for row in takewhile(lambda row: row.kind != "settled", outcome.told)}
     for kind in outcome.scenario.expect.never:
-        if kind in seen:
+        if kind in before:
             yield f"there is a note {kind!r}"
 
 
