@@ -265,7 +265,10 @@ class ShutdownConfig(Section, frozen=True, kw_only=True):
         Seconds, about("Wait for KV transfers in flight, so that no block is lost.")
     ] = 5.0
     revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
-    close_timeout_s: Annotated[Seconds, about("Close the planes.")] = 3.0
+    close_timeout_s: Annotated[
+        Seconds,
+        about("Close the planes; `trinamo up` kills a process that takes longer over all this."),
+    ] = 3.0
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

@@ -77,10 +77,10 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
         about("Members the cluster is planned with. An embedded server is always one."),
     ] = 1
     memory: Annotated[
-        Bytes, about("Planned memory of one member: sizing advice, not enforced by trinamo.")
+        Bytes, about("Planned memory of one member; the database of an embedded one stays below.")
     ] = 2_000_000_000
     ssd: Annotated[
-        bool, about("Members keep their log on an SSD: sizing advice, not enforced by trinamo.")
+        bool, about("Members keep their log on an SSD: `doctor` looks whether `data_dir` does.")
     ] = False
     username: Annotated[Text | None, about("User; needs `password`.")] = None
     password: Annotated[Secret | None, about("Password; needs `username`.")] = None
@@ -139,10 +139,10 @@ class NatsConfig(Section, frozen=True, kw_only=True):
         about("Servers the cluster is planned with. An embedded server is always one."),
     ] = 1
     memory: Annotated[
-        Bytes, about("Planned memory of one server: sizing advice, not enforced by trinamo.")
+        Bytes, about("Planned memory of one server; an embedded one collects garbage near it.")
     ] = 1_000_000_000
     jetstream: Annotated[
-        bool, about("The servers run JetStream; an embedded server is started with it.")
+        bool, about("Refuse servers without JetStream, which work queues need; ours has it.")
     ] = False
     username: Annotated[Text | None, about("User; needs `password`.")] = None
     password: Annotated[Secret | None, about("Password; needs `username`.")] = None

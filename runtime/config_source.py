@@ -293,7 +293,8 @@ def _checked(field: Field, setting: Setting) -> Any:
             value, type=field.type, strict=not setting.is_text, dec_hook=_decode_secret
         )
     except ValueError as exc:  # msgspec's ValidationError is one too.
-        shown = "" if field.is_secret else f"; it is {setting.value!r:.80}"
+        given = f"{setting.value!r:.80}"
+        shown = "" if field.is_secret or given in str(exc) else f"; it is {given}"
         raise ConfigError(f"{field.key} ({setting.origin}): {exc}{shown}{_choices(field)}") from exc
 
 

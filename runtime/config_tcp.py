@@ -45,7 +45,9 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     user_timeout_s: Annotated[
         Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
     ] = 10.0
-    buffer_bytes: Annotated[FrameBytes, about("Socket buffers and size of one read.")] = 65_536
+    buffer_bytes: Annotated[
+        FrameBytes, about("Most bytes of one read; socket buffers are the kernel's.")
+    ] = 65_536
     queue_bytes_max: Annotated[
         FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
     ] = 262_144

@@ -45,7 +45,7 @@ from .protocol.instances import EndpointName, Instance, encode_instance
 from .queues import Queues
 from .registration import LeaseState, Registrar
 from .reports import Reports
-from .settings import Settings
+from .settings import REQUESTS_MAX, Settings
 from .shutdown import shut_down
 from .transfer_metrics import TransferMetrics
 from .worker import StreamHandler, Worker
@@ -134,6 +134,13 @@ class Runtime:
         else:
             lost = state.lost_count and not self._is_shutting_down
             self.metrics.lease_state(LeaseMetric.LOST if lost else LeaseMetric.NONE)
+
+    async def follow_requests_max(self, worker: Worker) -> None:
+        """Let the cluster's setting replace the worker's own bound while there is one."""
+        value = 0
+        while True:
+            worker.requests_max = value or self.config.worker.requests_max
+            value = await self.settings.wait_change(REQUESTS_MAX, value)
 
     # --- calling ---
 
@@ -344,6 +351,7 @@ async def open_runtime(
                 await runtime.settings.wait_loaded()
             if runtime.worker is not None:
                 await data_nursery.start(runtime.worker.run)
+                control_nursery.start_soon(runtime.follow_requests_max, runtime.worker)
                 for server in data.request_servers:
                     await data_nursery.start(server.serve, runtime.worker)
                 await control_nursery.start(runtime.registrar.run)

@@ -25,7 +25,7 @@ from .protocol.undecodable import UNDECODABLE
 from .retries import Retries
 
 __all__ = [
-    "PREFILL_TOKENS_LOCAL_MAX",
+    "REQUESTS_MAX",
     "SETTINGS",
     "SETTINGS_PREFIX",
     "Setting",
@@ -74,16 +74,14 @@ class Setting(Generic[T]):
         return msgspec.json.encode(value)
 
 
-PREFILL_TOKENS_LOCAL_MAX: Final[Setting[int]] = Setting(
-    "disaggregation.prefill_tokens_local_max",
-    Annotated[int, Meta(ge=0, le=100_000_000)],
-    512,
-    "Prompts with more uncached tokens than this are prefilled by a prefill worker.",
+REQUESTS_MAX: Final[Setting[int]] = Setting(
+    "worker.requests_max",
+    Annotated[int, Meta(ge=0, le=1_000_000)],
+    0,
+    "Requests at once in each worker; one more is refused. 0: as each is configured.",
 )
 
-SETTINGS: Final[Mapping[str, Setting[Any]]] = {
-    each.name: each for each in (PREFILL_TOKENS_LOCAL_MAX,)
-}
+SETTINGS: Final[Mapping[str, Setting[Any]]] = {each.name: each for each in (REQUESTS_MAX,)}
 
 
 def find_setting(name: str) -> Setting[Any]:

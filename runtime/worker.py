@@ -75,7 +75,7 @@ class Worker:
         self.instance_id = instance_id
         self._call_home = call_home
         self._env = env
-        self._requests_max = requests_max
+        self.requests_max = requests_max
         self._stop_grace_s = stop_grace_s
         self._cancelled_ttl_s = cancelled_ttl_s
         self._metrics = metrics or WorkerMetrics(env)
@@ -220,9 +220,9 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if len(self._active) >= self._requests_max:
+        if len(self._active) >= self.requests_max:
             status = AckStatus.OVERLOADED
-            message = f"requests_max {self._requests_max} are in flight"
+            message = f"requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, 0) > trio.current_time():
             status, message = AckStatus.INVALID, "the request was cancelled before it arrived"
         elif envelope.id in self._active:

@@ -21,7 +21,7 @@ from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
-THRESHOLD = "disaggregation.prefill_tokens_local_max"
+LIMIT = "worker.requests_max"
 
 
 @pytest.fixture
@@ -118,21 +118,21 @@ def test_a_setting_is_got_set_refused_reset_and_watched(
     place: Place, etcd_server: SessionEtcd
 ) -> None:
     where = ("--etcd", etcd_server.endpoint)
-    assert run(place, "config", "get", THRESHOLD, *where).stdout == "512\n"
-    watching = place.start("config", "watch", THRESHOLD, *where)
+    assert run(place, "config", "get", LIMIT, *where).stdout == "0\n"
+    watching = place.start("config", "watch", LIMIT, *where)
     try:
-        wait_output(place, "512\n")
-        assert run(place, "config", "set", THRESHOLD, "64", *where).stdout == f"{THRESHOLD} = 64\n"
-        wait_output(place, "512\n64\n")
+        wait_output(place, "0\n")
+        assert run(place, "config", "set", LIMIT, "64", *where).stdout == f"{LIMIT} = 64\n"
+        wait_output(place, "0\n64\n")
     finally:
         watching.kill()
         watching.wait()
-    refused = run(place, "config", "set", THRESHOLD, "lots", *where)
+    refused = run(place, "config", "set", LIMIT, "lots", *where)
     assert refused.returncode == 1
-    assert THRESHOLD in refused.stderr
+    assert LIMIT in refused.stderr
     assert "64 (set)" in run(place, "config", "get", *where).stdout
-    assert run(place, "config", "set", THRESHOLD, "--reset", *where).returncode == 0
-    assert run(place, "config", "get", "--json", *where).stdout == f'{{"{THRESHOLD}":512}}\n'
+    assert run(place, "config", "set", LIMIT, "--reset", *where).returncode == 0
+    assert run(place, "config", "get", "--json", *where).stdout == f'{{"{LIMIT}":0}}\n'
 
 
 def wait_output(place: Place, text: str) -> None:

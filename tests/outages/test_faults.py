@@ -25,7 +25,7 @@ from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.locating import Target
 from trinamo.cli.survey import Survey, survey_cluster
 from trinamo.runtime.config import load_config
-from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
+from trinamo.runtime.settings import REQUESTS_MAX, write_setting
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [
@@ -113,7 +113,7 @@ def seen(survey: Survey) -> tuple[set[str], list[tuple[str, int]]]:
 
 async def set_while_running(cluster: Cluster) -> None:
     """A value reaches every process; nonsense is refused by every one, and the value kept."""
-    setting = PREFILL_TOKENS_LOCAL_MAX
+    setting = REQUESTS_MAX
     async with open_etcd(cluster.etcd.address) as control:
         await write_setting(control, setting.name, "64")
         await wait_metric(cluster, "setting_value", 64, setting=setting.name)

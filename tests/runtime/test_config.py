@@ -510,3 +510,23 @@ def test_a_password_for_this_machine_or_over_tls_needs_no_consent(
 def test_a_word_about_tls_without_tls_is_a_mistake(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is set, but enabled is false"):
         load_config(environ={}, overrides={f"event_plane.nats.tls.{name}": "x"})
+
+
+def test_a_value_that_is_none_of_the_choices_is_quoted_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, overrides={"data_plane.mooncake.protocol": "mooncake_tcp"})
+
+    assert caught.value.message == (
+        "data_plane.mooncake.protocol (command line): Invalid enum value 'mooncake_tcp'"
+        " (one of rdma, tcp)"
+    )
+
+
+@pytest.mark.parametrize("plane", ["control_plane", "event_plane"])
+def test_an_embedded_server_needs_no_words_about_logging_in(plane: str) -> None:
+    server = "etcd" if plane == "control_plane" else "nats"
+    for words in ({"tls.enabled": True}, {"username": "u", "password": "p"}):
+        overrides = {f"{plane}.{server}.{key}": value for key, value in words.items()}
+        with pytest.raises(ConfigError, match=rf"(?i)an embedded {server}"):
+            load_config(environ={}, overrides={f"{plane}.embedded": True, **overrides})
+        load_config(environ={}, overrides=overrides)

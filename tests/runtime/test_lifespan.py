@@ -18,11 +18,21 @@ from trinamo.runtime.config import Config
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.exact import open_exact_engine
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import DisconnectedError, EngineError, UnavailableError
+from trinamo.runtime.errors import (
+    DisconnectedError,
+    EngineError,
+    OverloadedError,
+    UnavailableError,
+)
 from trinamo.runtime.planes import ControlPlane, Delete, Put, WatchEvent
 from trinamo.runtime.protocol.generate import Delta, GenerateRequest
 from trinamo.runtime.protocol.instances import EndpointName, decode_instance
-from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, SETTINGS_PREFIX
+from trinamo.runtime.settings import (
+    REQUESTS_MAX,
+    SETTINGS_PREFIX,
+    reset_setting,
+    write_setting,
+)
 from trinamo.transports.memory.control import MemoryControlPlane
 
 COUNT = EndpointName("test", "backend", "count")
@@ -287,10 +297,10 @@ async def test_a_start_waits_a_bounded_time_for_settings_that_do_not_come(
         await client.router.wait_instances()
         async with client.stream(2, int) as stream:
             items = [item async for item in stream]
-        value = server.settings.get(PREFILL_TOKENS_LOCAL_MAX)
+        value = server.settings.get(REQUESTS_MAX)
 
     assert items == [0, 1]
-    assert value == PREFILL_TOKENS_LOCAL_MAX.default
+    assert value == REQUESTS_MAX.default
 
 
 def run_script(body: str) -> subprocess.CompletedProcess[str]:
@@ -347,3 +357,22 @@ def test_an_error_in_the_body_is_caught_by_its_own_type() -> None:
     )
 
     assert ended.stdout == "True None\n" * 3, ended.stderr
+
+
+async def test_the_cluster_s_bound_on_requests_replaces_the_worker_s_own() -> None:
+    transports = OneProcess()
+    async with open_process(transports, serving=True) as server, open_process(transports) as caller:
+        await server.serve(COUNT, count, request_type=int)
+        client = await caller.client(COUNT)
+        await client.router.wait_instances()
+        await write_setting(caller.control, REQUESTS_MAX.name, "1")
+        await trio.testing.wait_all_tasks_blocked()
+        async with client.stream(10_000, int) as stream:
+            await anext(stream)
+            with pytest.raises(OverloadedError):
+                async with client.stream(1, int) as refused:
+                    await anext(refused)
+        await reset_setting(caller.control, REQUESTS_MAX.name)
+        await trio.testing.wait_all_tasks_blocked()
+        async with client.stream(10_000, int) as stream, client.stream(1, int) as beside:
+            assert [item async for item in beside] == [0]

@@ -14,7 +14,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.overview import InstanceView, Overview, describe_planes, overview
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.protocol.instances import EndpointName
-from trinamo.runtime.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
+from trinamo.runtime.settings import REQUESTS_MAX, write_setting
 from trinamo.transports.memory.control import MemoryControlPlane
 
 WAIT = EndpointName("test", "backend", "wait")
@@ -99,7 +99,7 @@ async def test_planes_that_count_are_told_and_others_are_left_out() -> None:
 
 async def test_every_process_follows_the_settings() -> None:
     transports = OneProcess()
-    name = PREFILL_TOKENS_LOCAL_MAX.name
+    name = REQUESTS_MAX.name
     async with (
         open_process(transports) as caller,
         open_process(transports, serving=True) as server,
@@ -107,8 +107,6 @@ async def test_every_process_follows_the_settings() -> None:
         await write_setting(caller.control, name, "9")
         for process in (caller, server):
             with trio.fail_after(5):
-                value = await process.settings.wait_change(
-                    PREFILL_TOKENS_LOCAL_MAX, PREFILL_TOKENS_LOCAL_MAX.default
-                )
+                value = await process.settings.wait_change(REQUESTS_MAX, REQUESTS_MAX.default)
             assert value == 9
             assert process.metrics.value("setting_value", setting=name) == 9

@@ -14,7 +14,7 @@ from trinamo.runtime.errors import ControlPlaneError, RequestError
 from trinamo.runtime.metrics import Metrics
 from trinamo.runtime.planes import ControlPlane, WatchEvent
 from trinamo.runtime.settings import (
-    PREFILL_TOKENS_LOCAL_MAX,
+    REQUESTS_MAX,
     Settings,
     read_settings,
     reset_setting,
@@ -23,8 +23,8 @@ from trinamo.runtime.settings import (
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
 
-NAME = PREFILL_TOKENS_LOCAL_MAX.name
-DEFAULT = PREFILL_TOKENS_LOCAL_MAX.default
+NAME = REQUESTS_MAX.name
+DEFAULT = REQUESTS_MAX.default
 
 
 @pytest.fixture
@@ -42,16 +42,16 @@ async def settings(control: ControlPlane) -> AsyncIterator[Settings]:
 
 
 async def test_without_a_stored_value_the_default_holds(settings: Settings) -> None:
-    assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == DEFAULT
+    assert settings.get(REQUESTS_MAX) == DEFAULT
 
 
 async def test_a_value_that_is_written_is_in_force_and_wakes_who_waits(
     control: ControlPlane, settings: Settings
 ) -> None:
     assert await write_setting(control, NAME, "1000") == 1000
-    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, DEFAULT) == 1000
+    assert await settings.wait_change(REQUESTS_MAX, DEFAULT) == 1000
     await reset_setting(control, NAME)
-    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, 1000) == DEFAULT
+    assert await settings.wait_change(REQUESTS_MAX, 1000) == DEFAULT
 
 
 async def test_a_value_stored_before_is_in_force_once_started(control: ControlPlane) -> None:
@@ -59,7 +59,7 @@ async def test_a_value_stored_before_is_in_force_once_started(control: ControlPl
     settings = Settings(control)
     async with trio.open_nursery() as nursery:
         await nursery.start(settings.run)
-        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 7
+        assert settings.get(REQUESTS_MAX) == 7
         nursery.cancel_scope.cancel()
 
 
@@ -74,9 +74,9 @@ async def test_a_bad_value_is_refused_and_the_one_before_it_kept(
     async with trio.open_nursery() as nursery:
         await nursery.start(settings.run)
         await write_setting(control, NAME, "40")
-        await control.put(PREFILL_TOKENS_LOCAL_MAX.key, value)
+        await control.put(REQUESTS_MAX.key, value)
         await trio.testing.wait_all_tasks_blocked()
-        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 40
+        assert settings.get(REQUESTS_MAX) == 40
         assert settings.refused_count == 1
         assert metrics.value("settings_refused_total", setting=NAME) == 1
         assert "40 stays in force" in caplog.text
@@ -88,7 +88,7 @@ async def test_a_key_of_another_version_is_refused_and_the_watcher_lives_on(
 ) -> None:
     await control.put("config/from.the.future", b"1")
     await write_setting(control, NAME, "3")
-    assert await settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, DEFAULT) == 3
+    assert await settings.wait_change(REQUESTS_MAX, DEFAULT) == 3
     assert settings.refused_count == 1
 
 
@@ -102,7 +102,7 @@ async def test_a_bad_value_or_name_is_not_written(control: ControlPlane) -> None
 
 
 async def test_a_reading_tells_what_is_wrong_with_a_stored_value(control: ControlPlane) -> None:
-    await control.put(PREFILL_TOKENS_LOCAL_MAX.key, b'"x"')
+    await control.put(REQUESTS_MAX.key, b'"x"')
     (reading,) = await read_settings(control)
     assert reading.value == DEFAULT
     assert NAME in reading.problem
@@ -130,11 +130,11 @@ async def test_a_process_lives_without_its_settings_and_follows_once_it_may(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(settings.follow)
         await trio.testing.wait_all_tasks_blocked()
-        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == DEFAULT
+        assert settings.get(REQUESTS_MAX) == DEFAULT
         assert "settings are not followed: etcd: permission denied" in caplog.text
         control.refuses = False
         await settings.wait_loaded()
-        assert settings.get(PREFILL_TOKENS_LOCAL_MAX) == 5
+        assert settings.get(REQUESTS_MAX) == 5
         nursery.cancel_scope.cancel()
 
 

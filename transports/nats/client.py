@@ -28,6 +28,11 @@ class NatsClient(Client):  # type: ignore[misc]  # nats-py has no types
         super().__init__()
         self._needs_tls = needs_tls
 
+    @property
+    def has_jetstream(self) -> bool:
+        """Whether the server says that it runs JetStream."""
+        return bool(self._server_info.get("jetstream"))
+
     def _connect_command(self) -> bytes:
         # The first bytes that nats-py sends by itself, and the credentials are in them.
         if self._needs_tls and not _is_encrypted(self._transport):

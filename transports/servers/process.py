@@ -53,9 +53,15 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def spawn(
-    command: Sequence[str], *, log_path: Path, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    log_path: Path,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command`, in `cwd` if one is given, with its output appended to `log_path`.
+
+    Its environment is ours without what servers would take for settings, and `environ`.
 
     Call it from a thread that lives as long as the child should (the main thread, or the one that
     runs trio): the kernel ties the death signal to the spawning *thread*, so a worker thread that
@@ -68,7 +74,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(os.environ),
+            env={**_environment(os.environ), **(environ or {})},
             process_group=0,
             cwd=cwd,
         )

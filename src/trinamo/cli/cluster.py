@@ -27,6 +27,7 @@ from trinamo.runtime.nurseries import open_nursery
 
 from .child import Child
 from .display import Display
+from .embedding import embedded_etcd, embedded_nats
 from .failures import EXIT_HURRIED, EXIT_OK
 from .hangs import watch_for_hangs
 from .http_client import fetch_json
@@ -128,13 +129,11 @@ class Cluster:
             nursery.cancel_scope.cancel()
 
     async def _start_servers(self, nursery: trio.Nursery) -> None:
-        from trinamo.transports.servers import open_etcd_server, open_nats_server
-
         config, opened = self.plan.config, {}
         if self.plan.has_etcd:
-            opened["etcd"] = open_etcd_server(_path(config.control_plane.etcd.data_dir))
+            opened["etcd"] = embedded_etcd(config.control_plane.etcd)
         if self.plan.has_nats:
-            opened["nats"] = open_nats_server(_path(config.event_plane.nats.store_dir))
+            opened["nats"] = embedded_nats(config.event_plane.nats)
         if not opened:
             return
         self._display.busy(f"starting {' and '.join(opened)}")
@@ -328,10 +327,6 @@ def address_of(child: Child) -> str:
 def _deadlines(limits: ShutdownConfig) -> list[float]:
     """The deadlines of a worker's orderly end."""
     return [getattr(limits, name) for name in limits.__struct_fields__]
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,6 +5,7 @@ Addresses are shown, passwords and tokens never: no finding reads one.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import resource
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -45,7 +47,7 @@ async def examine(target: Target) -> list[Finding]:
         nursery.start_soon(_etcd, target, servers)
         nursery.start_soon(_nats, target, servers)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
-    found += [_http_port(target), *_limits()]
+    found += [*_disk(target.config), _http_port(target), *_limits()]
     found += await trio.to_thread.run_sync(lambda: list(transfer_findings(target.config)))
     return found
 
@@ -203,6 +205,28 @@ def _http_port(target: Target) -> Finding:
     except ConfigError as error:
         return Finding("HTTP port", Verdict.WARNING, error.message, "trinamo up --port 0")
     return Finding("HTTP port", Verdict.GOOD, f"{http.host} port {http.port} is free")
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    """Whether an embedded etcd keeps its log on the kind of disk it is planned with."""
+    etcd = config.control_plane.etcd
+    if not etcd.ssd or etcd.data_dir is None or config.control_plane.embedded is False:
+        return
+    if spins(Path(etcd.data_dir)):
+        text = f"control_plane.etcd.ssd is true, and {etcd.data_dir} is on a disk that spins"
+        yield Finding("disk", Verdict.WARNING, text, "set control_plane.etcd.data_dir")
+    else:
+        yield Finding("disk", Verdict.GOOD, f"{etcd.data_dir} is on no disk that spins")
+
+
+def spins(path: Path, *, devices: Path = Path("/sys/dev/block")) -> bool:
+    """Whether the kernel says so of the disk that holds `path`, or will hold it."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    number = there.stat().st_dev
+    device = (devices / f"{os.major(number)}:{os.minor(number)}").resolve()
+    # A partition has no queue; its disk is the folder above.
+    flags = [folder / "queue" / "rotational" for folder in (device, device.parent)]
+    return any(flag.is_file() and flag.read_text().strip() == "1" for flag in flags)
 
 
 def _limits() -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
+from .embedding import embedded_etcd, embedded_nats
 from .transfer_planes import open_transfer_chain, tcp_options
 
 if TYPE_CHECKING:
@@ -54,10 +55,7 @@ class RealTransports:
         async with AsyncExitStack() as stack:
             endpoints = list(section.etcd.endpoints)
             if section.embedded:
-                from trinamo.transports.servers import open_etcd_server
-
-                directory = Path(section.etcd.data_dir) if section.etcd.data_dir else None
-                server = await stack.enter_async_context(open_etcd_server(directory))
+                server = await stack.enter_async_context(embedded_etcd(section.etcd))
                 endpoints = [server.endpoint]
             plane = await stack.enter_async_context(open_control_plane(section.etcd, endpoints))
             yield plane
@@ -74,14 +72,9 @@ class RealTransports:
         async with AsyncExitStack() as stack:
             servers, nats = list(section.nats.servers), section.nats
             if section.embedded:
-                from trinamo.transports.servers import open_nats_server
-
-                directory = Path(section.nats.store_dir) if section.nats.store_dir else None
-                server = await stack.enter_async_context(open_nats_server(directory))
-                servers, nats = (
-                    [server.url],
-                    msgspec.structs.replace(nats, token=Secret(server.token)),
-                )
+                server = await stack.enter_async_context(embedded_nats(nats))
+                servers = [server.url]
+                nats = msgspec.structs.replace(nats, token=Secret(server.token))
             plane = await stack.enter_async_context(open_event_plane(nats, servers))
             yield plane
 
@@ -185,6 +178,7 @@ async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIter
                     outgoing_messages_max=section.outgoing_messages_max,
                     outgoing_bytes_max=section.outgoing_bytes_max,
                     stream_replicas=section.stream_replicas,
+                    needs_jetstream=section.jetstream,
                 )
             )
         except ConnectError as error:

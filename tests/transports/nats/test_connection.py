@@ -348,3 +348,15 @@ async def until_reachable(plane: EventPlane, other: EventPlane) -> None:
         while not got:
             await plane.publish(subject, b"x")
             await trio.sleep(0.02)
+
+
+async def test_a_server_without_jetstream_is_refused_where_it_is_needed() -> None:
+    with private_server(find_nats_server()) as server:
+        async with open_nats([server.url]) as plane:
+            await plane.check_health()
+        with raises_connect_error("runs without JetStream"):
+            await open_and_leave([server.url], needs_jetstream=True)
+
+
+async def test_a_server_with_jetstream_is_taken(url: str) -> None:
+    await open_and_leave([url], needs_jetstream=True)

@@ -19,7 +19,7 @@ import trio
 
 from tests.conformance.control_backends import until
 from tests.servers import listening_ports
-from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers import EmbeddedServer, binaries, open_etcd_server, open_nats_server
@@ -193,6 +193,20 @@ async def test_nats_lets_in_only_who_has_the_token_of_the_run(token: str) -> Non
         lines = [command_line(each) for each in processes() if each.name.isdigit()]
         assert not any(server.token in line for line in lines)
         assert stat.S_IMODE((server.log_path.parent / "nats.conf").stat().st_mode) == 0o600
+
+
+async def test_an_embedded_server_keeps_to_its_planned_memory() -> None:
+    async with open_etcd_server(memory_bytes=16 << 20) as etcd, open_etcd(etcd.address) as plane:
+
+        async def fill() -> None:
+            for number in range(64):
+                await plane.put(f"k/{number}", bytes(1 << 20))
+
+        with trio.fail_after(60), pytest.raises(ControlPlaneError, match="space exceeded"):
+            await fill()
+    async with open_nats_server(memory_bytes=1 << 28) as nats:
+        environ = await trio.Path(f"/proc/{nats.pid}/environ").read_bytes()
+        assert b"GOMEMLIMIT=%d" % (1 << 28) in environ.split(b"\0")
 
 
 async def test_two_runs_have_different_tokens() -> None:
