@@ -233,10 +233,8 @@ class _Conversation:
             self._sent.set()
 
     async def _read(self) -> None:
-        decoder = FrameDecoder(
-            header_bytes_max=self._options.header_bytes_max,
-            data_bytes_max=self._options.data_bytes_max,
-        )
+        # The caller has control frames to say, and nothing else.
+        decoder = FrameDecoder(header_bytes_max=self._options.header_bytes_max, data_bytes_max=0)
         try:
             while True:
                 data = await self._stream.receive_some(self._options.buffer_bytes)

@@ -112,14 +112,14 @@ class TcpStreamServer:
 
     async def _serve(self, stream: trio.SocketStream, called: _Called) -> None:
         """One connection that was greeted, to its close. Never raises on peer input."""
+        # On a request stream the worker has greeted, and says nothing more.
+        sends_data = called.handshake.stream_type is StreamType.RESPONSE
         decoder = FrameDecoder(
             header_bytes_max=self.options.header_bytes_max,
-            data_bytes_max=self.options.data_bytes_max,
+            data_bytes_max=self.options.data_bytes_max if sends_data else 0,
         )
         try:
             registration = self._take(called.handshake)
-        except RemoteProtocolError as error:
-            await self._refuse(stream, Refused("bad_handshake", error.message))
         except _RefusalError as refusal:
             await self._refuse(stream, refusal.event)
         else:

@@ -10,12 +10,25 @@ import trio
 import trio.testing
 
 from tests.conformance.test_request_plane_nats import Service, unary
-from tests.transports.tcp.ends import PATIENCE_S, RawEnd, eventually, options, raw_member
+from tests.transports.tcp.ends import (
+    PATIENCE_S,
+    RawEnd,
+    accept_member,
+    eventually,
+    open_home,
+    options,
+    raw_caller,
+    raw_member,
+    raw_worker,
+)
+from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import OverloadedError
+from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.control import Data, Kill, Opened, encode_control
 from trinamo.runtime.protocol.request import AckStatus, decode_answer, encode_envelope
 from trinamo.transports.tcp import (
+    TcpClient,
     TcpOptions,
     TcpRequestServer,
     open_request_plane,
@@ -170,3 +183,62 @@ async def test_who_stops_waiting_is_not_favoured() -> None:
     budget.give_back("b", 5)
     budget.give_back("a", 20)
     assert budget.take_nowait(10)
+
+
+# --- the other connections -----------------------------------------------------------------------
+
+
+async def test_an_item_that_does_not_become_whole_in_time_ends_its_stream_only() -> None:
+    async with open_home(frame_timeout_s=0.1) as home:
+        with (
+            home.server.register(Context("r")) as mine,
+            home.server.register(Context("o")) as other,
+        ):
+            half = encode_control(Data(bytes(MB)))[:-1]
+            async with raw_worker(mine.connection, Opened(), half) as worker:
+                with pytest.raises(RemoteProtocolError, match="not whole within"):
+                    await anext(mine.channel)
+                assert await worker.hear_all() in ([Kill()], [])
+            async with home.call(other.connection) as good:
+                good.send_nowait(bytes(MB))
+                good.finish()
+                assert [len(item) async for item in other.channel] == [MB]
+        assert home.server.options.budget.used_bytes == 0
+
+
+async def test_an_answer_that_does_not_become_whole_in_time_ends_its_connection() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    using = options(frame_timeout_s=0.1)
+    with trio.fail_after(PATIENCE_S):
+        async with listener, open_request_plane(using, RealEnv()) as plane:
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def ask() -> None:
+                    with pytest.raises(RemoteProtocolError, match="not whole within"):
+                        await plane.call(address, unary("r1"), b"")
+
+                worker = await accept_member(listener)
+                await worker.say(encode_frame(b'{"id":"r1","status":"accepted"}', bytes(MB))[:-1])
+            await worker.stream.aclose()
+        assert using.budget.used_bytes == 0
+
+
+async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() -> None:
+    """It has control frames to say: 32 MiB of anything else were buffered first."""
+    mine = Context("w")
+    with trio.fail_after(PATIENCE_S):
+        async with raw_caller() as caller, trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def answer_it() -> None:
+                async with TcpClient(options()).call_home(caller.connection(), mine) as sender:
+                    sender.open()
+                    await mine.wait_killed()
+
+            end = await caller.accept()
+            await end.say(encode_frame(b"", bytes(100))[:8])
+            await mine.wait_killed()
+            await end.stream.aclose()
+    assert mine.reason is Reason.PROTOCOL_ERROR
