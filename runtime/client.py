@@ -29,6 +29,7 @@ from .errors import (
     UnavailableError,
 )
 from .flights import Flight
+from .logs.fields import add_fields
 from .planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
 from .protocol.instances import Instance
 from .protocol.request import Ack, Envelope, RequestKind, attempt_id, raise_for_nack
@@ -166,6 +167,7 @@ class Client:
         while True:
             instance = self._choose(instance_id, tried, failed)
             tried.append(instance.id)
+            add_fields(instance_id=instance.id)
             envelope = Envelope(
                 id=self.new_id(),
                 endpoint=instance.endpoint,
@@ -220,6 +222,7 @@ class Client:
         while True:
             instance = self._choose(instance_id, tried, failed, among)
             tried.append(instance.id)
+            add_fields(instance_id=instance.id)
             with ExitStack() as own:
                 attempt = _Attempt(
                     own.enter_context(self.router.flight(instance)),

@@ -23,6 +23,7 @@ from .errors import TrinamoError, UnavailableError
 from .flights import Flight, Flights
 from .kv.index import KvIndex
 from .load import LoadTable
+from .logs.instances import InstanceLog
 from .metrics import Metrics
 from .nurseries import open_nursery
 from .planes import ControlPlane, Delete, Put, RequestPlane, Resync, Snapshot, WatchEvent
@@ -64,6 +65,7 @@ class Router:
         self.policy = policy
         self.kv_index = kv_index
         """Which instance holds which blocks, where `router.kv_index` says so; no policy asks it."""
+        self._log = InstanceLog(_log, endpoint)
         self._control = control
         self._env = env
         self._inhibit_s = inhibit_s
@@ -186,7 +188,7 @@ class Router:
     def _dismiss(self, instance: Instance, why: str) -> None:
         change = self._live.dismiss(instance.id)
         if change.left:
-            _log.warning("instance %s of %s is given up: %s", instance.id, self.endpoint, why)
+            self._log.warning("instance %s of %s is given up: %s", instance, why)
             _cancel(self._lingers.pop(instance.id, None))
             _cancel(self._attending.pop(instance.id, None))
             self._ways.forget(instance)
@@ -196,13 +198,13 @@ class Router:
         if self._live.is_lingering(instance.id):
             self._dismiss(instance, "its connection is lost")
         elif self._live.suspect(instance.id):
-            _log.warning("instance %s of %s: connection lost", instance.id, self.endpoint)
+            self._log.warning("instance %s of %s: connection lost", instance)
             self._env.note("router.suspect", instance=instance.id)
             self._observe()
 
     def _trust(self, instance: Instance) -> None:
         if self._live.trust(instance.id):
-            _log.info("instance %s of %s is back", instance.id, self.endpoint)
+            self._log.info("instance %s of %s is back", instance)
             self._env.note("router.trust", instance=instance.id)
             self._observe()
 
@@ -229,27 +231,26 @@ class Router:
             if self._metrics is not None:
                 self._metrics.entry_refused("instance")
         for instance in change.joined:
-            _log.info("instance %s joined %s", instance.id, self.endpoint)
+            self._log.info("instance %s joined %s", instance)
             self._env.note("instance.join", instance=instance.id)
         for instance in (*change.joined, *change.moved):
             if self._live.is_foreign(instance.id):
                 spoken = ", ".join(instance.transports)[:80] or "nothing"
                 text = "instance %s of %s speaks %s, which is not spoken here: it is passed over"
-                _log.warning(text, instance.id, self.endpoint, spoken)
+                self._log.warning(text, instance, spoken)
         for instance in change.lingering:
-            _log.warning(
+            self._log.warning(
                 "instance %s of %s was deleted from discovery, but its connection stands: it is kept"
                 " for up to %g s",
-                instance.id,
-                self.endpoint,
+                instance,
                 self._linger_s,
             )
             self._env.note("instance.linger", instance=instance.id)
         for instance in change.returned:
-            _log.info("instance %s of %s has registered again", instance.id, self.endpoint)
+            self._log.info("instance %s of %s has registered again", instance)
             self._env.note("instance.return", instance=instance.id)
         for instance in change.left:
-            _log.info("instance %s left %s", instance.id, self.endpoint)
+            self._log.info("instance %s left %s", instance)
             self._env.note("instance.leave", instance=instance.id)
             self._flights.end_waits(instance.id)
         self._follow(change)
@@ -354,7 +355,7 @@ class Router:
 
         A connection that is made anew ends this early, unless the instance answered nonsense.
         """
-        _log.warning("instance %s of %s is inhibited", instance.id, self.endpoint)
+        self._log.warning("instance %s of %s is inhibited", instance)
         until = trio.current_time() + self._inhibit_s
         self._live.inhibit(instance.id, until, is_nonsensical=is_nonsensical)
         self._env.note("router.inhibit", instance=instance.id)

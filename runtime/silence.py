@@ -16,6 +16,7 @@ import trio
 
 from .env import Env
 from .flights import Flight, Flights
+from .logs.instances import InstanceLog
 from .metrics import Metrics
 from .nurseries import open_nursery
 from .probing import Way, question
@@ -24,7 +25,6 @@ from .protocol.silence import Inquiry, Reply, Sign, Vigil
 
 __all__ = ["SilenceWatch"]
 
-_log = logging.getLogger("trinamo.router")
 _WHY: Final = {
     Sign.SILENCE: ("left", "left discovery and has fallen silent"),
     Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer"),
@@ -52,6 +52,7 @@ class SilenceWatch:
         metrics: Metrics | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._flights = flights
         self._live = live
         self._env = env
@@ -133,10 +134,9 @@ class SilenceWatch:
         self, instance: Instance, inquiry: Inquiry[Flight], scope: trio.CancelScope
     ) -> None:
         """Ask for as long as a request is silent, and whether one that did not answer is back."""
-        _log.info(
+        self._log.info(
             "instance %s of %s has brought nothing for %g s: it is asked whether it lives",
-            instance.id,
-            self._endpoint,
+            instance,
             self._grace_s,
         )
         self._env.note("router.question", instance=instance.id)
@@ -171,11 +171,11 @@ class SilenceWatch:
             self._on_change()
         if inquiry.is_unanswered and not was_unanswered:
             text = "instance %s of %s does not answer: it is passed over"
-            _log.warning(text, instance.id, self._endpoint)
+            self._log.warning(text, instance)
         elif was_unanswered and not inquiry.is_unanswered:
             # Or there is no way to ask it now, and nothing is known.
             says = "cannot be asked" if reply is Reply.UNASKED else "answers"
-            _log.info("instance %s of %s %s", instance.id, self._endpoint, says)
+            self._log.info("instance %s of %s %s", instance, says)
         return is_silent
 
     # --- both ---
@@ -193,10 +193,9 @@ class SilenceWatch:
         if act is None:
             return
         reason, why = _WHY[sign]
-        _log.warning(
+        self._log.warning(
             "instance %s of %s %s: a request to it that brought nothing for %g s is given up",
-            flight.instance.id,
-            self._endpoint,
+            flight.instance,
             why,
             self._grace_s,
         )

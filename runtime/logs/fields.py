@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-__all__ = ["current_fields", "log_fields", "name_process"]
+__all__ = ["add_fields", "current_fields", "log_fields", "name_process"]
 
-_EMPTY: Final[Mapping[str, Any]] = {}
-_scope: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default=_EMPTY)
+_EMPTY: Final[dict[str, Any]] = {}
+_scope: ContextVar[dict[str, Any]] = ContextVar("log_fields", default=_EMPTY)
 _process: dict[str, Any] = {}
 
 
@@ -22,6 +22,16 @@ def log_fields(**fields: Any) -> Iterator[None]:
         yield
     finally:
         _scope.reset(token)
+
+
+def add_fields(**fields: Any) -> None:
+    """Add fields to the lines of the innermost scope that are still to come, in all of its tasks.
+
+    For what is found out on the way, such as who serves a request. Without a scope nothing happens.
+    """
+    found = _scope.get()
+    if found is not _EMPTY:
+        found.update(fields)
 
 
 def name_process(**fields: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Final, TextIO
 from ..config import LogConfig
 from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
+from .text import one_line
 
 __all__ = ["LogHandler", "setup_log"]
 
@@ -33,6 +34,10 @@ class LogHandler(logging.StreamHandler[TextIO]):
         """Write the record, or count it."""
         for each in self.gate.admit(record):
             super().emit(each)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
+        """A line that cannot be written is told by its sentence, without its arguments."""
+        self.stream.write(f"{record.name}: cannot write a line: {one_line(record.msg)}\n")
 
     def close(self) -> None:
         """Tell what was held back last."""

@@ -28,6 +28,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from trinamo.runtime.logs.fields import current_fields, log_fields
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.codec import FrameDecoder
 from trinamo.runtime.protocol.control import Data, Kill, Opened, Sentinel
@@ -121,6 +122,23 @@ async def test_a_dead_instance_is_tried_once_then_inhibited_and_another_answers(
     client = await cluster.client()
     await client.router.wait_instances(2)
     assert [await who_answers(client) for _ in range(6)] == ["2"] * 6
+
+
+async def test_a_request_s_lines_name_its_last_instance_and_those_about_an_instance_name_it(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.put("1", {"tcp": DEAD})
+    await cluster.serve("2")
+    client = await cluster.client()
+    await client.router.wait_instances(2)
+
+    for _ in range(2):
+        with log_fields(request_id="r"):
+            assert await who_answers(client) == "2"
+            assert current_fields()["instance_id"] == "2"
+
+    told = {vars(each)["instance_id"] for each in caplog.records if "inhibited" in each.message}
+    assert told == {"1"}
 
 
 async def test_an_address_that_makes_no_sense_harms_only_who_advertised_it(

@@ -9,6 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from trinamo.runtime.logs.text import one_line
+
 from .finding import Finding, Verdict
 
 __all__ = ["findings_table"]
@@ -29,7 +31,8 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table.add_column("found", overflow="fold")
     for each in findings:
         sign, style = _SIGNS[each.verdict]
-        text = Text(each.text)
+        # Servers that were asked may have said it.
+        text = Text(one_line(each.text))
         if each.remedy:
             text.append(f"\n→ {each.remedy}", style="bold")
         table.add_row(each.what, Text(sign, style=style), text)

@@ -248,6 +248,15 @@ def test_what_an_error_was_raised_from_is_told() -> None:
     assert f"error={told}" in line
 
 
+def test_a_call_with_wrong_arguments_is_a_line_and_no_traceback() -> None:
+    stream = io.StringIO()
+    handler = setup_log(LogConfig(), stream=stream)
+
+    handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "of %d", ("\x1b[2J",), None))
+
+    assert stream.getvalue() == "x: cannot write a line: of %d\n"
+
+
 def test_no_line_of_a_traceback_passes_for_an_event() -> None:
     stream = io.StringIO()
     setup_log(LogConfig(format="console"), stream=stream)
