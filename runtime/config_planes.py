@@ -197,7 +197,7 @@ class NatsConfig(Section, frozen=True, kw_only=True):
 
 
 class EventPlaneConfig(Section, frozen=True, kw_only=True):
-    """KV events, load, status, and request/reply."""
+    """Load, KV events, work queues, and requests where `data_plane.requests` says so."""
 
     backend: Annotated[
         Literal["nats", "memory"], about("`memory` is for a single process and for tests.")
