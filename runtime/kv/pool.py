@@ -103,9 +103,14 @@ class BlockPool:
                 self._free.append(block_id)
 
     def lease(self, block_ids: Iterable[int]) -> None:
-        """A transfer may touch these blocks from now on; their owner must have them still."""
-        for block_id in block_ids:
+        """A transfer may touch these blocks from now on; their owner must have them still.
+
+        All of them or, if one is not owned, none.
+        """
+        leased = tuple(block_ids)
+        for block_id in leased:
             self._check_used(block_id, "leased")
+        for block_id in leased:
             self._leases[block_id] = self._leases.get(block_id, 0) + 1
 
     def release(self, block_ids: Iterable[int]) -> None:

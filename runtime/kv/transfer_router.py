@@ -14,9 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
-import attrs
 import trio
 from typing_extensions import Buffer
 
@@ -33,10 +31,17 @@ from ..errors import (
     TrinamoError,
 )
 from ..nurseries import open_nursery
-from ..planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane, TransferReport
+from ..planes import (
+    DeviceMemory,
+    MemoryRegion,
+    Transfer,
+    TransferPlane,
+    TransferReport,
+)
 from ..protocol.transfer import Direction, check_blocks, check_compatible
 from ..protocol.transfer_offer import decode_offer
 from ..transfer_metrics import TransferMetrics
+from .transfer_attempt import Job, StalledError, progressing, reached
 from .transfer_chain import RouterOptions, chain_of
 from .transfer_routes import Route, RoutedMemory, RoutedPeer
 from .transfer_statistics import BackendStatistics, TransferStatistics
@@ -45,23 +50,6 @@ from .transfers import BlockLeases
 __all__ = ["RouterOptions", "TransferRouter", "chain_of", "open_transfer_router"]
 
 _log = logging.getLogger("trinamo.transfer")
-_LOOKS: Final = 8
-"""How often a transfer is looked at before it counts as hanging."""
-
-
-@attrs.define
-class _Job:
-    """What is left to move."""
-
-    direction: Direction
-    here: Sequence[int]
-    there: Sequence[int]
-    notify: bytes | None
-    ticket: int
-    done: int = 0
-    """Leading blocks that are confirmed."""
-    is_stuck: bool = False
-    """Whether a failed attempt still touches the blocks, so that no other one may."""
 
 
 class TransferRouter:
@@ -143,6 +131,7 @@ class TransferRouter:
         finally:
             if not is_kept:
                 self._drop(peer)
+                self._nursery.start_soon(self._leave, peer)
         if error is not None:
             raise error
         return peer
@@ -194,6 +183,15 @@ class TransferRouter:
         for route in peer.routes:
             await route.plane.forget(route.incarnation)
 
+    async def _leave(self, peer: RoutedPeer) -> None:
+        """Close what the planes have open to a peer that was dropped, unless another one uses it."""
+        for route in peer.routes:
+            if not self._is_used(route):
+                await route.plane.forget(route.incarnation)
+
+    def _is_used(self, route: Route) -> bool:
+        return any(route.is_same_way(other) for peer in self._peers for other in peer.routes)
+
     def _drop(self, peer: RoutedPeer) -> None:
         """Its routes are not used or probed any more, from now on."""
         self._peers.pop(peer, None)
@@ -202,7 +200,7 @@ class TransferRouter:
             if route.probing:
                 route.probing.cancel()
             route.fail(ConnectError(f"peer {route.incarnation} was forgotten"))
-            if not any(route.is_same_way(o) for other in self._peers for o in other.routes):
+            if not self._is_used(route):
                 self._metrics.peer_gone(route.backend, route.incarnation)
 
     # --- moving ----------------------------------------------------------------------------------
@@ -222,22 +220,22 @@ class TransferRouter:
         """Move the blocks; one report for each backend that moved a part of them.
 
         Our blocks are leased until nothing touches them any more, also if this is cancelled: then
-        the transfer is aborted and drained behind the caller's back. `notify`, at most
+        the transfer is aborted and drained behind the caller's back, as it is when `deadline_s` are
+        over, which is a `DeadlineError` and no fault of a backend's. `notify`, at most
         `NOTIFY_BYTES_MAX`, reaches the peer's `Grant.completed`, never before all blocks have
         arrived. Raises what the last backend raised;
         `StaleMemoryError` and `RequestError` are the same on every backend and end it at once.
         """
-        job = _Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket)
+        ends_at = trio.current_time() + deadline_s
+        job = Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket, ends_at)
         check_compatible(memory.description, peer.description)
         check_blocks(job.here, memory.description.block_count, whose="local")
         reports: list[TransferReport] = []
         error: TrinamoError | None = None
         failed: str | None = None
-        ends_at = trio.current_time() + deadline_s
         routes = peer.in_order(memory)
         for number, route in enumerate(routes):
-            left_s = ends_at - trio.current_time()
-            if left_s <= 0:
+            if trio.current_time() >= ends_at:
                 break
             if failed is not None:
                 self._metrics.fell_back(failed, route.backend)
@@ -245,20 +243,23 @@ class TransferRouter:
                     "the transfer falls back from %s to %s at block %d of %d: %s",
                     *(failed, route.backend, job.done, len(job.here), error),
                 )
-            has_other = any(other.is_usable for other in routes[number + 1 :])
-            attempt_s = self._options.attempt_s if has_other else left_s
+            job.has_other = any(other.is_usable for other in routes[number + 1 :])
             try:
-                reports.append(await self._attempt(route, memory, job, left_s, attempt_s))
+                reports.append(await self._attempt(route, memory, job))
                 return reports
             except (RequestError, StaleMemoryError, KilledError):
                 raise
             except (TransportError, ProtocolError, DeadlineError, OverloadedError) as found:
-                if job.is_stuck:
+                if isinstance(found, DeadlineError) and not isinstance(found, StalledError):
                     raise
                 error, failed = found, route.backend
                 route.fail(found)
                 self._tell(route)
-        raise error or ConnectError("no backend reaches the peer")
+                if job.is_stuck:
+                    raise
+        if error is None and not routes:
+            error = ConnectError("no backend reaches the peer")
+        raise error or DeadlineError(f"nothing was moved within {deadline_s:g} s")
 
     def statistics(self) -> TransferStatistics:
         """The chain and its peers now."""
@@ -281,32 +282,28 @@ class TransferRouter:
             problem=self._refused.get(backend, errors[0] if errors else ""),
         )
 
-    async def _attempt(
-        self, route: Route, memory: RoutedMemory, job: _Job, left_s: float, attempt_s: float
-    ) -> TransferReport:
+    async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
         """Move what is left over one backend; counts what is confirmed if it fails."""
-        ends_at = trio.current_time() + left_s
-        with trio.move_on_after(min(left_s, attempt_s)) as scope:
-            remote = await route.connected()
-        if scope.cancelled_caught:
-            raise DeadlineError(f"{route.backend} did not connect within {attempt_s:g} s")
         backend, here = route.backend, job.here[job.done :]
-        transfer = route.plane.start(
-            job.direction,
-            memory.regions[backend],
-            here,
-            remote,
-            job.there[job.done :],
-            deadline_s=max(0.001, ends_at - trio.current_time()),
-            notify=job.notify,
-            ticket=job.ticket,
-        )
+        remote = await reached(route, job, self._options.attempt_s)
+
+        def start() -> Transfer:
+            return route.plane.start(
+                job.direction,
+                memory.regions[backend],
+                here,
+                remote,
+                job.there[job.done :],
+                deadline_s=max(0.001, job.ends_at - trio.current_time()),
+                notify=job.notify,
+                ticket=job.ticket,
+            )
+
+        transfer = start() if self._leases is None else self._leases.start(start, here, job.ticket)
         self._metrics.started(backend)
-        if self._leases is not None:
-            self._leases.follow(transfer, here, job.ticket)
         outcome = "cancelled"
         try:
-            report = await _progressing(transfer, backend, attempt_s)
+            report = await progressing(transfer, backend, job, self._options.attempt_s)
             outcome = ""
         except TrinamoError as error:
             outcome = error.code
@@ -320,31 +317,20 @@ class TransferRouter:
         self._metrics.done(report)
         return report
 
-    async def _settle(self, transfer: Transfer, route: Route, job: _Job) -> None:
-        """Before blocks are moved again, the attempt that failed must not touch them any more."""
+    async def _settle(self, transfer: Transfer, route: Route, job: Job) -> None:
+        """Before blocks are moved again, the attempt that failed must not touch them any more.
+
+        When the caller's time is up they are not, and whoever leased them waits for it.
+        """
         transfer.abort()
-        with trio.move_on_after(self._options.drain_s):
+        with trio.move_on_at(min(job.ends_at, trio.current_time() + self._options.drain_s)):
             await transfer.wait_settled()
-        if not transfer.is_settled:
-            job.is_stuck = True
+        job.is_stuck = not transfer.is_settled
+        if job.is_stuck and trio.current_time() < job.ends_at:
             raise TransferError(
                 f"a failed transfer by {route.backend} has not settled within "
                 f"{self._options.drain_s:g} s, so its blocks cannot be moved again"
             )
-
-
-async def _progressing(transfer: Transfer, backend: str, stall_s: float) -> TransferReport:
-    """The report, or `DeadlineError` if no block was newly confirmed for about `stall_s` seconds.
-
-    What still moves must not be given up for its size: a fallback is for backends that hang.
-    """
-    confirmed, since = transfer.confirmed_count, trio.current_time()
-    while trio.current_time() - since < stall_s:
-        with trio.move_on_after(stall_s / _LOOKS):
-            return await transfer.wait()
-        if transfer.confirmed_count > confirmed:
-            confirmed, since = transfer.confirmed_count, trio.current_time()
-    raise DeadlineError(f"{backend} confirmed no block for {stall_s:g} s")
 
 
 def _unreachable(peer: RoutedPeer) -> TrinamoError:

@@ -70,16 +70,26 @@ class BlockLeases:
         """How many transfers and grants hold blocks, those in quarantine left out."""
         return self._count
 
-    def follow(self, transfer: Transfer, blocks: Sequence[int], ticket: int = 0) -> None:
-        """Lease our `blocks` of a transfer that we started until it is settled. Never waits.
+    def start(
+        self, start: Callable[[], Transfer], blocks: Sequence[int], ticket: int = 0
+    ) -> Transfer:
+        """Lease our `blocks`, `start` a transfer with them, and follow it until it is settled.
 
-        Call it in the same synchronous stretch as `TransferPlane.start`, with the peer's ticket:
-        until the transfer is settled, the peer's owner is told that we still move (`tickets.py`).
-        The blocks are as the plane numbers them. They go into quarantine if it is not settled
-        `drain_s` seconds after it is over, and come back if it is settled later.
+        Never waits; raises what `start` raises, and nothing is leased then. From before the start
+        until the transfer is settled the peer's owner is told that we still move with its `ticket`
+        (`tickets.py`). The blocks are as the plane numbers them. They go into quarantine if it is
+        not settled `drain_s` seconds after it is over, and come back if it is settled later.
         """
+        leased = self._enter(blocks)
         self.tickets.enter(ticket)
-        self._nursery.start_soon(self._follow, transfer, self._enter(blocks), ticket)
+        try:
+            transfer = start()
+        except BaseException:
+            self.tickets.leave(ticket)
+            self._release(leased)
+            raise
+        self._nursery.start_soon(self._follow, transfer, leased, ticket)
+        return transfer
 
     async def _follow(self, transfer: Transfer, blocks: tuple[int, ...], ticket: int) -> None:
         try:

@@ -35,6 +35,7 @@ from .transfer_state import TransferState
 __all__ = [
     "SMALL_BYTES",
     "Job",
+    "Look",
     "MoveBlocks",
     "Mover",
     "OneSidedTransfer",
@@ -42,7 +43,6 @@ __all__ = [
     "ReadPage",
     "Step",
     "Tell",
-    "look_at",
     "take_steps",
 ]
 
@@ -212,6 +212,40 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
     slot[:length] = bytes(length)
     yield ReadPage(remote, offset, length)
     check_bitmap(slot, blocks)
+
+
+class Look:
+    """A job that only reads the page: `probe` and `connect`."""
+
+    is_small = False
+
+    def __init__(
+        self,
+        remote: OneSidedRemote,
+        slot: int,
+        view: memoryview,
+        give_back: Callable[[int], None],
+    ) -> None:
+        self._give_back = give_back
+        self.incarnation = remote.description.incarnation
+        self.slot = slot
+        self.steps: Steps = self._take(remote, view)
+        self.error: TrinamoError | None = None
+        self.done = trio.Event()
+
+    def _take(self, remote: OneSidedRemote, view: memoryview) -> Steps:
+        yield from look_at(remote, view)
+
+    def fail(self, error: TrinamoError) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
+
+    def finish(self, error: TrinamoError | None) -> None:
+        if error is not None:
+            self.fail(error)
+        self._give_back(self.slot)
+        self.done.set()
 
 
 def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:

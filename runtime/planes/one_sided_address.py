@@ -41,9 +41,7 @@ _decoder = msgspec.msgpack.Decoder(_Address)
 def allocate(length: int) -> tuple[Memory, memoryview]:
     """Zeroed pages of our own; untouched ones cost nothing until a library pins them."""
     view = memoryview(mmap.mmap(-1, length))
-    memory, anchor = Memory.of(view)
-    del anchor
-    return memory, view
+    return Memory.of(view), view
 
 
 def _sum(library: bytes, page: int, device: int | None) -> int:

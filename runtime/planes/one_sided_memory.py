@@ -25,29 +25,33 @@ __all__ = ["Memory", "OneSidedRegion", "OneSidedRemote"]
 
 @attrs.frozen(kw_only=True)
 class Memory:
-    """A range of addresses, held alive by whoever made it."""
+    """A range of addresses, and what keeps it in place for as long as anybody names it."""
 
     address: int
     length: int
     device: int | None = None
     """A GPU's number; None for memory of the process."""
+    anchor: Any = attrs.field(default=None, eq=False, repr=False)
+    """None for memory of a peer. Ours may be registered while nobody else holds it any more: as
+    while a registration is cancelled, or a transfer does not settle."""
 
     @classmethod
-    def of(cls, memory: Buffer | DeviceMemory) -> tuple[Memory, Any]:
-        """The range of what a caller registers, and what keeps it in place.
+    def of(cls, memory: Buffer | DeviceMemory) -> Memory:
+        """The range of what a caller registers.
 
         Raises `RequestError` for memory that is read-only or not contiguous.
         """
         if isinstance(memory, DeviceMemory):
-            found = cls(address=memory.address, length=memory.length, device=memory.device)
             if memory.address <= 0 or memory.length <= 0 or memory.device < 0:
                 raise RequestError("device memory has a positive address, length and device")
-            return found, memory
+            return cls(
+                address=memory.address, length=memory.length, device=memory.device, anchor=memory
+            )
         view = writable_bytes(memory)
         if not view.nbytes:
             raise RequestError("memory to register must not be empty")
         anchor = ctypes.c_char.from_buffer(view)
-        return cls(address=ctypes.addressof(anchor), length=view.nbytes), anchor
+        return cls(address=ctypes.addressof(anchor), length=view.nbytes, anchor=anchor)
 
 
 class OneSidedRegion(BlockRegion):
@@ -65,8 +69,6 @@ class OneSidedRegion(BlockRegion):
         self.memory = memory
         self.synchronize: Callable[[], None] | None = None
         """Waits for the device's own work; called in the mover's thread."""
-        self.anchor: Any = None
-        """Keeps the buffer exported, so that it cannot move while it is registered."""
         self._page = page
 
     @override

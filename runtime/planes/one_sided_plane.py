@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import attrs
 import trio
 from typing_extensions import Buffer
 
@@ -42,11 +43,10 @@ from ..protocol.transfer import (
 )
 from ..protocol.transfer_notice import decode_notice
 from .one_sided import (
+    Look,
     Mover,
     OneSidedTransfer,
     Plan,
-    Steps,
-    look_at,
     take_steps,
 )
 from .one_sided_address import SLOT_BYTES, allocate, pack_address, parse_remote
@@ -66,40 +66,6 @@ REGIONS_MAX: Final = 1024
 """Regions that one plane registers in its life: their pages stay, so that late peers are refused."""
 PROBES_MAX: Final = 16
 """Probes at once, those of peers that hang included."""
-
-
-class _Look:
-    """A job that only reads the page: `probe` and `connect`."""
-
-    is_small = False
-
-    def __init__(
-        self,
-        remote: OneSidedRemote,
-        slot: int,
-        view: memoryview,
-        give_back: Callable[[int], None],
-    ) -> None:
-        self._give_back = give_back
-        self.incarnation = remote.description.incarnation
-        self.slot = slot
-        self.steps: Steps = self._take(remote, view)
-        self.error: TrinamoError | None = None
-        self.done = trio.Event()
-
-    def _take(self, remote: OneSidedRemote, view: memoryview) -> Steps:
-        yield from look_at(remote, view)
-
-    def fail(self, error: TrinamoError) -> None:
-        if not self.done.is_set():
-            self.error = error
-            self.done.set()
-
-    def finish(self, error: TrinamoError | None) -> None:
-        if error is not None:
-            self.fail(error)
-        self._give_back(self.slot)
-        self.done.set()
 
 
 class OneSidedPlane:
@@ -146,7 +112,7 @@ class OneSidedPlane:
         needs_ticket: bool = False,
     ) -> OneSidedRegion:
         """Register with the library, which may pin the pages. Cancelled, it is given back."""
-        whole, anchor = Memory.of(memory)
+        whole = Memory.of(memory)
         length = check_size(whole.length, block_bytes)
         count = length // block_bytes
         if needs_ticket and count > TICKET_BLOCKS_MAX:
@@ -157,7 +123,7 @@ class OneSidedPlane:
             )
         self._numbers += 1
         number = self._numbers
-        ours = Memory(address=whole.address, length=length, device=whole.device)
+        ours = attrs.evolve(whole, length=length)
         page_memory, view = allocate(page_bytes(count, needs_ticket=needs_ticket))
         await self._mover.register(page_memory)
         self._pages.append(view)
@@ -181,26 +147,45 @@ class OneSidedPlane:
             needs_ticket=needs_ticket,
         )
         region = OneSidedRegion(described, ours, page, needs_ticket=needs_ticket)
-        region.anchor = anchor
         if isinstance(memory, DeviceMemory):
             region.synchronize = memory.synchronize
         self._regions[number] = region
         return region
 
     async def deregister(self, region: MemoryRegion) -> None:
-        """Refuse the region, end our transfers with it, and give the memory back."""
+        """Refuse the region, end our transfers with it, and give the memory back.
+
+        Returns within the drain time. What a transfer has not let go of by then stays registered
+        and in place until it does, also if this is cancelled: the library may be writing there.
+        """
         known = self._regions.get(region.description.region)
         if known is not region or known is None:
             await trio.lowlevel.checkpoint()
             return
         del self._regions[known.description.region]
         known.withdraw()
-        await self._end(
-            [t for t in self._transfers.values() if t.plan.local is known],
-            StaleMemoryError("the region was deregistered"),
-        )
-        await self._mover.deregister(known.memory)
-        known.anchor = None
+        ours = [t for t in self._transfers.values() if t.plan.local is known]
+        for transfer in ours:
+            transfer.fail(StaleMemoryError("the region was deregistered"))
+        is_back = trio.Event()
+        self._nursery.start_soon(self._give_back, known, ours, is_back)
+        with trio.move_on_after(self._drain_s) as scope:
+            await is_back.wait()
+        if scope.cancelled_caught:
+            _log.error("memory that transfers have not let go of stays registered until they do")
+
+    async def _give_back(
+        self, region: OneSidedRegion, transfers: Sequence[OneSidedTransfer], is_back: trio.Event
+    ) -> None:
+        for transfer in transfers:
+            await transfer.wait_settled()
+        try:
+            await self._mover.deregister(region.memory)
+        except TrinamoError as error:
+            _log.error("memory could not be given back, and is kept: %s", error)
+        else:
+            region.memory = attrs.evolve(region.memory, anchor=None)
+        is_back.set()
 
     # --- peers -----------------------------------------------------------------------------------
 
@@ -232,7 +217,7 @@ class OneSidedPlane:
             raise ConnectError(f"{PROBES_MAX} probes of other peers have no answer yet")
         slot = self._probe_slots.popleft()
         # A probe that nobody waits for any more keeps its slot until the mover lets go of it.
-        job = _Look(remote, slot, self._view(slot), self._probe_slots.append)
+        job = Look(remote, slot, self._view(slot), self._probe_slots.append)
         self._mover.submit(job)
         await job.done.wait()
         if job.error is not None:
@@ -247,7 +232,8 @@ class OneSidedPlane:
         error = DisconnectedError(f"peer {incarnation} was forgotten")
         for transfer in theirs:
             transfer.fail(error)
-        await self._mover.forget(incarnation)
+        with trio.move_on_after(self._drain_s):
+            await self._mover.forget(incarnation)
         await self._end(theirs, error)
 
     async def _end(self, transfers: Sequence[OneSidedTransfer], error: TrinamoError) -> None:

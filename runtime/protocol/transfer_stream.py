@@ -187,8 +187,8 @@ class Inquiry(Message, frozen=True, tag=13):
 class Answer(Message, frozen=True, tag=14):
     """The last message of its stream."""
 
-    life: _Word
-    """Who answers."""
+    is_meant: bool
+    """Whether the life that was meant answers. Another one does not say who it is."""
     is_settled: bool
     """False, too, if it cannot say, or is not the life that was meant."""
 

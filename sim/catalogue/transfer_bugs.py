@@ -30,7 +30,7 @@ __all__: list[str] = []
 @bug
 def transfers_hold_no_lease() -> list[Patch]:
     """Blocks of a transfer belong to whoever asked for it, and are free once that has given up."""
-    return [(BlockLeases, "follow", lambda *_: None)]
+    return [(BlockLeases, "start", lambda _, start, *__: start())]
 
 
 @bug

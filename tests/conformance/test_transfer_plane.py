@@ -128,6 +128,44 @@ async def test_neighbours_on_one_side_only_arrive_where_they_should(
     await ends.move(direction, list(range(BLOCKS)), list(range(BLOCKS)))
 
 
+def shapes(count: int) -> dict[str, tuple[list[int], list[int]]]:
+    """Lists of all blocks, by how they lie on the two sides."""
+    row, mixed = list(range(count)), random.Random(11).sample(range(count), count)
+    return {
+        "a row each": (row, row),
+        "a row here": (row, mixed),
+        "a row there": (mixed, row),
+        "backwards": (row[::-1], row),
+        "every other one": (row[::2] + row[1::2], mixed),
+    }
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("block_bytes", [1, 8, 1000, 1024, 1025, 16384, 1 << 20])
+@pytest.mark.slow
+async def test_blocks_of_any_size_move_however_they_lie(
+    ends: Ends, direction: Direction, block_bytes: int
+) -> None:
+    """Thousands of small ones too: neither their sums nor their addresses are too many."""
+    count = max(3, min(2500, (3 << 20) // block_bytes))
+    here, there = (Pages(seed, count, block_bytes) for seed in (1, 2))
+    local = await ends.ours.register(here.memory, block_bytes=block_bytes)
+    owned = await ends.theirs.register(there.memory, block_bytes=block_bytes)
+    remote = await ends.ours.connect(owned.describe())
+    for name, (ours, theirs) in shapes(count).items():
+        if direction is READ:
+            for a, b in zip(ours, theirs, strict=True):
+                here.expect(a, there.block(b))
+        else:
+            for a, b in zip(ours, theirs, strict=True):
+                there.expect(b, here.block(a))
+        await ends.ours.start(direction, local, ours, remote, theirs, deadline_s=DEADLINE_S).wait()
+        assert here.memory == here.expected, name
+        assert there.memory == there.expected, name
+        target = here if direction is READ else there
+        target.memory[:] = target.expected[:] = random.Random(name).randbytes(len(target.memory))
+
+
 @pytest.mark.parametrize("direction", Direction)
 async def test_no_blocks_are_moved_at_once(ends: Ends, direction: Direction) -> None:
     await ends.move(direction, [], [])

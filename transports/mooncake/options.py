@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import attrs
 
-from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.errors import BackendMissingError, ConfigError
 
 __all__ = ["SLICES_MAX", "MooncakeOptions", "choose_path", "engine_environment"]
 
@@ -63,6 +63,8 @@ def choose_path(
 ) -> Literal["rdma", "tcp"]:
     """What the engine will really run over; `ConfigError` for what it would not say.
 
+    Of these `BackendMissingError` is for a device that is not there, which others do without.
+
     Left to itself it takes TCP where there is no RDMA device, without a word, and takes
     `MC_FORCE_TCP=0` for a yes.
     """
@@ -76,9 +78,9 @@ def choose_path(
         )
     there = sorted(each.name for each in adapters.iterdir()) if adapters.is_dir() else []
     if not there:
-        raise ConfigError("mooncake.protocol is rdma, and this machine has no RDMA device")
+        raise BackendMissingError("mooncake.protocol is rdma, and this machine has no RDMA device")
     if options.device is not None and options.device not in there:
-        raise ConfigError(
+        raise BackendMissingError(
             f"mooncake.device: there is no RDMA device {options.device!r} here; "
             f"there are: {', '.join(there)}"
         )

@@ -140,16 +140,25 @@ class MooncakeMover:
         calls that were left behind with an engine that stays.
         """
         self._workers.stop()
-        if await trio.to_thread.run_sync(self._workers.join, self._drain_s):
+        # One bound for all threads, however many are stuck in a call.
+        with trio.move_on_after(self._drain_s) as scope:
+            await trio.to_thread.run_sync(self._workers.join, abandon_on_cancel=True)
+        if not scope.cancelled_caught:
+            is_left_moving = bool(self._left) and not self._owns_engine
+            if is_left_moving:
+                self._keep()
             for memory in list(self._registered.values()):
                 await self.deregister(memory)
             if self._owns_engine:
                 await trio.to_thread.run_sync(self._engine.close)
-            return bool(self._left) and not self._owns_engine
+            return is_left_moving
         _log.error("Mooncake is stuck in a call; the engine is left to the end of the process")
-        for kept in (self._engine, self.scratch):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        self._keep()
         return True
+
+    def _keep(self) -> None:
+        """Until the process ends: the engine, and all memory that jobs of ours may still move."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
 def make_engine(options: MooncakeOptions) -> Engine:
@@ -158,7 +167,7 @@ def make_engine(options: MooncakeOptions) -> Engine:
     return create_engine(
         options.host,
         path,
-        options.device or "",
+        (options.device or "") if path == "rdma" else "",
         engine_environment(options, path),
         timeout_s=options.transfer_timeout_s,
     )

@@ -8,6 +8,7 @@ to be gone or the plane is closed. Its blocks go into quarantine.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from .options import SLICES_MAX
 
 __all__ = ["Workers"]
 
+_log = logging.getLogger("trinamo.mooncake")
 _CONNECTIONS: Final = 4
 """To one peer, as the engine has it by default."""
 
@@ -55,6 +57,8 @@ class Workers:
         self._token = trio.lowlevel.current_trio_token()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self.unheard_count = 0
+        """How often notifications could not be taken from the engine."""
         self._threads = [
             threading.Thread(target=self._work, name=f"mooncake-{n}", daemon=True)
             for n in range(threads)
@@ -78,11 +82,10 @@ class Workers:
         for _ in self._threads:
             self._queue.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for all threads; blocks. Whether they have ended."""
+    def join(self) -> None:
+        """Wait for the end of all threads, which a call may keep for long; blocks."""
         for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+            thread.join()
 
     # --- the threads -----------------------------------------------------------------------------
 
@@ -93,9 +96,17 @@ class Workers:
 
     def _listen(self) -> None:
         while not self._stopping.wait(self._poll_s):
-            told = self._engine.told()
-            if told:
-                self._wake(self._on_told, told)
+            try:
+                told = self._engine.told()
+            except Exception as error:  # noqa: BLE001 -- a peer's bytes must not end the thread
+                self.unheard_count += 1
+                if self.unheard_count.bit_count() == 1:  # At 1, 2, 4, 8, ...
+                    _log.warning(
+                        "Mooncake's notifications, %d times: %s", self.unheard_count, error
+                    )
+            else:
+                if told:
+                    self._wake(self._on_told, told)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
@@ -107,7 +118,8 @@ class Workers:
                 error = found
             except Exception as found:  # noqa: BLE001 -- a device's own error ends one transfer
                 error = TransferError(f"{type(found).__name__}: {found}")
-            job.steps.close()
+            with contextlib.suppress(Exception):  # Its last words; it is over.
+                job.steps.close()
             if isinstance(error, ConnectError):
                 self._wake(self._on_left, job, error)
             else:

@@ -168,7 +168,8 @@ class Agent:
 
     def told(self) -> dict[str, list[bytes]]:
         """The notifications that have arrived, by peer."""
-        found: dict[str, list[bytes]] = self._agent.getNotifs({}, self._backends)
+        with self._failures("notifications"):
+            found: dict[str, list[bytes]] = self._agent.getNotifs({}, self._backends)
         return found
 
     # --- lists and transfers ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import attrs
 
-from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.errors import BackendMissingError, ConfigError
 
 __all__ = ["CompletionMode", "Devices", "NixlOptions", "find_devices", "ucx_environment"]
 
@@ -73,7 +73,7 @@ class Devices:
 
 
 def find_devices(name: str | None, sys_class: Path = Path("/sys/class")) -> Devices:
-    """What `name` stands for on this machine; `ConfigError` if there is no such device."""
+    """What `name` stands for on this machine; `BackendMissingError` if there is no such device."""
     if name is None:
         return Devices(("lo",), has_rdma=False)
     adapter, _, port = name.partition(":")
@@ -92,7 +92,7 @@ def find_devices(name: str | None, sys_class: Path = Path("/sys/class")) -> Devi
         if (sys_class / kind).is_dir()
         for each in sorted((sys_class / kind).iterdir())
     ]
-    raise ConfigError(
+    raise BackendMissingError(
         f"data_plane.nixl.rdma_interface: there is no device {name!r} here; "
         f"there are: {', '.join(there) or 'none'}"
     )

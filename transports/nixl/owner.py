@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -36,6 +36,7 @@ from trinamo.runtime.protocol.access_page import HEADER_BYTES
 from trinamo.runtime.protocol.transfer import Direction
 
 from .agent import Agent
+from .commands import Command, Commands, as_ours, ended, wake_up
 from .lists import PreparedLists
 
 __all__ = ["Owner"]
@@ -82,12 +83,14 @@ class Owner:
         self._spins, self._poll_s = spins, notification_poll_s
         self._on_told = on_told
         self._token = trio.lowlevel.current_trio_token()
-        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands = Commands()
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         # Held by whoever calls the library: nearly always the thread.
         self._lock = threading.Lock()
         self._is_delivering = False
         self._is_stopping = False
+        self.unheard_count = 0
+        """How often notifications could not be taken from the library."""
         self._peers: dict[str, _Peer] = {}
         self._lists = PreparedLists(agent, None)
         self._header_list = 0
@@ -115,41 +118,54 @@ class Owner:
             finally:
                 self._lock.release()
             if not finished:
-                self._queue.put(_nothing)
+                self._commands.put(wake_up)
             # What is submitted because this one has finished goes to the thread, lest we recurse.
             self._is_delivering = True
             self._deliver(finished, {})
             self._is_delivering = False
         else:
-            self._queue.put(lambda: self._begin(job))
+            self._commands.put(partial(self._begin, job))
 
     async def call(self, function: Callable[[], _T]) -> _T:
-        """Run `function` in the thread. Cancelled, it is run all the same."""
+        """Run `function` in the thread. Cancelled, it is run all the same.
+
+        Whatever it raises is raised here, as a `TrinamoError`; so is the end of the thread.
+        """
         done = trio.Event()
         results: list[_T] = []
         errors: list[TrinamoError] = []
 
-        def run() -> None:
+        def run(*, is_served: bool) -> None:
             try:
-                results.append(function())
+                if is_served:
+                    results.append(function())
+                else:
+                    errors.append(ended())
             except TrinamoError as error:
                 errors.append(error)
+            except Exception as error:  # noqa: BLE001 -- somebody waits for it
+                errors.append(as_ours(error))
             self._wake(done.set)
 
-        self._queue.put(run)
+        self._commands.put(run)
         await done.wait()
         if errors:
             raise errors[0]
         return results[0]
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run `function` in the thread; nobody waits for it."""
-        self._queue.put(function)
+        """Run `function` in the thread, if there still is one; nobody waits for it."""
+
+        def run(*, is_served: bool) -> None:
+            if is_served:
+                function()
+
+        self._commands.put(run)
 
     def stop(self) -> None:
         """Ask the thread to end. Jobs that are under way are left as they are."""
         self._is_stopping = True
-        self._queue.put(_nothing)
+        self._commands.put(wake_up)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end; blocks. Whether it has ended."""
@@ -170,34 +186,44 @@ class Owner:
 
     def _run(self) -> None:
         looks = 0
-        while not self._is_stopping:
-            command = self._next(looks)
-            with self._lock:
-                is_busy = command is not None
-                while command is not None:
-                    command()
-                    command = self._next(0)
-                is_busy |= self._turn()
-                finished, self._finished = self._finished, []
-                told = self._agent.told()
-            looks = 0 if is_busy else looks + 1
-            if finished or told:
-                self._wake(self._deliver, finished, told)
-
-    def _next(self, looks: int) -> Callable[[], None] | None:
-        """The next command, waited for as long as nothing else needs a look."""
         try:
-            if self._ready or looks == 0 or (self._under_way and self._looks_again(looks)):
-                return self._queue.get_nowait()
-            pause_s = self._poll_s
-            if self._under_way:
-                pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(looks - _LOOKS, 10))
-            return self._queue.get(timeout=pause_s)
-        except queue.Empty:
-            return None
+            while not self._is_stopping:
+                looks = 0 if self._look(looks) else looks + 1
+        finally:
+            self._commands.end()  # Whatever ended it: nobody waits for a thread that is no more.
 
-    def _looks_again(self, looks: int) -> bool:
-        return self._spins or looks < _LOOKS
+    def _look(self, looks: int) -> bool:
+        """Do what there is to do; whether there was anything."""
+        command = self._next(looks)
+        with self._lock:
+            is_busy = command is not None
+            while command is not None:
+                self._commands.obey(command)
+                command = self._next(0)
+            is_busy |= self._turn()
+            finished, self._finished = self._finished, []
+            told = self._told()
+        if finished or told:
+            self._wake(self._deliver, finished, told)
+        return is_busy
+
+    def _told(self) -> dict[str, list[bytes]]:
+        try:
+            return self._agent.told()
+        except Exception as error:  # noqa: BLE001 -- a peer's bytes must not end the thread
+            self.unheard_count += 1
+            if self.unheard_count.bit_count() == 1:  # At 1, 2, 4, 8, ...
+                _log.warning("NIXL's notifications, %d times: %s", self.unheard_count, error)
+            return {}
+
+    def _next(self, looks: int) -> Command | None:
+        """The next command, waited for as long as nothing else needs a look."""
+        if self._ready or looks == 0 or (self._under_way and (self._spins or looks < _LOOKS)):
+            return self._commands.take(0)
+        pause_s = self._poll_s
+        if self._under_way:
+            pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(looks - _LOOKS, 10))
+        return self._commands.take(pause_s)
 
     def _turn(self) -> bool:
         """Take the steps that can be taken; whether there were any."""
@@ -216,7 +242,10 @@ class Owner:
 
     # --- jobs ------------------------------------------------------------------------------------
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, *, is_served: bool = True) -> None:
+        if not is_served:
+            self._wake(job.finish, ended())
+            return
         peer = self._peers.get(job.incarnation)
         if peer is None or peer.is_lost:
             self._finished.append(
@@ -240,7 +269,7 @@ class Owner:
         except TrinamoError as error:
             self._end(running, error)
         except Exception as error:  # noqa: BLE001 -- a device's own error ends one transfer
-            self._end(running, TransferError(f"{type(error).__name__}: {error}"))
+            self._end(running, as_ours(error))
         else:
             self._end(running, None)
 
@@ -252,9 +281,9 @@ class Owner:
                 if not self._agent.is_done(running.handle):
                     self._under_way.append(running)
                     continue
-            except TrinamoError as error:
+            except Exception as error:  # noqa: BLE001 -- one transfer's; the others go on
                 self._agent.release(running.handle)
-                self._end(running, error)
+                self._end(running, as_ours(error))
                 continue
             self._agent.release(running.handle)
             running.handle = None
@@ -262,7 +291,8 @@ class Owner:
         return len(self._under_way) < len(under_way) or bool(self._ready)
 
     def _end(self, running: _Running, error: TrinamoError | None) -> None:
-        running.job.steps.close()
+        with contextlib.suppress(Exception):  # Its last words; it is over.
+            running.job.steps.close()
         running.peer.running -= 1
         if isinstance(error, DisconnectedError) and not running.peer.is_lost:
             running.peer.is_lost = True
@@ -367,11 +397,3 @@ class Owner:
         self._lists.release()
         self._agent.release_list(self._header_list)
         self._agent.close()
-
-    def peers(self) -> Iterator[str]:
-        """The names of the peers that are known, for tests and `status`."""
-        yield from self._peers
-
-
-def _nothing() -> None:
-    """A command that only wakes the thread."""

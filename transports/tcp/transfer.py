@@ -53,6 +53,7 @@ from .transfer_inquiry import answer, inquire
 from .transfer_link import serve
 from .transfer_memory import TcpRegion
 from .transfer_owner import OwnerLink
+from .transfer_refusals import Refusals
 
 __all__ = ["TcpTransferPlane", "TransferOptions", "open_transfer_plane"]
 
@@ -95,6 +96,7 @@ class TcpTransferPlane:
         self.outlives_us = False
         """Whether the port stays open until the process ends; see `open_transfer_plane`."""
         self._answers = Answers()
+        self._refusals = Refusals()
         self._env, self._nursery = env, nursery
         self._regions: dict[int, TcpRegion] = {}
         self._numbers = 0
@@ -158,15 +160,16 @@ class TcpTransferPlane:
             raise RemoteProtocolError("the address is no host:port") from None
         peer = self._peers.get(described.incarnation)
         if peer is None:
-            peer = Peer(described.incarnation, address, self._dial, self._nursery)
+            peer = Peer(
+                described.incarnation, address, self._dial, self._nursery, self._on_unreached
+            )
             self._peers[described.incarnation] = peer
-        try:
-            await peer.reach()
-        except StaleMemoryError:
-            if self._peers.get(described.incarnation) is peer:
-                del self._peers[described.incarnation]
-            raise
+        await peer.reach()
         return _Remote(described, peer)
+
+    def _on_unreached(self, peer: Peer) -> None:
+        if self._peers.get(peer.incarnation) is peer:
+            del self._peers[peer.incarnation]
 
     async def forget(self, incarnation: str) -> None:
         """Close the stream to a peer; what is under way with it fails."""
@@ -252,7 +255,7 @@ class TcpTransferPlane:
         stream, name = await dial_member(address, self.options.tcp, self._env, Purpose.TRANSFERS)
         async with stream:
             if name != incarnation:
-                raise StaleMemoryError(f"{address} is now {name}")
+                raise StaleMemoryError(f"{address} is another process now")
             link = InitiatorLink(stream, slice_bytes=self.options.slice_bytes)
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
@@ -276,7 +279,9 @@ class TcpTransferPlane:
     async def serve_stream(self, stream: trio.SocketStream, _: None) -> None:
         """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
-            link = OwnerLink(stream, self.region, slice_bytes=self.options.slice_bytes)
+            link = OwnerLink(
+                stream, self.region, self._refusals, slice_bytes=self.options.slice_bytes
+            )
             try:
                 async with _bounded(self.options.tcp.handshake_timeout_s):
                     has_come_to_stay = await self._welcome(link)

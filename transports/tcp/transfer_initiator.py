@@ -17,6 +17,7 @@ from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
     RemoteProtocolError,
+    StaleMemoryError,
     TrinamoError,
     error_from_wire,
 )
@@ -168,9 +169,18 @@ class _Started(trio.TaskStatus[InitiatorLink]):
 class Peer:
     """One peer and the stream to it."""
 
-    def __init__(self, incarnation: str, address: str, dial: Dial, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        incarnation: str,
+        address: str,
+        dial: Dial,
+        nursery: trio.Nursery,
+        on_unreached: Callable[[Peer], None],
+    ) -> None:
         self.incarnation, self.address = incarnation, address
         self._dial, self._nursery = dial, nursery
+        self._on_unreached = on_unreached
+        self._was_reached = False
         self._link: InitiatorLink | None = None
         self._attempt: _Attempt | None = None
         self._scope: trio.CancelScope | None = None
@@ -198,6 +208,7 @@ class Peer:
     async def _serve(self, attempt: _Attempt) -> None:
         def take(link: InitiatorLink) -> None:
             self._link = attempt.link = link
+            self._was_reached = True
             attempt.done.set()
 
         error: TrinamoError = DisconnectedError(f"peer {self.incarnation} was forgotten")
@@ -214,3 +225,6 @@ class Peer:
             attempt.done.set()
             if link is not None:
                 link.fail(error)
+            if not self._was_reached or isinstance(error, StaleMemoryError):
+                # Nobody holds memory of it, or it is no more: also if all have given up waiting.
+                self._on_unreached(self)

@@ -54,24 +54,24 @@ async def inquire(
             return Finding(Sign.BROKEN, reached)
         finally:
             stream.socket.close()
-        return Finding(_sign_of(said, life), reached)
+        return Finding(_sign_of(said), reached)
     return Finding(Sign.UNREACHED if stream is None else Sign.SILENT, reached)
 
 
-def _sign_of(said: object, life: str) -> Sign:
+def _sign_of(said: object) -> Sign:
     if not isinstance(said, Answer):
         return Sign.NONSENSE
-    if said.life != life:
+    if not said.is_meant:
         return Sign.OTHER_LIFE
     return Sign.SAYS_SETTLED if said.is_settled else Sign.SAYS_MOVING
 
 
 async def answer(link: Link, inquiry: Inquiry, life: str, answers: Answers) -> None:
-    """Say who we are and, if we are who is asked for, whether we have settled.
+    """Say whether we are who is asked for and, if so, whether we have settled.
 
     Raises `DisconnectedError` if the asker has gone, `RemoteProtocolError` for another version.
     """
     if inquiry.version != _VERSION:
         raise RemoteProtocolError(f"an inquiry of version {inquiry.version}")
-    is_settled = inquiry.life == life and answers.is_settled(inquiry.ticket)
-    await link.send_now(Answer(life, is_settled))
+    is_meant = inquiry.life == life
+    await link.send_now(Answer(is_meant, is_meant and answers.is_settled(inquiry.ticket)))

@@ -37,7 +37,7 @@ from trinamo.runtime.protocol.transfer_stream import (
     encode_message,
 )
 
-from .transfer_memory import Flow
+from .transfer_memory import SLICE_RUNS_MAX, Flow
 from .transfer_pacing import send_unpaced
 
 __all__ = ["Link", "serve"]
@@ -94,6 +94,10 @@ class Link:
 
     def received(self, flow: Flow) -> None:
         """A slice of `flow` has arrived and is verified."""
+
+    async def rest(self) -> None:
+        """Called after each message: many that have come at once do not keep others waiting."""
+        await trio.lowlevel.checkpoint()
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -199,6 +203,7 @@ class Link:
                     await self._read_sums(message, data_bytes)
                 else:
                     self.take(message, await self._read_data(data_bytes))
+                    await self.rest()
                 # A peer that asks without reading the answers must not fill our memory.
                 while self._queued_bytes > _QUEUE_BYTES_MAX:
                     self._room = trio.Event()
@@ -262,12 +267,14 @@ class Link:
             )
         if not count:
             return b""
-        data = memoryview(bytearray(count))
-        filled = self._take_ahead(count)
-        data[: filled.nbytes] = filled
-        done = filled.nbytes
-        while done < count:
-            done += await self._receive_into(data[done:])
+        data = bytearray(self._take_ahead(count))
+        while len(data) < count:
+            # It costs what has come of it, not what was announced.
+            self._wake_at(1)
+            part = await self._socket.recv(min(count - len(data), _SCRATCH_BYTES))
+            if not part:
+                raise DisconnectedError("the peer closed the transfer stream")
+            data += part
         return bytes(data)
 
     async def _read_slice(self, message: Slice, payload_bytes: int) -> None:
@@ -305,12 +312,16 @@ class Link:
                 left -= len(data)
 
     async def _scatter(self, flow: Flow, left: int) -> int | None:
-        """Receive into the flow's views and then the small buffer; None if it was fenced."""
+        """Receive into the flow's views and then the small buffer; None if it was fenced.
+
+        What is in one piece there may be in many here: they are filled some at a time.
+        """
         self._wake_at(min(left, _LOW_WATER_BYTES))
+        views = flow.views[:SLICE_RUNS_MAX]
+        if len(views) == len(flow.views):
+            views.append(self._ahead[:_LOOK_AHEAD_BYTES])
         try:
-            count, _, _, _ = await self._socket.recvmsg_into(
-                [*flow.views, self._ahead[:_LOOK_AHEAD_BYTES]]
-            )
+            count, _, _, _ = await self._socket.recvmsg_into(views)
         except (ValueError, TypeError):
             # A view was released while we waited for data: a TypeError or a ValueError, by place.
             if flow.is_live():

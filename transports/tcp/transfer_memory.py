@@ -33,6 +33,8 @@ __all__ = ["SLICE_RUNS_MAX", "Flow", "TcpRegion"]
 
 SLICE_RUNS_MAX: Final = 64
 """Descriptors of one system call; more than 64 were slower, not faster."""
+SLICE_BLOCKS_MAX: Final = 1024
+"""However small they are: the sums of a slice fit into one header, and cost one turn of the loop."""
 
 
 class TcpRegion(HostRegion):
@@ -166,8 +168,8 @@ class Flow:
     # --- slices --------------------------------------------------------------------------------
 
     def next_count(self, slice_bytes: int) -> int:
-        """How many blocks to send next: about `slice_bytes`, at most 64 descriptors."""
-        left = len(self.blocks) - self.position
+        """How many blocks to send next: about `slice_bytes`, `SLICE_RUNS_MAX` descriptors at most."""
+        left = min(SLICE_BLOCKS_MAX, len(self.blocks) - self.position)
         count = min(left, max(1, slice_bytes // self.region.block_bytes))
         blocks, runs = self.blocks, 1
         for index in range(self.position + 1, self.position + count):
@@ -201,7 +203,7 @@ class Flow:
         if (
             self.pending
             or first != self.position
-            or not 0 < count <= len(self.blocks) - first
+            or not 0 < count <= min(SLICE_BLOCKS_MAX, len(self.blocks) - first)
             or data_bytes != count * self.region.block_bytes
         ):
             raise RemoteProtocolError(

@@ -11,6 +11,7 @@ from typing import Final
 
 import attrs
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.errors import (
     KilledError,
@@ -19,6 +20,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
+from trinamo.runtime.protocol.transfer import BLOCKS_MAX
 from trinamo.runtime.protocol.transfer_stream import (
     Abort,
     Confirmed,
@@ -36,10 +38,13 @@ from trinamo.runtime.protocol.transfer_stream import (
 from .checksum import NO_CHECKSUM
 from .transfer_link import Link
 from .transfer_memory import Flow, TcpRegion
+from .transfer_refusals import Refusals
 
 __all__ = ["OwnerLink"]
 
 _REQUESTS_MAX: Final = 1024
+_BLOCKS_MAX: Final = 4 * BLOCKS_MAX
+"""Of all requests of one peer that are under way: a list costs some 36 bytes a block."""
 
 
 @attrs.define(eq=False)
@@ -58,13 +63,16 @@ class OwnerLink(Link):
         self,
         stream: trio.SocketStream,
         region: Callable[[int], TcpRegion],
+        refusals: Refusals,
         *,
         slice_bytes: int,
     ) -> None:
         super().__init__(stream, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
-        self._region = region
+        self._region, self._refusals = region, refusals
+        self._pause_s = 0.0
+        self._block_count = 0
         self._requests: dict[int, _Request] = {}
 
     def close(self) -> None:
@@ -85,14 +93,21 @@ class OwnerLink(Link):
         except RemoteProtocolError:
             raise
         except TrinamoError as error:
+            self._pause_s = self._refusals.spend()
             self._fail(message.id, error)
+
+    @override
+    async def rest(self) -> None:
+        """As any link; a peer that was refused may have to wait."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await trio.sleep(pause_s)
 
     def _act(self, message: Request, data: bytes) -> None:
         match message:
             case Read():
-                self._read(message, unpack_blocks(data))
+                self._read(message, data)
             case Write():
-                self._write(message, unpack_blocks(data))
+                self._write(message, data)
             case Abort():
                 self._abort(message)
             case Notify():
@@ -106,7 +121,7 @@ class OwnerLink(Link):
     def _admit(
         self,
         message: Read | Write,
-        blocks: list[int],
+        data: bytes,
         *,
         is_target: bool,
     ) -> _Request:
@@ -121,6 +136,13 @@ class OwnerLink(Link):
             raise StaleMemoryError(
                 f"blocks of {region.block_bytes} bytes here, of {message.block_bytes} there"
             )
+        # Who shows no ticket is refused before the list, which may be long, is looked at.
+        region.access.check(message.generation, message.ticket)
+        blocks = unpack_blocks(data)
+        if self._block_count + len(blocks) > _BLOCKS_MAX:
+            raise OverloadedError(
+                f"{_BLOCKS_MAX} blocks under way", bound="transfer_blocks", value=_BLOCKS_MAX
+            )
         region.access.admit(message.generation, message.ticket, blocks, is_target=is_target)
         number = message.id
         flow = Flow(
@@ -133,6 +155,7 @@ class OwnerLink(Link):
         )
         request = _Request(flow, message.ticket)
         self._requests[number] = request
+        self._block_count += len(blocks)
         return request
 
     def _fail(self, number: int, error: TrinamoError) -> None:
@@ -147,6 +170,7 @@ class OwnerLink(Link):
         self.receiving.pop(number, None)
         request = self._requests.pop(number, None)
         if request is not None:
+            self._block_count -= len(request.flow.blocks)
             request.flow.close()
 
     def _abort(self, message: Abort) -> None:
@@ -155,14 +179,14 @@ class OwnerLink(Link):
 
     # --- over the stream -------------------------------------------------------------------------
 
-    def _read(self, message: Read, blocks: list[int]) -> None:
-        request = self._admit(message, blocks, is_target=False)
+    def _read(self, message: Read, data: bytes) -> None:
+        request = self._admit(message, data, is_target=False)
         self.send_blocks(request.flow, lambda: self._finish(message.id))
 
-    def _write(self, message: Write, blocks: list[int]) -> None:
-        request = self._admit(message, blocks, is_target=True)
+    def _write(self, message: Write, data: bytes) -> None:
+        request = self._admit(message, data, is_target=True)
         request.notify = message.notify
-        if blocks:
+        if request.flow.blocks:
             self.receiving[message.id] = request.flow
         else:
             self._complete(message.id, request)

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from trinamo.runtime.kv.grants import Grant, Inquiries
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfers import BlockLeases, open_block_leases
-from trinamo.runtime.planes import MemoryRegion
+from trinamo.runtime.planes import MemoryRegion, Transfer
 from trinamo.runtime.protocol.settlement import PeerCard, Standing
 from trinamo.runtime.protocol.transfer import Direction
 from trinamo.transports.memory.transfer import (
@@ -424,17 +424,15 @@ async def test_a_ticket_moves_from_its_transfer_s_start_until_it_is_settled(
     def start(ticket: int) -> Any:
         blocks = house.pool.take(2)
         assert blocks is not None
-        transfer = house.plane.start(
-            Direction.READ,
-            house.region._region,
-            blocks,
-            remote,
-            [0, 1],
-            deadline_s=99,
-            ticket=ticket,
-        )
-        house.leases.follow(transfer, blocks, ticket)
-        return transfer
+
+        def begin() -> Transfer:
+            return house.plane.start(
+                *(Direction.READ, house.region._region, blocks, remote, [0, 1]),
+                deadline_s=99,
+                ticket=ticket,
+            )
+
+        return house.leases.start(begin, blocks, ticket)
 
     assert tickets.is_settled(7)
     first = start(7)
@@ -460,11 +458,13 @@ async def test_a_transfer_that_never_settles_says_moving_for_ever(
     house.plane.faults.lands_late = True
     blocks = house.pool.take(1)
     assert blocks is not None
-    transfer = house.plane.start(
-        Direction.READ, house.region._region, blocks, remote, [0], deadline_s=9999, ticket=7
-    )
-    house.leases.follow(transfer, blocks, 7)
-    transfer.abort()
+    house.leases.start(
+        lambda: house.plane.start(
+            Direction.READ, house.region._region, blocks, remote, [0], deadline_s=9999, ticket=7
+        ),
+        blocks,
+        7,
+    ).abort()
     await trio.sleep(600)
     assert house.pool.quarantined_count == 1
     assert not house.leases.tickets.is_settled(7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import attrs
 import pytest
@@ -31,6 +32,7 @@ from trinamo.runtime.transfer_metrics import TransferMetrics
 from trinamo.transports.memory.transfer import (
     MemoryTransferPlane,
     TransferFabric,
+    TransferFaults,
     open_memory_transfer_plane,
 )
 
@@ -152,6 +154,64 @@ async def test_a_transfer_falls_back_in_the_middle_and_every_block_arrives(
     assert house.heard == [b"done"]
     await house.leases.drain()
     assert house.pool.used_count == BLOCKS
+
+
+async def test_a_caller_s_own_deadline_says_nothing_about_a_backend(
+    house: House, autojump_clock: Clock
+) -> None:
+    """The next caller still tries the first backend first, and nobody probes it."""
+    house.fast.faults.stalls_after = 5
+    with pytest.raises(DeadlineError):
+        await house.move(READ, deadline_s=0.2)
+    assert house.peer.usable == ["fast", "slow"]
+    house.fast.faults.stalls_after = None
+    assert await house.move(READ) == ["fast"]
+
+
+async def test_a_caller_s_deadline_while_connecting_says_nothing_either(
+    house: House, autojump_clock: Clock
+) -> None:
+    async def never(_: bytes) -> Any:
+        await trio.sleep_forever()
+
+    for route in house.peer.routes:
+        route._remote = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(house.fast, "connect", never)
+        with pytest.raises(DeadlineError):
+            await house.move(READ, deadline_s=0.2)
+    assert house.peer.usable == ["fast", "slow"]
+
+
+async def test_a_backend_that_stands_still_for_long_has_failed_though_nothing_is_left_to_try(
+    house: House, autojump_clock: Clock
+) -> None:
+    house.slow.faults.is_unreachable = True
+    with trio.move_on_after(1):
+        await house.router.probe(house.peer)
+    house.fast.faults.stalls_after = 5
+    with pytest.raises(DeadlineError):
+        await house.move(READ, deadline_s=30)
+    assert house.peer.usable == []
+
+
+@pytest.mark.parametrize("deadline_s", [0.2, 1.0, 12.0])
+async def test_a_move_keeps_its_deadline_and_leaves_its_blocks_leased_until_they_settle(
+    house: House, autojump_clock: Clock, deadline_s: float
+) -> None:
+    """What it left is drained elsewhere: here it goes on landing for a while."""
+    house.fast.faults.stalls_after = 2
+    house.fast.faults.lands_late = True
+    house.fast.faults.block_s = 0.3
+    started_at = trio.current_time()
+    with pytest.raises((DeadlineError, TransferError)):
+        await house.move(WRITE, deadline_s=deadline_s)
+    assert trio.current_time() - started_at <= deadline_s + 0.001
+    assert house.pool.in_flight_count == BLOCKS
+    await trio.sleep(200)
+    assert (house.pool.in_flight_count, house.pool.quarantined_count) == (0, 0)
+    house.fast.faults = TransferFaults()
+    assert await house.move(WRITE) == ["fast"]
 
 
 async def test_a_peer_that_could_not_be_connected_to_leaves_nothing_behind(

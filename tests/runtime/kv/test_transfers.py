@@ -38,11 +38,12 @@ class House:
     lost: list[int]
 
     def start(self, blocks: list[int], deadline_s: float = 60) -> Transfer:
-        transfer = self.plane.start(
-            Direction.READ, self.region, blocks, self.remote, blocks, deadline_s=deadline_s
-        )
-        self.leases.follow(transfer, blocks)
-        return transfer
+        def start() -> Transfer:
+            return self.plane.start(
+                Direction.READ, self.region, blocks, self.remote, blocks, deadline_s=deadline_s
+            )
+
+        return self.leases.start(start, blocks)
 
     def counts(self) -> tuple[int, int, int, int]:
         pool = self.pool
@@ -208,9 +209,36 @@ async def test_closing_quarantines_what_is_not_settled() -> None:
         remote = await plane.connect(theirs.describe())
         async with open_block_leases(pool, dice=random.Random(1)) as leases:
             pool.take(4)
-            transfer = plane.start(Direction.READ, region, [0], remote, [0], deadline_s=99)
-            leases.follow(transfer, [0])
+            leases.start(
+                lambda: plane.start(Direction.READ, region, [0], remote, [0], deadline_s=99), [0]
+            )
         assert (pool.used_count, pool.quarantined_count) == (3, 1)
+
+
+async def test_blocks_are_leased_before_their_transfer_starts(house: House) -> None:
+    """Blocks that nobody owns are in no transfer, and leave nothing counted behind."""
+    owned = house.take(2)
+    free = next(b for b in range(BLOCKS) if b not in owned)
+
+    def start() -> Transfer:
+        raise AssertionError("it was started without a lease")
+
+    with pytest.raises(AssertionError, match="was free"):
+        house.leases.start(start, [*owned, free], ticket=9)
+    assert house.leases.tickets.is_settled(9)
+    assert house.counts() == (6, 2, 0, 0)
+
+
+async def test_a_transfer_that_does_not_start_leaves_no_block_leased(house: House) -> None:
+    def start() -> Transfer:
+        raise TransferError("refused")
+
+    with pytest.raises(TransferError, match="refused"):
+        house.leases.start(start, house.take(2), ticket=9)
+    assert house.leases.tickets.is_settled(9)
+    assert house.counts() == (6, 2, 0, 0)
+    with trio.fail_after(1):
+        await house.leases.drain()
 
 
 async def test_a_grant_that_the_region_refuses_leaves_no_block_leased(house: House) -> None:

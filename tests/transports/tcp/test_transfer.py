@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,6 +18,7 @@ from trinamo.runtime.errors import (
     ConnectError,
     CorruptedError,
     DisconnectedError,
+    OverloadedError,
     RefusedError,
     RemoteProtocolError,
     StaleMemoryError,
@@ -25,7 +27,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Transfer
 from trinamo.runtime.protocol.membership import Purpose
 from trinamo.runtime.protocol.settlement import Sign
-from trinamo.runtime.protocol.transfer import Direction, encode_description
+from trinamo.runtime.protocol.transfer import BLOCKS_MAX, Direction, encode_description
 from trinamo.runtime.protocol.transfer_stream import (
     PREFIX,
     Failed,
@@ -44,6 +46,7 @@ from trinamo.runtime.protocol.transfer_stream import (
     encode_message,
     pack_blocks,
 )
+from trinamo.transports.tcp import transfer_owner
 from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer import (
@@ -52,6 +55,7 @@ from trinamo.transports.tcp.transfer import (
     open_transfer_plane,
 )
 from trinamo.transports.tcp.transfer_memory import TcpRegion
+from trinamo.transports.tcp.transfer_refusals import Refusals
 
 READ, WRITE = Direction.READ, Direction.WRITE
 SIZE, BLOCKS = 65536, 64
@@ -415,6 +419,110 @@ async def test_a_greeted_stranger_cannot_say_that_a_grant_is_complete(ticket: in
         assert not heard
         await pair.start(WRITE, ticket=5, notify=b"truly").wait()
         assert heard == [b"truly"]
+
+
+async def test_peers_that_cannot_be_reached_leave_nothing() -> None:
+    """Neither those that refuse, nor those that nobody waits for any more."""
+    async with open_pair() as pair, trio.open_nursery() as nursery:
+        before = dict(pair.ours._peers)
+        silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        addresses = [b"127.0.0.1:1", b"127.0.0.1:%d" % silent[0].socket.getsockname()[1]]
+
+        async def connect(number: int, address: bytes) -> None:
+            described = msgspec.structs.replace(
+                pair.owned.description, incarnation=f"{number:016x}", address=address
+            )
+            with suppress(ConnectError), trio.move_on_after(0.05):
+                await pair.ours.connect(encode_description(described))
+
+        async with trio.open_nursery() as several:
+            for number in range(50):
+                several.start_soon(connect, number, addresses[number % 2])
+        await silent[0].aclose()
+        for peer in list(pair.ours._peers.values()):
+            if peer.incarnation not in before:
+                with pytest.raises(ConnectError):
+                    await peer.reach()
+        assert pair.ours._peers == before
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_announced_lists_cost_what_has_come_of_them() -> None:
+    """A stranger's promise is not allocated."""
+    async with open_pair() as pair:
+        streams = [await greeted(pair.theirs) for _ in range(40)]
+        tracemalloc.start()
+        try:
+            for stream in streams:
+                await stream.send_all(encode_message(Read(1, 1, 1, SIZE, 0), 4 * BLOCKS_MAX))
+            await pair.ours.probe(pair.remote)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        for stream in streams:
+            await stream.aclose()
+        assert peak < 2 * BLOCKS_MAX, "forty lists of 512 KiB were announced, none was sent"
+
+
+@pytest.mark.slow
+async def test_a_flood_of_refused_requests_leaves_the_others_their_turn() -> None:
+    async with open_pair(needs_ticket=True) as pair, trio.open_nursery() as nursery:
+        pair.owned.grant(5, ALL)
+        stream = await greeted(pair.theirs)
+        flood = b"".join(
+            frame(Read(number, 1, 1, SIZE, 4), pack_blocks(ALL)) for number in range(1, 2300)
+        )
+
+        async def swallow() -> None:
+            with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                while await stream.receive_some(1 << 16):
+                    pass
+
+        nursery.start_soon(swallow)
+        with trio.move_on_after(5):
+            await stream.send_all(flood)
+        assert (await pair.start(WRITE, ticket=5).wait()).block_count == BLOCKS
+        assert pair.here == pair.there
+        await stream.aclose()
+
+
+async def test_refusals_wait_for_their_turn_when_there_are_too_many(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    refusals = Refusals()
+    waits = [refusals.spend() for _ in range(5000)]
+    free = waits.index(next(wait for wait in waits if wait))
+    assert free == 2048
+    assert waits[free:] == sorted(waits[free:])
+    assert waits[-1] == pytest.approx((5000 - free) / 1000)
+    await trio.sleep(60)
+    assert refusals.spend() == 0
+    assert refusals.count == 5001
+
+
+async def test_the_blocks_of_one_peer_that_are_under_way_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer_owner, "_BLOCKS_MAX", BLOCKS + 1)
+    async with open_pair() as pair:
+        refused = 0
+        for transfer in [pair.start(WRITE), pair.start(WRITE)]:
+            try:
+                await transfer.wait()
+            except OverloadedError:
+                refused += 1
+        assert refused == 1
+        await pair.start(READ).wait()
+
+
+async def test_who_asks_for_another_life_is_not_told_who_lives() -> None:
+    async with open_pair() as pair:
+        described = msgspec.structs.replace(pair.owned.description, incarnation="e" * 16)
+        with pytest.raises(StaleMemoryError) as caught:
+            await pair.ours.connect(encode_description(described))
+        assert pair.theirs.incarnation not in str(caught.value)
 
 
 async def test_a_stream_that_breaks_is_dialled_again() -> None:

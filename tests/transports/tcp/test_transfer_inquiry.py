@@ -72,20 +72,20 @@ async def reset(stream: trio.SocketStream) -> None:
 
 
 def cut_off() -> bytes:
-    return encode_message(Answer(LIFE, True))[:-1]
+    return encode_message(Answer(True, True))[:-1]
 
 
 @pytest.mark.parametrize(
     ("serve", "sign"),
     [
-        (saying(encode_message(Answer(LIFE, True))), Sign.SAYS_SETTLED),
-        (saying(encode_message(Answer(LIFE, False))), Sign.SAYS_MOVING),
-        (saying(encode_message(Answer("ff", True))), Sign.OTHER_LIFE),
+        (saying(encode_message(Answer(True, True))), Sign.SAYS_SETTLED),
+        (saying(encode_message(Answer(True, False))), Sign.SAYS_MOVING),
+        (saying(encode_message(Answer(False, True))), Sign.OTHER_LIFE),
         (saying(encode_message(Ping(1))), Sign.NONSENSE),
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Sign.NONSENSE),
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n", greets=False), Sign.NONSENSE),
         (saying(b"", greets=False), Sign.BROKEN),
-        (saying(encode_message(Answer(LIFE, True), 9)), Sign.NONSENSE),
+        (saying(encode_message(Answer(True, True), 9)), Sign.NONSENSE),
         (saying(b""), Sign.BROKEN),
         (saying(cut_off()), Sign.BROKEN),
         (hang_up, Sign.BROKEN),
@@ -152,7 +152,7 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
     [
         encode_message(Inquiry(2, LIFE, 7)),
         encode_message(Inquiry(1, LIFE, 7), 1) + b"x",
-        encode_message(Answer(LIFE, True)),
+        encode_message(Answer(True, True)),
     ],
 )
 async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first: bytes) -> None:
@@ -173,7 +173,7 @@ async def test_the_answer_is_one_small_frame() -> None:
             await stream.send_all(encode_message(Inquiry(1, plane.incarnation, 7)))
             said = b"".join([part async for part in stream])
         assert len(said) < 64
-        assert decode_message(said[8:]) == Answer(plane.incarnation, False)
+        assert decode_message(said[8:]) == Answer(True, False)
         nursery.cancel_scope.cancel()
 
 
