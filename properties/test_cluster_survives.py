@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.router import Router
-from trinamo.sim import ReplayChoices
+from trinamo.sim import Policy, ReplayChoices
 from trinamo.sim.scenario import Scenario
 from trinamo.sim.scenario_faults import FaultPlan
 from trinamo.sim.scenario_file import parse_scenario
@@ -65,17 +65,23 @@ FAULTS = st.one_of(
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-@given(st.lists(FAULTS, max_size=3), st.lists(st.integers(0, 3), max_size=20))
-def test_a_cluster_survives_any_three_faults(plan: list[FaultPlan], values: list[int]) -> None:
+@given(
+    st.lists(FAULTS, max_size=3),
+    st.lists(st.integers(0, 3), max_size=20),
+    st.sampled_from(["batch", "step", "pct"]),
+)
+def test_a_cluster_survives_any_three_faults(
+    plan: list[FaultPlan], values: list[int], policy: Policy
+) -> None:
     """Every request has one right end within its bound, and nothing of it is left behind.
 
     What begins when a part of the cluster is whole again is answered whole; without faults, all is.
     """
-    survive(plan, values)
+    survive(plan, values, policy)
 
 
-def survive(plan: list[FaultPlan], values: list[int]) -> None:
-    scenario: Scenario = attrs.evolve(SCENARIO, faults=tuple(plan))
+def survive(plan: list[FaultPlan], values: list[int], policy: Policy = "batch") -> None:
+    scenario: Scenario = attrs.evolve(SCENARIO, faults=tuple(plan), policy=policy)
     outcome = scenario.run(ReplayChoices(values))
     assert [str(breach) for breach in outcome.breaches] == []
     ends = [record.outcome for record in outcome.records]

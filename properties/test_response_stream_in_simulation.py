@@ -56,7 +56,7 @@ def plans() -> st.SearchStrategy[Plan]:
         tear_one_in=st.sampled_from((0, 2)),
         short_one_in=st.sampled_from((0, 2)),
         window_bytes=st.sampled_from((64, 65536)),
-        policy=st.sampled_from(("fifo", "choice", "batch")),
+        policy=st.sampled_from(("fifo", "choice", "batch", "step", "pct")),
         faults=st.lists(faults(), max_size=2).map(tuple),
     )
 

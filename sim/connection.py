@@ -368,8 +368,8 @@ class Endpoint:
             self._world.after(self.options.silence_s, self._time_out_if_silent, self._cuts)
 
     def probe(self) -> None:
-        """The peer's machine was restarted: a keep-alive probe will find that out, if there is one."""
-        if self.options.is_kept_alive and not self.is_forgotten:
+        """The peer may know this connection no more: a keep-alive probe finds out, if there is one."""
+        if self.peer.is_forgotten and self.options.is_kept_alive and not self.is_forgotten:
             self._world.after(self.options.idle_s, self._probe_arrives)
 
     def _probe_arrives(self) -> None:
@@ -390,4 +390,6 @@ class Endpoint:
         is_same_silence = cuts == self._cuts and not self.link_is_whole
         if is_same_silence and not self.is_forgotten:
             self._world.add_row("timeout", connection=self.id, source=self.host.name)
+            # What is still unacknowledged goes with the connection, and is not sent after a heal.
+            self.vanish()
             self.fail(errno.ETIMEDOUT)

@@ -202,9 +202,11 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         """Nothing passes from `a` to `b`, nor back unless `one_way`, until `heal`."""
         self.world.add_row("cut", source=a, target=b, one_way=one_way)
         self.cut_count += 1
+        # Where a link was cut before, timeouts run already, and begin no second time.
+        whole = [endpoint for endpoint in self._halves(a, b) if endpoint.link_is_whole]
         for source, target in self._pairs(a, b):
             self.links.cut(source, target, one_way=one_way)
-        for endpoint in self._halves(a, b):
+        for endpoint in whole:
             endpoint.link_was_cut()
 
     def heal(self, a: str, b: str) -> None:
@@ -214,6 +216,8 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
             self.links.heal(source, target)
         for endpoint in self._halves(a, b):
             endpoint.heal()
+            # A peer that gave up meanwhile has no such connection any more.
+            endpoint.probe()
 
     def reset(self, a: str, b: str) -> int:
         """Reset every connection between the two hosts, as a middlebox would; how many."""

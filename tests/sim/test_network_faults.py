@@ -26,14 +26,20 @@ async def _serve() -> None:
     await trio.serve_tcp(_echo, PORT)
 
 
-def _talk(client: Client, seed: int = 1, **shape: float) -> World:
+def _talk(
+    client: Client,
+    seed: int = 1,
+    *,
+    serve: Callable[[], Awaitable[None]] = _serve,
+    **shape: float,
+) -> World:
     """Run `client` on host a against an echo server on host b, over links of this shape."""
     world = World(SeedChoices(seed), virtual_s_max=20_000)
     network = Network(world, latency_s=0.001, jitter_s=0, connect_timeout_s=10)
     network.links.shape(**shape)
 
     async def main() -> None:
-        world.boot("b", _serve)
+        world.boot("b", serve)
         await trio.sleep(0.1)
         await world.boot("a", client, world, network).ended.wait()
 
@@ -287,5 +293,49 @@ def test_what_is_sent_into_a_cut_ends_the_connection_after_its_user_timeout() ->
         with pytest.raises(trio.BrokenResourceError):
             await stream.receive_some()
         assert trio.current_time() - began_s == pytest.approx(2)
+
+    _talk(client)
+
+
+def test_after_a_heal_keep_alive_finds_a_peer_that_gave_up_meanwhile() -> None:
+    """One end timed out while the link was cut; its RST was lost, and the other end only reads."""
+
+    async def client(world: World, network: Network) -> None:
+        stream = await _connect()
+        stream.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 5000)
+        await trio.sleep(0.1)
+        network.cut("a", "b")
+        await stream.send_all(b"x")
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        assert network.open_sockets("b") == 2
+        network.heal("a", "b")
+        await trio.sleep(20)
+        assert network.open_sockets("b") == 1
+
+    async def serve() -> None:
+        async def echo(stream: trio.SocketStream) -> None:
+            stream.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
+            stream.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE, 10)
+            await _echo(stream)
+            await stream.aclose()
+
+        await trio.serve_tcp(echo, PORT)
+
+    _talk(client, serve=serve)
+
+
+def test_a_second_cut_does_not_begin_timeouts_anew() -> None:
+    async def client(world: World, network: Network) -> None:
+        stream = await _connect()
+        stream.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
+        for name, value in (("KEEPIDLE", 5), ("KEEPINTVL", 1), ("KEEPCNT", 3)):
+            stream.setsockopt(stdlib.IPPROTO_TCP, getattr(stdlib, f"TCP_{name}"), value)
+        start = trio.current_time()
+        network.cut("a", "b")
+        world.after(7, network.cut, "a", "b")
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        assert trio.current_time() - start == pytest.approx(8)
 
     _talk(client)
