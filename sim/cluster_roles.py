@@ -182,7 +182,7 @@ async def run_frontend(process: Process, config: Config) -> None:
     ):
         process.runtime = runtime
         service = process.service = _http_service(config, env, metrics)
-        await watching.start(watch_models, runtime.control, runtime.client, service.model_manager())
+        await watching.start(watch_models, runtime.control, runtime, service.model_manager())
         async with trio.open_nursery() as serving:
             await serving.start(service.run)
             process.ready.set()

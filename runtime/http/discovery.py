@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Final, Protocol
 
+import attrs
 import trio
 
 from ..client import Client
@@ -21,12 +23,12 @@ from ..protocol.generate import Delta, GenerateRequest, ModelCard
 from ..protocol.instances import EndpointName
 from ..protocol.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
 from ..retries import Retries
-from ..router import Router
 from .models import ModelManager, RemoteEngine
 
 __all__ = ["RoutedEngine", "watch_models"]
 
 _log = logging.getLogger("trinamo.http")
+_UNUSED_S: Final = 60.0
 
 
 class RoutedEngine(RemoteEngine):
@@ -89,23 +91,37 @@ class RoutedEngine(RemoteEngine):
         return None if ANYBODY in servers else servers
 
 
+class ClientSource(Protocol):
+    """Opens clients and takes them back: a `Runtime`."""
+
+    async def client(self, endpoint: EndpointName) -> Client:
+        """The client of an endpoint, to be released once."""
+        ...
+
+    def release(self, client: Client) -> None:
+        """Undo one call of `client`."""
+        ...
+
+
 async def watch_models(
     control: ControlPlane,
-    open_client: Callable[[EndpointName], Awaitable[Client]],
+    clients: ClientSource,
     manager: ModelManager,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Keep `manager` equal to the published cards until cancelled.
 
-    Started once the first snapshot is in, or refused: then it is asked for again and again. A card that does not decode, or contradicts another, is
-    logged, counted and passed over; what an older value of its key said stays in force. A card that
-    is deleted while its worker stays is kept until the worker goes, or says that it will, and for
-    `router.linger_s` at most.
+    Started once the first snapshot is in, or refused: then it is asked for again and again. A card
+    that does not decode, or contradicts another, is logged, counted and passed over; what an older
+    value of its key said stays in force. A card that is deleted while its worker stays is kept until
+    the worker goes, or says that it will, and for `router.linger_s` at most. The client of an
+    endpoint that no card names and that has no instance is released after a minute or so.
     """
     async with open_nursery() as nursery:
-        watch = _ModelWatch(open_client, manager, nursery)
+        watch = _ModelWatch(clients, manager, nursery)
         nursery.start_soon(watch.end_kept_cards)
+        nursery.start_soon(watch.release_unused)
 
         async def follow(begun: Callable[[], None]) -> None:
             async with control.watch(MODEL_PREFIX) as events:
@@ -116,27 +132,37 @@ async def watch_models(
         await Retries(_log, "models are not followed").run(follow, task_status=task_status)
 
 
+@attrs.define(eq=False)
+class _Followed:
+    """An endpoint that some card names, or named a while ago."""
+
+    client: Client
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    unused_at: float = math.inf
+    """Since when no card names it and no instance is there; infinite while it is used."""
+
+
 class _ModelWatch:
     """The cards, and the routers that know whether those who published them are still there."""
 
     def __init__(
         self,
-        open_client: Callable[[EndpointName], Awaitable[Client]],
+        clients: ClientSource,
         manager: ModelManager,
         nursery: trio.Nursery,
     ) -> None:
-        self._open_client = open_client
+        self._clients = clients
         self._manager = manager
         self._nursery = nursery
         self._table = ModelTable(self._patience_s)
-        self._routers: dict[str, Router] = {}
+        self._followed: dict[str, _Followed] = {}
         # Opening a client waits; the next change must find this one done.
         self._turn = trio.Lock()
         self._keeps = trio.Event()
 
     def _patience_s(self, endpoint: str, instance_id: str) -> float:
-        router = self._routers.get(endpoint)
-        return 0.0 if router is None else router.patience_s(instance_id)
+        followed = self._followed.get(endpoint)
+        return 0.0 if followed is None else followed.client.router.patience_s(instance_id)
 
     async def take(self, event: WatchEvent) -> None:
         """One event of the watch on the cards."""
@@ -155,12 +181,34 @@ class _ModelWatch:
             case Delete(key, _):
                 return self._table.delete(key, now)
 
-    async def _follow(self, router: Router) -> None:
+    async def _follow(self, followed: _Followed) -> None:
         """A worker that goes takes its cards along, whichever of the two watches tells first."""
         seen = -1
+        with followed.scope:
+            while True:
+                seen = await followed.client.router.wait_change(seen)
+                await self._review()
+
+    async def release_unused(self) -> None:
+        """Endpoints that are gone must not be watched for as long as the process lives."""
         while True:
-            seen = await router.wait_change(seen)
-            await self._review()
+            await trio.sleep(_UNUSED_S / 2)
+            async with self._turn:
+                self._release_unused(trio.current_time())
+
+    def _release_unused(self, now: float) -> None:
+        named = {card.endpoint for card in self._table.models.values()}
+        for endpoint, followed in list(self._followed.items()):
+            router = followed.client.router
+            if endpoint in named or router.instances or router.in_flight:
+                followed.unused_at = math.inf
+            elif now - followed.unused_at >= _UNUSED_S:
+                del self._followed[endpoint]
+                followed.scope.cancel()
+                self._clients.release(followed.client)
+                _log.info("endpoint %s is gone", endpoint)
+            else:
+                followed.unused_at = min(followed.unused_at, now)
 
     async def end_kept_cards(self) -> None:
         """Cards whose worker is there but does not publish them any more end with their time."""
@@ -191,7 +239,7 @@ class _ModelWatch:
         """Add or update one model; one that cannot be offered does not keep others from it."""
         manager = self._manager
         try:
-            client = await self._open_client(EndpointName.parse(card.endpoint))
+            client = await self._client(card.endpoint)
             engine = RoutedEngine(client, self._table, card.name)
             if manager.has_model_any(card.name):
                 manager.update_model(card, engine)
@@ -203,6 +251,11 @@ class _ModelWatch:
             _log.exception("model %s cannot be offered", card.name)
         else:
             _log.info("model %s is served by %s", card.name, card.endpoint)
-            if card.endpoint not in self._routers:
-                self._routers[card.endpoint] = client.router
-                self._nursery.start_soon(self._follow, client.router)
+
+    async def _client(self, endpoint: str) -> Client:
+        followed = self._followed.get(endpoint)
+        if followed is None:
+            client = await self._clients.client(EndpointName.parse(endpoint))
+            followed = self._followed[endpoint] = _Followed(client)
+            self._nursery.start_soon(self._follow, followed)
+        return followed.client

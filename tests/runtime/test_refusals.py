@@ -167,7 +167,7 @@ async def test_a_frontend_that_may_not_watch_models_starts_and_offers_them_once_
     env = RealEnv()
     manager = ModelManager(DeploymentState(env, FrontendMetrics(env)))
     async with open_process(transports) as caller, trio.open_nursery() as nursery:
-        await nursery.start(watch_models, caller.control, caller.client, manager)
+        await nursery.start(watch_models, caller.control, caller, manager)
         card = encode_card(ModelCard(name="exact", endpoint=str(NAME)))
         await register(transports)
         await MemoryControlPlane(transports.store).put(model_key("exact", INSTANCE.id), card)

@@ -208,7 +208,7 @@ async def run_frontend(
         async with open_nursery() as serving:
             with told.starting():
                 manager = service.model_manager()
-                await watching.start(watch_models, runtime.control, runtime.client, manager)
+                await watching.start(watch_models, runtime.control, runtime, manager)
                 port = await serving.start(service.run)
                 ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
             await told.wait()

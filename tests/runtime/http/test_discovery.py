@@ -48,11 +48,42 @@ class Reachable:
 
 
 @attrs.frozen
+class Held:
+    """Clients that are open, by endpoint; each is asked for once and released once."""
+
+    store: MemoryControlPlane
+    env: RealEnv
+    nursery: trio.Nursery
+    opened: dict[EndpointName, tuple[Client, trio.CancelScope]] = attrs.field(factory=dict)
+
+    async def client(self, endpoint: EndpointName) -> Client:
+        assert endpoint not in self.opened
+        planes: dict[str, RequestPlane] = {"tcp": Reachable()}
+        router = Router(self.store, endpoint, self.env, request_planes=planes)
+        nobody: Any = None
+        client, scope = Client(router, nobody, self.env), trio.CancelScope()
+        await self.nursery.start(self._run, router, scope)
+        self.opened[endpoint] = client, scope
+        return client
+
+    async def _run(
+        self, router: Router, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        with scope:
+            await router.run(task_status=task_status)
+
+    def release(self, client: Client) -> None:
+        _, scope = self.opened.pop(client.router.endpoint)
+        scope.cancel()
+
+
+@attrs.frozen
 class Watched:
     """A store and the models a frontend makes of it."""
 
     store: MemoryControlPlane
     manager: ModelManager
+    clients: Held
 
     async def register(self, worker: str, *, draining: bool = False) -> str:
         each = Instance(
@@ -85,20 +116,10 @@ async def watched() -> AsyncIterator[Watched]:
     env, store = RealEnv(), MemoryControlPlane()
     manager = ModelManager(DeploymentState(env, FrontendMetrics(env)))
 
-    clients: dict[EndpointName, Client] = {}
-
-    async def open_client(endpoint: EndpointName) -> Client:
-        if endpoint not in clients:
-            planes: dict[str, RequestPlane] = {"tcp": Reachable()}
-            router = Router(store, endpoint, env, request_planes=planes)
-            nobody: Any = None
-            clients[endpoint] = Client(router, nobody, env)
-            await nursery.start(router.run)
-        return clients[endpoint]
-
     async with trio.open_nursery() as nursery:
-        await nursery.start(watch_models, store, open_client, manager)
-        yield Watched(store, manager)
+        clients = Held(store, env, nursery)
+        await nursery.start(watch_models, store, clients, manager)
+        yield Watched(store, manager, clients)
         nursery.cancel_scope.cancel()
 
 
@@ -228,3 +249,39 @@ async def test_a_card_that_goes_while_its_worker_stays_is_kept_for_the_grace_onl
         assert each.manager.list_chat_completions_models() == ["n"]
         await trio.sleep(5)
         assert each.manager.list_chat_completions_models() == []
+
+
+async def test_the_clients_of_endpoints_that_are_gone_are_released(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Whoever may write cards could otherwise open clients and watches without end."""
+    async with watched() as each:
+        for number in range(50):
+            key = await each.publish(f"m{number}", "1", endpoint=f"ns/backend/e{number}")
+            await each.wait_models(f"m{number}")
+            await each.store.delete(key)
+            await each.wait_models()
+            await trio.sleep(10)
+            assert len(each.clients.opened) <= 12
+        await trio.sleep(200)
+        assert not each.clients.opened
+        await each.publish("m1", "1", endpoint="ns/backend/e1")
+        await each.wait_models("m1")
+        assert [str(name) for name in each.clients.opened] == ["ns/backend/e1"]
+
+
+async def test_the_client_of_an_endpoint_is_kept_while_a_card_names_it_or_a_worker_is_there(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with watched() as each:
+        card = await each.publish("m", "1")
+        await each.wait_models("m")
+        await trio.sleep(600)
+        assert each.clients.opened, "a card names it"
+        instance = await each.register("1")
+        await each.store.delete(card)
+        await trio.sleep(600)
+        assert each.clients.opened, "its worker is there, and may publish the model again"
+        await each.store.delete(instance)
+        await trio.sleep(600)
+        assert not each.clients.opened
