@@ -100,12 +100,7 @@ async def test_a_library_that_is_missing_costs_its_backend_and_no_more(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (
-            {"nixl__enabled": True, "nixl__rdma_interface": "ib77"},
-            "data_plane.nixl.rdma_interface: there is no device 'ib77'",
-        ),
         ({"nixl__enabled": True, "nixl__mtu": 4096}, "mtu 4096 is a property of RDMA"),
-        ({"mooncake__enabled": True, "mooncake__protocol": "rdma"}, "has no RDMA device"),
         ({"transfer__host": "203.0.113.7"}, "no such address"),
     ],
 )
@@ -118,6 +113,32 @@ async def test_what_cannot_work_as_configured_stops_the_start(
         async with open_transfer_chain(section(**overrides), RealEnv()):
             raise AssertionError("it opened")
     assert not isinstance(caught.value, BackendMissingError), "it is no fallback"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "backend", "sentence"),
+    [
+        (
+            {"nixl__enabled": True, "nixl__rdma_interface": "ib77"},
+            "nixl",
+            "data_plane.nixl.rdma_interface: there is no device 'ib77'",
+        ),
+        (
+            {"mooncake__enabled": True, "mooncake__protocol": "rdma"},
+            "mooncake",
+            "has no RDMA device",
+        ),
+    ],
+)
+async def test_a_device_that_is_missing_costs_its_backend_and_no_more(
+    overrides: dict[str, Any], backend: str, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose adapter has died still serves, by the fallback, and says so."""
+    async with open_transfer_chain(section(**overrides), RealEnv()) as chain:
+        assert [plane.backend for plane in chain.planes] == ["tcp"]
+        assert sentence in chain.missing[backend]
+    assert f"transfers do without {backend}: " in caplog.text
+    assert sentence in caplog.text
 
 
 async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The composition root of KV transfers: the backends of `data_plane`, opened in their order.
 
 A library is imported only once its backend is configured. What is wrong with the configuration
-stops the start; a library that is not there only costs its backend, for tcp carries everything.
+stops the start; a library or device that is not there only costs its backend, for tcp carries
+everything.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ async def open_transfer_chain(
 
     `secret` is what peers must prove to the tcp port; without it only loopback is bound.
 
-    Raises `ConfigError` for a device that is not there, a setting that it does not have, and an
-    address that cannot be bound. Opening NIXL or Mooncake takes up to two seconds, in a thread.
+    Raises `ConfigError` for a setting that a device does not have, and an address that cannot be
+    bound. Opening NIXL or Mooncake takes up to two seconds, in a thread.
     """
     found: dict[str, TransferPlane] = {}
     missing: dict[str, str] = {}
