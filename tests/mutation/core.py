@@ -30,6 +30,10 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runtime/protocol/control.py": ("tests/runtime/protocol/test_control.py",),
     "runtime/protocol/lease.py": ("tests/runtime/protocol/test_lease.py",),
+    "runtime/protocol/membership.py": (
+        "tests/runtime/protocol/test_membership.py",
+        "properties/test_membership.py",
+    ),
     "runtime/protocol/request.py": ("tests/runtime/protocol/test_request.py",),
     "runtime/protocol/sequence.py": (
         "tests/runtime/protocol/test_sequence.py",
@@ -47,4 +51,9 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     "runtime/registration.py": ("tests/runtime/test_registration*.py",),
     "runtime/router.py": ("tests/runtime/test_router*.py", "tests/runtime/test_client*.py"),
     "runtime/worker.py": ("tests/runtime/test_worker*.py", "tests/runtime/test_client*.py"),
+    "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
+    "transports/tcp/unfinished.py": (
+        "tests/transports/tcp/test_unfinished.py",
+        "properties/test_unfinished_budget.py",
+    ),
 }

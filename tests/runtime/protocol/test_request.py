@@ -28,6 +28,7 @@ from trinamo.runtime.protocol.request import (
     encode_envelope,
     failure,
     raise_for_nack,
+    readable_id,
 )
 
 HOME = ConnectionInfo("127.0.0.1:1", "subject", StreamType.RESPONSE)
@@ -150,3 +151,22 @@ def test_a_nack_is_a_definite_error(
 
 def test_an_ack_raises_nothing() -> None:
     raise_for_nack(Ack(id="r", status=AckStatus.ACCEPTED))
+
+
+@pytest.mark.parametrize(
+    ("header", "request_id"),
+    [
+        (b'{"id":"r1"}', "r1"),
+        (b'{"kind":7,"id":"r1","more":[{}]}', "r1"),
+        (b'{"id":"' + b"x" * 1024 + b'"}', "x" * 1024),
+        (b'{"id":"' + b"x" * 1025 + b'"}', ""),
+        (b'{"id":7}', ""),
+        (b"{}", ""),
+        (b"[]", ""),
+        (b"", ""),
+        (b"\xff", ""),
+        (b"[" * 50_000, ""),
+    ],
+)
+def test_an_id_is_read_from_what_is_otherwise_nonsense(header: bytes, request_id: str) -> None:
+    assert readable_id(header) == request_id
