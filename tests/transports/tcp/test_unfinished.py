@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
 
 import pytest
 import trio
@@ -34,7 +35,7 @@ from trinamo.transports.tcp import (
     open_request_plane,
     open_request_server,
 )
-from trinamo.transports.tcp.unfinished import FREE_BYTES, Budget
+from trinamo.transports.tcp.unfinished import FREE_BYTES, Budget, Unfinished
 
 MB = 1 << 20
 
@@ -242,3 +243,39 @@ async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() 
             await mine.wait_killed()
             await end.stream.aclose()
     assert mine.reason is Reason.PROTOCOL_ERROR
+
+
+class Trickle:
+    """A socket on which a piece comes every `pause_s`."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+
+    async def recv(self, count: int) -> bytes:
+        await trio.sleep(self.pause_s)
+        return bytes(min(count, 1000))
+
+
+async def test_a_frame_that_trickles_is_counted_as_it_comes_and_ended_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Each piece is in time, and the whole is not; waiting for the consumer does not count."""
+    decoder, budget = FrameDecoder(), Budget(MB)
+    decoder.feed(encode_frame(b"", bytes(MB))[: FREE_BYTES + 500])
+    unfinished = Unfinished(decoder, budget, buffer_bytes=65536, timeout_s=30)
+    socket = cast("trio.socket.SocketType", Trickle(4.0))
+    began, pieces = trio.current_time(), 0
+
+    async def take() -> None:
+        nonlocal pieces
+        while True:
+            decoder.feed(await unfinished.receive(socket))
+            pieces += 1
+            assert budget.used_bytes == decoder.pending_bytes - FREE_BYTES - 1000
+            await trio.sleep(10)
+
+    with pytest.raises(RemoteProtocolError, match="73036 bytes had come was not whole within 30 s"):
+        await take()
+    assert (pieces, trio.current_time() - began) == (7, 7 * 14 + 2)
+    unfinished.close()
+    assert budget.used_bytes == 0
