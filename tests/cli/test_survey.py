@@ -114,8 +114,10 @@ async def test_an_etcd_that_only_we_cannot_reach_is_told_so() -> None:
     async with frontend(seen("live", has_etcd=True)) as url:
         survey = await survey_cluster(target(), url=url)
 
-    (away,) = survey.away
+    away, nobody = survey.away
     assert away.endswith("does not answer from here; this is what the frontend knows")
+    # The service of this test has no model.
+    assert nobody.startswith("the frontend knows no live instance")
 
 
 async def test_workers_that_etcd_has_forgotten_are_told() -> None:

@@ -328,6 +328,8 @@ def _take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
 
 def _tell_planes(survey: Survey, view: FrontendView, target: Target) -> None:
     """What the frontend's own connections add to what we have found out."""
+    if view.status == "unavailable":
+        survey.away.append("the frontend knows no live instance: it answers every request with 503")
     if view.cluster is None:
         return
     control, events = view.cluster.control, view.cluster.events
