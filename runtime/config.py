@@ -131,7 +131,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             "A client that does not take a piece of its answer (64 KiB) within this time, or whose"
             " machine does not acknowledge one, is cut off."
         ),
-    ] = 30.0
+    ] = 20.0
     peer_timeout_s: Annotated[
         Seconds,
         about(

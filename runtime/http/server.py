@@ -74,7 +74,7 @@ class Server:
         connections_max: int = 2048,
         header_bytes_max: int = 32 << 10,
         keep_alive_s: float = 60.0,
-        write_timeout_s: float = 30.0,
+        write_timeout_s: float = 20.0,
         peer_timeout_s: float = 20.0,
     ) -> None:
         self._app = app

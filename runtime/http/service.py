@@ -53,7 +53,7 @@ class ServiceConfig:
     requests_max: int = 4096
     connections_max: int = 2048
     keep_alive_s: float = 60.0
-    write_timeout_s: float = 30.0
+    write_timeout_s: float = 20.0
     peer_timeout_s: float = 20.0
     drain_timeout_s: float = 30.0
     stop_grace_s: float = 5.0
