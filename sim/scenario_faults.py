@@ -259,6 +259,10 @@ class Nemesis:
             if name not in clients:
                 self._boot(name)
 
+        for name in (*frontends, worker):
+            # Who was told to leave is about to be no core any more; a new process takes its place.
+            if cluster.processes[name].told.is_set():
+                self.world.kill(name)
         heal_core(self.world, self.network, core, boot)
 
     async def wait_over(self) -> None:
