@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -282,3 +283,14 @@ def test_the_generated_files_are_those_we_know() -> None:
 
     assert generated <= {"wire_pb2.py", "wire_pb2.pyi"}
     assert sources("runtime"), "the tests look at real files"
+
+
+def test_every_news_fragment_has_a_name_that_the_changelog_understands() -> None:
+    """`<issue>.<kind>.md`, or `+<word>.<kind>.md`: of any other the changelog makes an issue."""
+    wrong = [
+        path.name
+        for path in (ROOT / "changes").glob("*.md")
+        if not re.fullmatch(r"(\d+|\+[a-z0-9-]+)\.(added|changed|fixed|removed)\.md", path.name)
+    ]
+
+    assert not wrong, listed(wrong)
