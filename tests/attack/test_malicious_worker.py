@@ -58,7 +58,7 @@ async def attacked(item: Any) -> AsyncIterator[httpx.AsyncClient]:
         await worker.publish(model_key(card.name, worker.instance_id), encode_card(card))
         service = HttpService.builder().port(0).build()
         manager = service.model_manager()
-        await nursery.start(watch_models, frontend.control, frontend.client, manager)
+        await nursery.start(watch_models, frontend.control, frontend, manager)
         client = await frontend.client(ENDPOINT)
         await client.router.wait_instances(1)
         port = await nursery.start(service.run)
