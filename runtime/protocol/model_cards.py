@@ -112,17 +112,16 @@ class _Model:
         instance_id = _speaks_for(key, card)
         if _agree(card, self.card):
             self.servers[instance_id] = key
-        elif self.servers.pop(instance_id, None) is not None:
-            self._elect()
+        else:
+            self.servers.pop(instance_id, None)
 
     def drop(self, key: str) -> None:
         card = self.cards.pop(key)
-        if self.servers.pop(_speaks_for(key, card), None) is not None:
-            self._elect()
+        self.servers.pop(_speaks_for(key, card), None)
 
-    def _elect(self) -> None:
+    def elect(self) -> None:
         """Let the oldest card that is left be in force, unless one stands by the last."""
-        if self.servers or not self.cards:
+        if self.servers:
             return
         self.card = min(self.cards.items(), key=lambda item: (item[1].created, item[0]))[1]
         for key, card in self.cards.items():
@@ -146,6 +145,8 @@ class ModelTable:
         """Keys that are deleted and whose cards are kept, with the time of their end."""
         self._before: dict[str, ModelCard | None] = {}
         """What was in force for the models that the present step touches."""
+        self._news: dict[str, ModelCard] = {}
+        """The cards that the present step has brought, by key."""
 
     @property
     def models(self) -> dict[str, ModelCard]:
@@ -180,30 +181,30 @@ class ModelTable:
             except RemoteProtocolError as error:
                 refused.append(error.message)
         # The oldest first, so that frontends agree on which of two contradicting cards is in force.
-        cards.sort(key=lambda item: (item[1].created, item[0]))
-        refused += [why for key, card in cards if (why := self._take(key, card))]
+        for key, card in sorted(cards, key=lambda item: (item[1].created, item[0])):
+            self._take(key, card)
         return self._change(refused)
 
     def put(self, key: str, value: bytes) -> ModelChange:
         """One card was published. What an older value of the key said outlives junk."""
         try:
-            why = self._take(key, decode_card(key, value))
+            self._take(key, decode_card(key, value))
         except RemoteProtocolError as error:
-            why = error.message
-        return self._change([why] if why else [])
+            return ModelChange(refused=(error.message,))
+        return self._change()
 
     def delete(self, key: str, now: float) -> ModelChange:
         """One card was deleted."""
         if key in self._names:
             self._let_go(key, now)
-        return self._change([])
+        return self._change()
 
     def review(self, now: float) -> ModelChange:
         """Cards that were kept go with their workers, or when their time is over."""
         for key, until in list(self._kept.items()):
             if until <= now or not self._patience_of(key):
                 self._drop(key)
-        return self._change([])
+        return self._change()
 
     def _let_go(self, key: str, now: float) -> None:
         patience_s = self._patience_of(key)
@@ -217,35 +218,41 @@ class ModelTable:
         card = self._models[self._names[key]].cards[key]
         return self._patience_s(card.endpoint, _speaks_for(key, card))
 
-    def _take(self, key: str, card: ModelCard) -> str:
-        """Put a card in its place; the reason if it disagrees and was not known to."""
+    def _take(self, key: str, card: ModelCard) -> None:
         self._kept.pop(key, None)
         if self._names.get(key, card.name) != card.name:
             self._drop(key)
         self._touch(card.name)
         model = self._models.setdefault(card.name, _Model(card))
-        known = model.cards.get(key)
+        if model.cards.get(key) != card:
+            self._news[key] = card
         model.put(key, card)
         self._names[key] = card.name
-        if known == card or _agree(card, model.card):
-            return ""
-        return f"{key}: {_contradiction(card, model.card)}; it is not asked for {card.name!r}"
 
     def _drop(self, key: str) -> None:
         self._kept.pop(key, None)
         name = self._names.pop(key)
         self._touch(name)
-        model = self._models[name]
-        model.drop(key)
-        if not model.cards:
-            del self._models[name]
+        self._models[name].drop(key)
 
     def _touch(self, name: str) -> None:
         model = self._models.get(name)
         self._before.setdefault(name, None if model is None else model.card)
 
-    def _change(self, refused: list[str]) -> ModelChange:
+    def _change(self, refused: Iterable[str] = ()) -> ModelChange:
+        """Settle the models that the step has touched, once it is whole."""
         steps, self._before = self._before, {}
+        news, self._news = self._news, {}
+        for name in steps:
+            if self._models[name].cards:
+                self._models[name].elect()
+            else:
+                del self._models[name]
+        contradictions = (
+            f"{key}: {_contradiction(card, self._models[card.name].card)}"
+            for key, card in news.items()
+            if not _agree(card, self._models[card.name].card)
+        )
         after = {name: self._models[name].card for name in steps if name in self._models}
         return ModelChange(
             added=tuple(card for name, card in after.items() if steps[name] is None),
@@ -257,7 +264,7 @@ class ModelTable:
             removed=tuple(
                 old for name, old in steps.items() if old is not None and name not in after
             ),
-            refused=tuple(refused),
+            refused=(*refused, *contradictions),
         )
 
 
@@ -272,4 +279,4 @@ def _contradiction(card: ModelCard, in_force: ModelCard) -> str:
         for name in _AGREED
         if getattr(card, name) != getattr(in_force, name)
     ]
-    return "says " + ", ".join(said)
+    return f"says {', '.join(said)}; it is not asked for {card.name!r}"

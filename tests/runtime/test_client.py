@@ -39,6 +39,8 @@ from trinamo.runtime.protocol.request import (
     RequestKind,
     decode_cancel,
     decode_envelope,
+    encode_envelope,
+    raise_for_nack,
 )
 
 DEAD = "127.0.0.1:1"
@@ -71,6 +73,7 @@ class ScriptedPlane:
         self.waiting = trio.Event()
         self.alive = True
         self.probe_count = 0
+        self.raises_nacks = False
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
         await trio.lowlevel.checkpoint()
@@ -90,7 +93,9 @@ class ScriptedPlane:
         return Ack(id=envelope.id, status=answer)
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
-        await self.send(address, envelope, payload)
+        ack = await self.send(address, envelope, payload)
+        if self.raises_nacks:
+            raise_for_nack(ack)
         return msgspec.msgpack.encode("done")
 
     async def hold(self, address: str, on_connected: object, *, instance_id: str = "") -> None:
@@ -239,6 +244,64 @@ async def test_a_unary_request_is_repeated_only_if_it_certainly_did_not_run(
     assert len(plane.sent) == 2
     plane.answers = [AckStatus.ACCEPTED]
     assert await unary.call(1, str) == "done"
+
+
+async def test_a_unary_request_asks_nobody_twice_and_as_many_as_it_may(cluster: Cluster) -> None:
+    refused = [AckStatus.OVERLOADED] * 6
+    client, plane = await scripted(cluster, *refused, instances=4, attempts_max=3)
+    plane.raises_nacks = True
+    with pytest.raises(OverloadedError):
+        await client.call(1, str)
+    assert len({envelope.instance_id for envelope in plane.sent}) == len(plane.sent) == 3
+
+
+async def test_a_unary_request_passes_over_an_instance_that_no_plane_reaches(
+    cluster: Cluster,
+) -> None:
+    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=2)
+    first = client.router.choose(instance_id="1")
+    routes = client.router.route
+    client.router.route = lambda each: None if each.id == first.id else routes(each)  # type: ignore[method-assign]
+    plane.answers = [AckStatus.ACCEPTED] * 4
+    assert [await client.call(1, str) for _ in range(4)] == ["done"] * 4
+    assert {envelope.instance_id for envelope in plane.sent} == {"2"}
+
+
+async def test_an_instance_that_answers_is_no_longer_inhibited(cluster: Cluster) -> None:
+    for each in ("1", "2"):
+        await cluster.serve(each)
+    client = await cluster.client()
+    await client.router.wait_instances(2)
+    client.router.inhibit(client.router.choose(instance_id="1"), is_nonsensical=True)
+    assert {await who_answers(client) for _ in range(4)} == {"2"}
+    async with client.stream(1, int, instance_id="1") as stream:
+        assert [item async for item in stream] == [0]
+    assert {await who_answers(client) for _ in range(4)} == {"1", "2"}
+
+
+async def test_all_that_comes_of_a_worker_is_heard(cluster: Cluster) -> None:
+    """Each item counts beside the call and the prologue, or a stream of few would seem silent."""
+    await cluster.serve("1")
+    client = await cluster.client()
+    await client.router.wait_instances()
+    async with client.stream(3, int) as stream:
+        (flight,) = client.router._flights.of("1")
+        assert flight.heard is not None
+        items = [item async for item in stream]
+        assert items == [0, 1, 2]
+        # The call, the prologue, three items or more frames of them, and the end.
+        assert (flight.heard() or 0) > 2
+
+
+async def test_the_ids_of_attempts_fit_whatever_the_request_is_called(cluster: Cluster) -> None:
+    client, plane = await scripted(cluster, *[AckStatus.OVERLOADED] * 3)
+    with pytest.raises(OverloadedError):
+        async with client.stream(1, int, context=Context("long" * 100 + "-end")):
+            raise AssertionError
+    for envelope in plane.sent:
+        assert decode_envelope(encode_envelope(envelope)).id == envelope.id
+        assert "-end." in envelope.id
+    assert len({envelope.id for envelope in plane.sent}) == 3
 
 
 async def test_a_result_that_does_not_decode_is_the_worker_s_fault(cluster: Cluster) -> None:

@@ -163,3 +163,45 @@ def test_two_runtimes_in_one_process_do_not_share_numbers() -> None:
     first, second = FrontendMetrics(StillEnv()), FrontendMetrics(StillEnv())
     first.connection_opened("http")
     assert second.value("connections", kind="http") == 0
+
+
+def test_models_that_are_gone_leave_no_series_behind() -> None:
+    """But the last few: how their requests ended is looked for when they have just gone."""
+    metrics = FrontendMetrics(StillEnv())
+
+    def serve(model: str) -> None:
+        metrics.model_came(model)
+        with metrics.request(model, "chat") as record:
+            record.token(3)
+            record.prompt(2)
+            record.disconnected()
+            record.cancelled("deadline")
+            record.outcome = "success"
+
+    def series_count() -> int:
+        return sum(len(metric.samples) for metric in metrics.registry.collect())
+
+    for number in range(20):
+        serve(f"m{number}")
+        metrics.model_gone(f"m{number}")
+    before = series_count()
+    for number in range(20, 200):
+        serve(f"m{number}")
+        metrics.model_gone(f"m{number}")
+    assert series_count() == before
+    assert metrics.value("requests_total", model="m199", endpoint="chat", outcome="success") == 1
+    # One that comes back keeps what it has, however many go after it.
+    metrics.model_came("m199")
+    for number in range(200, 240):
+        metrics.model_gone(f"m{number}")
+    assert metrics.value("requests_total", model="m199", endpoint="chat", outcome="success") == 1
+
+
+def test_a_request_that_outlives_its_model_s_series_makes_no_new_ones() -> None:
+    metrics = FrontendMetrics(StillEnv())
+    with metrics.request("old", "chat") as record:
+        for number in range(20):
+            metrics.model_gone("old" if not number else f"m{number}")
+        record.cancelled("deadline")
+        record.token(1)
+    assert b'model="old"' not in metrics.render()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -15,6 +16,7 @@ from trio.testing import MockClock
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, RequestError, UnavailableError
 from trinamo.runtime.flights import Flight
+from trinamo.runtime.load import LoadReport, LoadTable
 from trinamo.runtime.metrics import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.runtime.protocol.instances import (
@@ -27,6 +29,7 @@ from trinamo.runtime.protocol.request import Ack, AckStatus, Envelope, RequestKi
 from trinamo.runtime.protocol.routing import Policy
 from trinamo.runtime.router import Router
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
+from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 NAME = EndpointName("ns", "engine", "generate")
 
@@ -418,6 +421,81 @@ async def test_the_port_that_requests_take_is_a_witness_from_the_start(
 ) -> None:
     async with witnessed(Witness("tcp", stands=False)) as made:
         assert choices(made) == "2222"
+
+
+async def test_one_that_answers_nonsense_stays_inhibited_over_a_reconnect(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A lost connection is over when there is another; what somebody says may be wrong again."""
+    tcp = Witness("tcp")
+    async with witnessed(tcp) as made:
+        for is_nonsensical, chosen in ((False, {"1", "2"}), (True, {"2"})):
+            made.inhibit(made.choose(instance_id="1"), is_nonsensical=is_nonsensical)
+            tcp.break_off()
+            tcp.stands = True
+            await trio.sleep(1)
+            assert set(choices(made)) == chosen
+        await trio.sleep(5)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_an_answer_ends_the_inhibition_of_one_that_answered_nonsense() -> None:
+    made = router("1", "2")
+    made.inhibit(instance("1"), is_nonsensical=True)
+    made.restore(instance("1"))
+    assert set(choices(made)) == {"1", "2"}
+    # Nor does it make the next inhibition one of that kind.
+    made.inhibit(instance("1"))
+    made._live.suspect("1")
+    made._live.trust("1")
+    assert set(choices(made)) == {"1", "2"}
+
+
+async def test_one_instance_that_cannot_be_followed_takes_no_other_along(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a plane raises for one address, the live set of the others is followed on."""
+
+    class Broken(Witness):
+        async def hold(
+            self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+        ) -> None:
+            raise ValueError("an address that nothing was made for")
+
+    async with witnessed(Broken("tcp")) as made:
+        await trio.sleep(30)
+        assert choices(made) == "2222"
+        assert "cannot be followed" in caplog.text
+
+
+async def test_only_those_named_are_chosen_among() -> None:
+    made = router("1", "2", "3")
+    assert {made.choose(among={"2", "3", "4"}).id for _ in range(4)} == {"2", "3"}
+    assert made.choose(among={"2", "3"}, exclude=["2"]).id == "3"
+    assert made.choose(among={"2"}, instance_id="2").id == "2"
+    assert (made.has_live({"2"}), made.has_live({"4"}), made.has_live()) == (True, False, True)
+    for asked in ({"among": ()}, {"among": {"4"}}, {"among": {"2"}, "instance_id": "1"}):
+        with pytest.raises(UnavailableError):
+            made.choose(**asked)
+
+
+async def test_least_loaded_believes_the_larger_of_our_count_and_the_instance_s_word() -> None:
+    loads = LoadTable(MemoryEventPlane(MemoryBroker()), NAME)
+    made = Router(MemoryControlPlane(), NAME, SeededEnv(), policy=Policy.LEAST_LOADED, loads=loads)
+    made.apply(Snapshot(1, [entry(instance(each)) for each in "123"]))
+
+    def says(instance_id: str, active: int) -> None:
+        loads._take(instance_id, msgspec.msgpack.encode(LoadReport(active)))
+
+    says("1", 2)
+    says("2", 1)
+    assert choices(made) == "3333"
+    with made.flight(instance("3")), made.flight(instance("3")):
+        # Ours to the third are more than it has said, which is nothing.
+        assert choices(made) == "2222"
+        with made.flight(instance("2")), made.flight(instance("2")), made.flight(instance("2")):
+            says("1", 1)
+            assert choices(made) == "1111"
 
 
 # --- deleted, but reached ------------------------------------------------------------------------
