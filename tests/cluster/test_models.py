@@ -27,6 +27,7 @@ async def one_more(cluster: Cluster, folder: Path, **settings: Any) -> AsyncIter
     common = {
         "control_plane.etcd.endpoints": cluster.etcd.endpoint,
         "event_plane.nats.servers": cluster.nats.url,
+        "event_plane.nats.token": cluster.nats.token,
     }
     changes = {f"worker.{name}": value for name, value in settings.items()}
     member = await start("worker", common | changes, folder / "more.log")

@@ -73,7 +73,7 @@ class Frontend:
 async def open_frontend(transports: OneProcess) -> AsyncIterator[Frontend]:
     async with open_process(transports) as runtime, trio.open_nursery() as nursery:
         service = HttpService.builder().host("127.0.0.1").port(0).build()
-        await nursery.start(watch_models, runtime.control, runtime.client, service.model_manager())
+        await nursery.start(watch_models, runtime.control, runtime, service.model_manager())
         port = await nursery.start(service.run)
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
