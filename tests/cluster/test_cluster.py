@@ -170,6 +170,7 @@ async def test_an_etcd_outage_stops_no_stream_and_no_request_to_known_workers(
             {
                 "control_plane.etcd.endpoints": cluster.etcd.endpoint,
                 "event_plane.nats.servers": cluster.nats.url,
+                "event_plane.nats.token": cluster.nats.token,
                 "worker.engine": "echo",
             },
             tmp_path / "late.log",
