@@ -98,7 +98,9 @@ KEEPALIVE = {
 
 
 @asynccontextmanager
-async def guest_worker(cluster: Cluster, cable: Cable, log: Path) -> AsyncIterator[Member]:
+async def guest_worker(
+    cluster: Cluster, cable: Cable, log: Path, secret: Path
+) -> AsyncIterator[Member]:
     """A worker at the far end of the cable, which reaches everything over it."""
     async with (
         open_proxy(cluster.etcd.address, bind=HOST) as etcd,
@@ -112,6 +114,7 @@ async def guest_worker(cluster: Cluster, cable: Cable, log: Path) -> AsyncIterat
             "event_plane.nats.allow_plain_password": True,
             "worker.engine": "exact",
             "data_plane.tcp.host": GUEST,
+            "security.secret_file": secret,
             "worker.status_host": GUEST,
         }
         worker = await start("worker", settings, log, launcher=cable.launcher)
@@ -138,10 +141,13 @@ async def lease_is_over(cluster: Cluster, instance_id: str) -> None:
 async def test_a_pulled_cable_ends_the_stream_on_both_sides_and_the_worker_comes_back(
     cable: Cable, tmp_path: Path
 ) -> None:
-    settings = {**KEEPALIVE, "data_plane.tcp.host": HOST}
+    secret = tmp_path / "secret"
+    secret.write_text("known on both ends of the cable")
+    secret.chmod(0o600)
+    settings = {**KEEPALIVE, "data_plane.tcp.host": HOST, "security.secret_file": secret}
     async with (
         open_cluster(tmp_path, workers=0, settings=settings) as cluster,
-        guest_worker(cluster, cable, tmp_path / "guest.log") as worker,
+        guest_worker(cluster, cable, tmp_path / "guest.log", secret) as worker,
     ):
         await cluster.wait_models()
         await cluster.wait_live(1)
