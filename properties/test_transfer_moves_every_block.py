@@ -18,6 +18,7 @@ from trinamo.runtime.errors import (
     CorruptedError,
     DeadlineError,
     DisconnectedError,
+    StalledError,
     TransferError,
     TrinamoError,
 )
@@ -95,7 +96,7 @@ def excuses(faults: TransferFaults) -> Iterator[type[TrinamoError]]:
     if faults.breaks_after is not None:
         yield DisconnectedError
     if faults.stalls_after is not None:
-        yield DeadlineError
+        yield from (DeadlineError, StalledError)
     if faults.corrupts is not None:
         yield CorruptedError
     if faults.lands_late:

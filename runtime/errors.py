@@ -36,6 +36,7 @@ __all__ = [
     "RemoteProtocolError",
     "RequestError",
     "StaleMemoryError",
+    "StalledError",
     "TransferError",
     "TransportError",
     "TrinamoError",
@@ -283,6 +284,12 @@ class DeadlineError(TrinamoError):
     """The time given is up. What was asked may still be going on until its Kill arrives."""
 
     code = "deadline"
+
+
+class StalledError(DeadlineError):
+    """A transfer backend stands still, by no fault of who waits. Another backend may do it."""
+
+    code = "stalled"
 
 
 class KilledError(TrinamoError):

@@ -294,8 +294,10 @@ class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
 
         A client that keeps its connections would else send its next request into the close.
         """
-        if isinstance(event, Response) and self._parser.their_state is h11.SEND_BODY:
-            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        closing = (b"connection", b"close")
+        is_early = isinstance(event, Response) and self._parser.their_state is h11.SEND_BODY
+        if is_early and closing not in event.headers:
+            event = replace(event, headers=[*event.headers, closing])
         await super().stream_send(event)
 
     async def _send_error_response(self, status_code: int) -> None:

@@ -12,19 +12,15 @@ from typing import Final
 import attrs
 import trio
 
-from ..errors import DeadlineError
+from ..errors import DeadlineError, StalledError
 from ..planes import RemoteMemory, Transfer, TransferReport
 from ..protocol.transfer import Direction
 from .transfer_routes import Route
 
-__all__ = ["Job", "StalledError", "progressing", "reached"]
+__all__ = ["Job", "progressing", "reached"]
 
 _LOOKS: Final = 8
 """How often a transfer is looked at before it counts as hanging."""
-
-
-class StalledError(DeadlineError):
-    """A backend has stood still for as long as it may: a fault of its own."""
 
 
 @attrs.define

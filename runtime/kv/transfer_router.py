@@ -26,6 +26,7 @@ from ..errors import (
     ProtocolError,
     RequestError,
     StaleMemoryError,
+    StalledError,
     TransferError,
     TransportError,
     TrinamoError,
@@ -41,7 +42,7 @@ from ..planes import (
 from ..protocol.transfer import Direction, check_blocks, check_compatible
 from ..protocol.transfer_offer import decode_offer
 from ..transfer_metrics import TransferMetrics
-from .transfer_attempt import Job, StalledError, progressing, reached
+from .transfer_attempt import Job, progressing, reached
 from .transfer_chain import RouterOptions, chain_of
 from .transfer_routes import Route, RoutedMemory, RoutedPeer
 from .transfer_statistics import BackendStatistics, TransferStatistics

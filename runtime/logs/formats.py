@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import UTC, datetime
+import time
 from typing import Any, Final
 
 from .fields import current_fields
@@ -28,8 +28,8 @@ _TRACEBACK_INDENT: Final = "    "
 
 
 def _time(record: logging.LogRecord) -> str:
-    at = datetime.fromtimestamp(record.created, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{at}.{int(record.msecs):03d}Z"
 
 
 def _event(record: logging.LogRecord) -> str:

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_swarm_finds_nothing_where_the_queue_has_its_fence() -> None:
-    assert swarm(FENCED, range(16)).failures == {}
+    assert swarm(FENCED, range(32)).failures == {}
 
 
 def test_a_swarm_finds_acks_that_are_applied_twice_where_it_has_none() -> None:
-    progress = swarm(UNFENCED, range(16))
+    progress = swarm(UNFENCED, range(32))
     assert list(progress.failures) == ["I8: the ack of job job-# is applied twice"]
 
 

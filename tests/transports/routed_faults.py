@@ -214,7 +214,7 @@ ROUTED_FAULTS: Final = (
         "peer stopped at 50% of a read",
         _signalled(signal.SIGSTOP),
         # What a peer that hangs may still write is not overwritten by another attempt.
-        frozenset({"DeadlineError", "TransferError"}),
+        frozenset({"DeadlineError", "StalledError", "TransferError"}),
         exceptions={"nixl cma": _DONE},
     ),
     # Before the refused reads: Mooncake's next calls over the same connection may fail for them.

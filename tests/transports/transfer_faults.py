@@ -162,7 +162,7 @@ def _signalled(direction: Direction, share: float, number: signal.Signals) -> Fa
         return attrs.evolve(found, wrong_count=wrong)
 
     what = "killed" if number is signal.SIGKILL else "stopped"
-    allowed = GONE if number is signal.SIGKILL else frozenset({"DeadlineError"})
+    allowed = GONE if number is signal.SIGKILL else frozenset({"DeadlineError", "StalledError"})
     # The kernel copies from a process that stands still, too.
     exceptions = {} if number is signal.SIGKILL else {"nixl cma": DONE}
     return Fault(f"peer {what} at {share:.0%} of a {direction}", run, allowed, exceptions)
@@ -393,6 +393,12 @@ FAULTS: Final = (
             "mooncake tcp": frozenset({"TransferError"}),
         },
     ),
-    Fault("a device that does not exist", _no_device, frozenset({"ConfigError"})),
+    # Without tcp nothing is left to fall back to.
+    Fault(
+        "a device that does not exist",
+        _no_device,
+        frozenset({"BackendMissingError"}),
+        {"tcp": frozenset({"ConfigError"})},
+    ),
     Fault("no memory may be locked", _no_locked_memory, DONE),
 )

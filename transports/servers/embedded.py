@@ -106,6 +106,10 @@ class EmbeddedServer:
         """
         self._is_wanted = True
         directory = self.log_path.parent
+        # One that was killed has left its sockets, and etcd 3.4 does not take them over.
+        for path in directory.iterdir():
+            if path.is_socket():
+                path.unlink()
         child = spawn(self._command, log_path=self.log_path, cwd=directory, environ=self._environ)
         self._child = child
         is_ready = False

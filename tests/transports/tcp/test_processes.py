@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime.endpoints import Cluster, open_cluster
 from tests.transports.tcp.children import Child, child
-from tests.transports.tcp.processes import NAME
+from tests.transports.tcp.processes import NAME, OPTIONS
 from trinamo.runtime.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
@@ -36,7 +36,7 @@ async def client_of(cluster: Cluster, count: int) -> Client:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.002, -1.0], ids=["busy", "paced", "silent"])
 async def test_a_worker_shot_mid_stream_is_a_typed_error_at_its_caller(pause_s: float) -> None:
-    async with open_cluster() as cluster, worker(cluster, "1") as shot:
+    async with open_cluster(secret=OPTIONS.secret) as cluster, worker(cluster, "1") as shot:
         client = await client_of(cluster, 1)
         async with client.stream(pause_s, int) as stream:
             assert await anext(stream) == 0
@@ -52,7 +52,7 @@ async def endless(_: float, __: Context) -> AsyncGenerator[int, None]:
 
 async def test_after_a_worker_is_shot_requests_go_to_another_and_none_to_the_dead() -> None:
     """Discovery still names the dead one: its lease has not expired."""
-    async with open_cluster() as cluster, worker(cluster, "1") as shot:
+    async with open_cluster(secret=OPTIONS.secret) as cluster, worker(cluster, "1") as shot:
         client = await client_of(cluster, 1)
         async with client.stream(0.001, int) as stream:
             assert await anext(stream) == 0
