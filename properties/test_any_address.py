@@ -31,7 +31,7 @@ class NobodyKnown(trio.abc.HostnameResolver):
     async def getaddrinfo(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
-    async def getnameinfo(self, *_: object) -> tuple[str, str]:
+    async def getnameinfo(self, sockaddr: object, flags: int) -> tuple[str, str]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
 

@@ -474,9 +474,9 @@ async def test_only_those_named_are_chosen_among() -> None:
     assert made.choose(among={"2", "3"}, exclude=["2"]).id == "3"
     assert made.choose(among={"2"}, instance_id="2").id == "2"
     assert (made.has_live({"2"}), made.has_live({"4"}), made.has_live()) == (True, False, True)
-    for asked in ({"among": ()}, {"among": {"4"}}, {"among": {"2"}, "instance_id": "1"}):
+    for among, instance_id in ((set[str](), None), ({"4"}, None), ({"2"}, "1")):
         with pytest.raises(UnavailableError):
-            made.choose(**asked)
+            made.choose(among=among, instance_id=instance_id)
 
 
 async def test_least_loaded_believes_the_larger_of_our_count_and_the_instance_s_word() -> None:

@@ -149,7 +149,7 @@ async def test_a_prompt_is_measured_against_its_model_s_card() -> None:
 
     class Engine:
         async def generate(
-            self, request: GenerateRequest, _: Context
+            self, request: GenerateRequest, context: Context
         ) -> AsyncGenerator[Delta, None]:
             asked.append(request)
             yield Delta("ok", [1], FinishReason.STOP)

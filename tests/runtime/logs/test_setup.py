@@ -226,7 +226,8 @@ def test_the_cause_at_the_bottom_of_many_groups_is_told(form: Any) -> None:
     setup_log(LogConfig(format=form), stream=stream)
     error: Exception = MemoryError("of 4 GB")
     for _ in range(30):
-        error = ExceptionGroup("unhandled errors in a TaskGroup", [error])
+        inner: list[Exception] = [error]
+        error = ExceptionGroup("unhandled errors in a TaskGroup", inner)
 
     logging.getLogger("x").error("the process ends", exc_info=error)
 
