@@ -124,10 +124,11 @@ async def test_etcd_listens_on_no_port_at_all() -> None:
     """So no page in a browser and no other user finds anything to speak to."""
     async with open_etcd_server() as server:
         assert listening_ports(server.pid) == []
-        # The same look finds a port where there is one.
-        assert listening_ports(os.getpid()) == []
+        # The same look finds a port where there is one. This process may have others from before:
+        # an engine of Mooncake that a test has closed listens until its last thread is gone.
+        before = set(listening_ports(os.getpid()))
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            assert listening_ports(os.getpid()) == [listener.getsockname()[1]]
+            assert listener.getsockname()[1] in set(listening_ports(os.getpid())) - before
 
 
 async def test_the_gateway_is_closed_also_to_those_who_reach_the_socket() -> None:
