@@ -41,9 +41,9 @@ types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 	$(BIN)/pyright
 
 docs: $(STAMPS)/dev ## Write the pages that are made from the code.
-	$(BIN)/python -m trinamo.runtime.config_reference > docs/configuration.md.new
+	$(BIN)/python -m trinamo.runtime.config.reference > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
-	$(BIN)/python -m trinamo.runtime.state_diagrams
+	$(BIN)/python -m trinamo.runtime.process.state_diagrams
 
 bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=streaming ARGS=--help
 	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))
@@ -58,7 +58,7 @@ clean: ## Remove the virtual environment, caches and build results; models stay.
 
 # Without the model the cluster runs on the engine `exact`, so a failure here stops nothing.
 model: $(STAMPS)/run
-	@$(BIN)/python -m trinamo.runtime.engines.model_file || \
+	@$(BIN)/python -m trinamo.runtime.engines.llamacpp.model_file || \
 		echo 'The model could not be fetched; the engine `exact` will be used instead.' >&2
 
 $(BIN)/python:

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from processes import percentile
+from roles.processes import percentile
 
 # The processes are those of the tests, so that both mean the same by "a worker".
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.cluster.processes import Member, start
-from trinamo.cli.planes import RealTransports
-from trinamo.runtime.client import Client
-from trinamo.runtime.config import load_config
+from trinamo.cli.serve.planes import RealTransports
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.config.config import load_config
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.lifespan import open_runtime
-from trinamo.runtime.protocol.generate import Delta, GenerateRequest
-from trinamo.runtime.protocol.instances import EndpointName
+from trinamo.runtime.process.runtime import open_runtime
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.transports.servers import open_etcd_server, open_nats_server
 
 BATCH = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from processes import open_pairs, percentile
+from roles.processes import open_pairs, percentile
 
 
 def main() -> None:

@@ -44,7 +44,11 @@ def serve_trinamo() -> None:
 
     from trinamo.runtime.context import Context
     from trinamo.runtime.http.service import HttpService
-    from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+    from trinamo.runtime.protocol.openai.generate import (
+        Delta,
+        FinishReason,
+        GenerateRequest,
+    )
 
     class Engine:
         async def generate(

@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 from tests.servers import session_nats  # noqa: E402
 from trinamo.runtime.kv.events import KvEventSource  # noqa: E402
 from trinamo.runtime.kv.index import KvIndex  # noqa: E402
-from trinamo.runtime.protocol.instances import EndpointName  # noqa: E402
-from trinamo.runtime.protocol.kv_blocks import BlockTable  # noqa: E402
-from trinamo.runtime.protocol.kv_events import (  # noqa: E402
+from trinamo.runtime.protocol.discovery.instances import EndpointName  # noqa: E402
+from trinamo.runtime.protocol.kv.blocks import BlockTable  # noqa: E402
+from trinamo.runtime.protocol.kv.events import (  # noqa: E402
     HASH_BYTES,
     KvEvent,
     Removed,

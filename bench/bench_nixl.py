@@ -14,14 +14,14 @@ import time
 import numpy as np
 import trio
 from bench_transfer import ROLES
-from processes import Peer
+from roles.processes import Peer
 
-from trinamo.runtime.planes.one_sided_address import parse_remote
-from trinamo.runtime.planes.one_sided_memory import Memory
-from trinamo.runtime.protocol.transfer import Direction, decode_description
+from trinamo.runtime.protocol.transfer.description import Direction, decode_description
 from trinamo.transports.nixl.agent import create_agent
 from trinamo.transports.nixl.options import NixlOptions, find_devices, ucx_environment
 from trinamo.transports.nixl.plane import open_nixl_plane
+from trinamo.transports.one_sided.address import parse_remote
+from trinamo.transports.one_sided.memory import Memory
 
 COUNT, BLOCK_BYTES = 1024, 65_536
 POOL = 2 * COUNT

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import trio
-from outage_metrics import sample_outage
+from roles.outage_metrics import sample_outage
 
 # The histories are those of the tests, so that both mean the same by "lost".
 sys.path.insert(0, str(Path(__file__).parents[1]))

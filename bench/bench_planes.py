@@ -1,7 +1,7 @@
 """The planes under load: a work queue whose consumers are killed, control operations, events.
 
 Starts its own etcd and NATS on loopback. The queue: jobs over two consumer processes, of which
-one is killed with -9 every second and replaced. Each consumer (`runtime/consumer.py`) writes a
+one is killed with -9 every second and replaced. Each consumer (`runtime/queues/consumer.py`) writes a
 job's effect, under the job's id and attempt; so an effect may be written again by the next attempt,
 but must be there for every job, once per attempt, and no job may be acked twice.
 """
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.servers import session_etcd, session_nats  # noqa: E402
-from trinamo.runtime.consumer import (  # noqa: E402
+from trinamo.runtime.env import RealEnv  # noqa: E402
+from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue  # noqa: E402
+from trinamo.runtime.queues.consumer import (  # noqa: E402
     Consumer,
     ConsumerLimits,
     JobOutcome,
     open_consumer,
 )
-from trinamo.runtime.env import RealEnv  # noqa: E402
-from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue  # noqa: E402
 from trinamo.transports.etcd import open_etcd  # noqa: E402
 from trinamo.transports.nats import open_nats  # noqa: E402
 

@@ -20,7 +20,7 @@ import trio
 
 from trinamo.sim import Bus, Network, Policy, SeedChoices, World
 from trinamo.sim.explore import Scenario, run
-from trinamo.sim.scenario_file import parse_scenario
+from trinamo.sim.scenario.file import parse_scenario
 
 PAIRS, MESSAGES = 50, 200
 LATENCY_S = 0.001
@@ -169,7 +169,7 @@ def cluster_seconds() -> int:
 
 
 def small_runs() -> int:
-    scenario = Scenario("trinamo.sim.scenarios.leased_queue")
+    scenario = Scenario("trinamo.sim.programs.leased_queue")
     for seed in range(100):
         run(scenario, seed)
     return 100

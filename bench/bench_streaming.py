@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from processes import medians, open_pairs
+from roles.processes import medians, open_pairs
 
 LOADS = {"free": "tokens", "paced": "paced", "phased": "phased"}
 ITEMS = {

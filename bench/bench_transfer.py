@@ -23,11 +23,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from processes import Peer
-from transfer_plot import plot
-from transfer_roles import NAMES, OPTIONS
+from roles.processes import Peer
+from roles.transfer_plot import plot
+from roles.transfer_roles import NAMES, OPTIONS
 
-ROLES = Path(__file__).with_name("transfer_roles.py")
+ROLES = Path(__file__).parent / "roles" / "transfer_roles.py"
 KINDS = (*OPTIONS, *NAMES)
 IPERF3 = {"iperf3": (), "iperf3 -C reno": ("-C", "reno")}
 PEERS = ("iperf3", "iperf3 -C reno", "nixl-tcp", "mooncake-tcp")

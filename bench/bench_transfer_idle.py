@@ -13,7 +13,7 @@ import argparse
 import time
 from contextlib import ExitStack
 
-from trinamo.cli.transfer import BENCH_BACKENDS, DIRECTIONS, Peer
+from trinamo.cli.bench.transfer import BENCH_BACKENDS, DIRECTIONS, Peer
 
 BLOCKS, BLOCK_BYTES = 4096, 65_536
 

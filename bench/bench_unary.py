@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from processes import medians, open_pairs
+from roles.processes import medians, open_pairs
 
 CALLS = {"trinamo": 200, "grpc": 60}
 

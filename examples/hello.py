@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 import trio
 
-from trinamo.cli.planes import RealTransports
+from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime import Context, EndpointName, RealEnv, load_config, open_runtime
 
 ENDPOINT = EndpointName("examples", "greeter", "hello")

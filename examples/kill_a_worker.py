@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 
 import trio
 
-from trinamo.cli.planes import RealTransports
+from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime import (
     Client,
     Config,

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator
 import msgspec
 import trio
 
-from trinamo.cli.planes import RealTransports
+from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime import Context, EndpointName, RealEnv, Runtime, load_config, open_runtime
-from trinamo.runtime.engines.exact import open_exact_engine
+from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.transports.servers import open_etcd_server

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from trinamo.cli.planes import RealTransports
+from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime import (
     Client,
     Config,

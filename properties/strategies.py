@@ -7,7 +7,8 @@ import itertools
 from hypothesis import strategies as st
 
 from trinamo.runtime.errors import EngineError
-from trinamo.runtime.protocol.control import (
+from trinamo.runtime.protocol.discovery.instances import Instance
+from trinamo.runtime.protocol.streams.control import (
     Closed,
     Control,
     Data,
@@ -20,8 +21,7 @@ from trinamo.runtime.protocol.control import (
     Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.instances import Instance
-from trinamo.runtime.protocol.request import StreamType
+from trinamo.runtime.protocol.streams.request import StreamType
 
 __all__ = ["controls", "cut", "cuts", "events", "frames", "instances"]
 

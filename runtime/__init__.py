@@ -1,18 +1,17 @@
 """What things are and how they behave: the ground floor.
 
-Reading order, which is also the way of one request:
+One room a concern; the first four are also the way of one request:
 
 1. `http/`            the edge: routes, server-sent events, status codes, models
-2. `router.py`        which instance: the live set, load, faults
-3. `client.py`        the caller's end: request out, response stream in
-4. `worker.py`        the worker's end: admit, run the handler, stream back
-5. `engines/`         what an engine is; echo, exact, mocker, llamacpp; the step loop they share
+2. `caller/`          which instance: the live set, load, faults; request out, response stream in
+3. `worker/`          the worker's end: being found, admit, run the handler, stream back
+4. `engines/`         what an engine is; echo, exact, mocker, llamacpp; the step loop they share
 
-Beside them: `context.py` (one request's cancellation), `registration.py` (being found),
-`queues.py` and `consumer.py` (work queues), `lifespan.py` (the nurseries that own it all),
-`composition.py` (what they are made of), `shutdown.py` (how they end), `planes/` (what a transport
-must offer), `protocol/` (bytes, events, tables, sans-IO), `kv/` (block memory, and how it moves),
-`env.py` (the seam the simulator replaces), `config.py`, `errors.py`, `metrics.py`, `logs/`.
+`process/` holds the nurseries that own it all, and the order in which they end. `kv/` is block
+memory and how it moves, `queues/` work queues, `events/` what must not be missed, `planes/` what a
+transport must offer, `protocol/` bytes, events and tables, sans-IO; `config/`, `metrics/`, `logs/`
+are what they say. What everything imports is here: `errors.py`, `context.py` (one request's
+cancellation), `env.py` (the seam the simulator replaces), `nurseries.py`, `retries.py`.
 
 The names below are the public ones. They are imported when first used, so that a program which
 wants only the errors does not pay for the rest.
@@ -24,16 +23,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .client import Client, ResponseStream
-    from .config import Config, load_config
-    from .consumer import Consumer, open_consumer
+    from .caller.client import Client, ResponseStream
+    from .caller.router import Router
+    from .config.config import Config, load_config
     from .context import Context, Reason, State
     from .env import Env, RealEnv
     from .errors import TrinamoError
-    from .lifespan import DataPlane, Runtime, Transports, open_runtime
-    from .protocol.instances import EndpointName, Instance
-    from .router import Router
-    from .worker import Worker
+    from .process.runtime import DataPlane, Runtime, Transports, open_runtime
+    from .protocol.discovery.instances import EndpointName, Instance
+    from .queues.consumer import Consumer, open_consumer
+    from .worker.worker import Worker
 
 __all__ = [
     "Client",
@@ -59,26 +58,26 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Client": "client",
-    "Config": "config",
-    "Consumer": "consumer",
+    "Client": "caller.client",
+    "Config": "config.config",
+    "Consumer": "queues.consumer",
     "Context": "context",
-    "DataPlane": "lifespan",
-    "EndpointName": "protocol.instances",
+    "DataPlane": "process.runtime",
+    "EndpointName": "protocol.discovery.instances",
     "Env": "env",
-    "Instance": "protocol.instances",
+    "Instance": "protocol.discovery.instances",
     "RealEnv": "env",
     "Reason": "context",
-    "ResponseStream": "client",
-    "Router": "router",
-    "Runtime": "lifespan",
+    "ResponseStream": "caller.client",
+    "Router": "caller.router",
+    "Runtime": "process.runtime",
     "State": "context",
-    "Transports": "lifespan",
+    "Transports": "process.runtime",
     "TrinamoError": "errors",
-    "Worker": "worker",
-    "load_config": "config",
-    "open_consumer": "consumer",
-    "open_runtime": "lifespan",
+    "Worker": "worker.worker",
+    "load_config": "config.config",
+    "open_consumer": "queues.consumer",
+    "open_runtime": "process.runtime",
 }
 
 

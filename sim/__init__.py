@@ -15,16 +15,15 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 
     digest = world.run(main)
 
-Read in this order: `choices.py`, `clock.py`, `host.py`, `policies.py`, `scheduler.py`, `world.py`,
-`trace.py`, `ambient.py`, `guard.py`; then `links.py`, `connection.py` (what TCP does), `network.py`
-(hosts and faults), `sockets.py` (what a process sees of it), `bus.py` (messages that may be lost),
-`disk.py`, `env.py` (what the runtime takes from the world) and `liveness.py`. `explore/` makes many
-runs: search, shrink, replay. Whole systems are played by `scenario.py`: clusters (`cluster.py`) and KV
-transfers (`transfers/`), struck by `scenario_faults.py` and judged by `checks/`.
+Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`, `core/scheduler.py`, `core/world.py`,
+`core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`; then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py`
+(hosts and faults), `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
+`core/disk.py`, `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`. `explore/` makes many
+runs: search, shrink, replay. Whole systems are played by `scenario/scenario.py`: clusters (`cluster/cluster.py`) and KV
+transfers (`transfers/`), struck by `scenario/faults.py` and judged by `checks/`.
 """
 
-from .bus import Bus, Message, Verdict
-from .choices import (
+from .core.choices import (
     Choice,
     Choices,
     DeviationChoices,
@@ -33,11 +32,10 @@ from .choices import (
     ReplayChoices,
     SeedChoices,
 )
-from .clock import WallClock
-from .connection import Connection, Endpoint
-from .disk import Disk
-from .env import SimClock, SimEnv
-from .errors import (
+from .core.clock import WallClock
+from .core.disk import Disk
+from .core.env import SimClock, SimEnv
+from .core.errors import (
     Deadlock,
     Escape,
     SimulationError,
@@ -46,16 +44,18 @@ from .errors import (
     UnsupportedTrio,
     Violation,
 )
-from .guard import check_trio
-from .handshake import SynAnswer
-from .host import Host, HostState
-from .links import Link, Links
-from .liveness import Promises, heal_core
-from .network import Network
-from .scheduler import Policy
-from .sockets import SimSocket
-from .trace import Difference, Row, Trace, diff, first_difference
-from .world import World
+from .core.host import Host, HostState
+from .core.scheduler import Policy
+from .core.trace import Difference, Row, Trace, diff, first_difference
+from .core.world import World
+from .isolation.guard import check_trio
+from .net.bus import Bus, Message, Verdict
+from .net.connection import Connection, Endpoint
+from .net.handshake import SynAnswer
+from .net.links import Link, Links
+from .net.network import Network
+from .net.sockets import SimSocket
+from .scenario.liveness import Promises, heal_core
 
 __all__ = [
     "Bus",

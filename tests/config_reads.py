@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from trinamo.runtime.config_keys import Section
+from trinamo.runtime.config.keys import Section
 
 __all__ = ["fields_read"]
 

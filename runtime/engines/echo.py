@@ -1,7 +1,7 @@
 """The engine without a model: it says the prompt back, word by word.
 
 For trying the runtime and for tests that need an answer of a known text, a long prefill or a
-steady pace. It keeps no KV. For real memory use `exact.py`.
+steady pace. It keeps no KV. For real memory use `engines/exact/engine.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from ..context import Context
 from ..errors import OverloadedError, RequestError
-from ..protocol.generate import Delta, FinishReason, GenerateRequest
+from ..protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from .generation import EngineInfo, EngineStatistics
 from .text import StopMatcher
 from .validation import check_prompt_fits, check_request

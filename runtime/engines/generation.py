@@ -1,8 +1,8 @@
 """What an engine is to a worker: a request and its context in, deltas out.
 
 An engine is opened with an async context manager (`open_echo_engine`, `open_engine_host`, …) that
-owns every task and buffer it needs. What happens inside is not this module's business: `step.py`
-says what a step engine is, `host.py` runs one.
+owns every task and buffer it needs. What happens inside is not this module's business: `engines/loop/step.py`
+says what a step engine is, `engines/loop/host.py` runs one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import attrs
 
 from ..context import Context
 from ..kv.pool import block_count_for
-from ..protocol.generate import Delta, GenerateRequest
-from ..protocol.kv_events import KvEvent
+from ..protocol.kv.events import KvEvent
+from ..protocol.openai.generate import Delta, GenerateRequest
 
 __all__ = ["BlockListener", "EngineInfo", "EngineStatistics", "GenerationEngine", "TellsBlocks"]
 

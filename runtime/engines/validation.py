@@ -7,7 +7,7 @@ prompt fit, is a token id in the vocabulary) is checked there.
 from __future__ import annotations
 
 from ..errors import RequestError
-from ..protocol.generate import STOP_CHARS_MAX, STOP_STRINGS_MAX, GenerateRequest
+from ..protocol.openai.generate import STOP_CHARS_MAX, STOP_STRINGS_MAX, GenerateRequest
 
 __all__ = ["ROLES", "check_prompt_fits", "check_request"]
 

@@ -1,12 +1,12 @@
 """The edge: OpenAI's API over HTTP, on hypercorn's trio server.
 
-Reading order, the way a request goes: `server.py` and `connection.py` (sockets), `app.py`
+Reading order, the way a request goes: `http/server/server.py` and `http/server/connection.py` (sockets), `app.py`
 (routes), `chat.py` (both inference endpoints), `admission.py` (who gets in), `exchange.py` (body,
-ids), `models.py` (who serves which model), `streaming.py` (the answer), `status.py` (errors).
+ids), `http/models/models.py` (who serves which model), `streaming.py` (the answer), `status.py` (errors).
 `service.py` is it all behind a builder; `status_app.py` is the workers' status port.
 """
 
-from .models import DeploymentState, Engine, ModelEngines, ModelManager
+from .models.models import DeploymentState, Engine, ModelEngines, ModelManager
 from .service import HttpService, HttpServiceBuilder
 
 __all__ = [

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import RequestError, TrinamoError
-from ..metrics import CONTENT_TYPE, Metrics
-from ..overview import FrontendView, Overview
+from ..metrics.metrics import CONTENT_TYPE, Metrics
+from ..process.overview import FrontendView, Overview
 from .admission import Admission
 from .chat import CHAT, COMPLETIONS, Inference, InferenceLimits
-from .models import DeploymentState, ModelManager
+from .models.models import DeploymentState, ModelManager
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 
 __all__ = ["build_app", "build_starlette", "json_response", "metrics_route"]

@@ -18,17 +18,17 @@ from typing_extensions import Buffer
 from ..errors import EngineError, RequestError, TrinamoError
 from ..logs.fields import log_fields
 from ..logs.requests import log_request
-from ..metrics import SUCCESS, RequestRecord
-from ..protocol.generate import Delta, GenerateRequest
-from ..protocol.instances import is_instance_id
-from ..protocol.openai import (
+from ..metrics.metrics import SUCCESS, RequestRecord
+from ..protocol.discovery.instances import is_instance_id
+from ..protocol.openai.answers import Answer, ChatAnswer, CompletionAnswer
+from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
     CompletionRequest,
     decode_chat_request,
     decode_completion_request,
 )
-from ..protocol.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from .admission import Admission
 from .bodies import Body
 from .exchange import (
@@ -44,7 +44,7 @@ from .exchange import (
     read_body,
     send_error,
 )
-from .models import DeploymentState, Engine, RemoteEngine
+from .models.models import DeploymentState, Engine, RemoteEngine
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerWriter, OnDisconnect
 

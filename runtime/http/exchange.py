@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 import trio
 
 from ..errors import RequestError
-from ..protocol.request import CONTEXT_ID_CHARS_MAX
+from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from .bodies import Body
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer, MediaTypeError
 

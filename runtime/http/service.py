@@ -19,14 +19,14 @@ import trio
 from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
-from ..metrics import FrontendMetrics
+from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
-from ..overview import Overview
+from ..process.overview import Overview
 from .admission import Admission
 from .app import build_app
 from .chat import InferenceLimits
-from .models import DeploymentState, ModelManager
-from .server import Server
+from .models.models import DeploymentState, ModelManager
+from .server.server import Server
 from .streaming import OnDisconnect
 
 __all__ = ["HttpService", "HttpServiceBuilder", "ServiceConfig"]

@@ -33,9 +33,9 @@ from ..errors import (
     UnavailableError,
 )
 from ..nurseries import single
-from ..protocol.http_head import HeadFault
-from ..protocol.openai_answers import ErrorBody, ErrorDetail
-from ..protocol.sse import encode_data
+from ..protocol.openai.answers import ErrorBody, ErrorDetail
+from ..protocol.openai.http_head import HeadFault
+from ..protocol.openai.sse import encode_data
 
 __all__ = [
     "STATUS_TABLE",

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..metrics import Metrics
+from ..metrics.metrics import Metrics
 from .app import build_starlette, json_response, live, metrics_route
 
 __all__ = ["Health", "build_status_app"]

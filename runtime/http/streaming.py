@@ -23,9 +23,9 @@ import trio
 
 from ..context import Context, Reason
 from ..errors import EngineError, KilledError
-from ..metrics import SUCCESS, RequestRecord
+from ..metrics.metrics import SUCCESS, RequestRecord
 from ..nurseries import open_nursery
-from ..protocol.sse import DONE
+from ..protocol.openai.sse import DONE
 from .exchange import (
     UNKNOWN_CONNECTION,
     ConnectionExtension,

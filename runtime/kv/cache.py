@@ -1,6 +1,6 @@
 """The KV cache of one engine, as transfers need it: bytes, who owns which block, what they mean.
 
-An engine that has one hands it out (`engines/host.py`); `engine_transfers.py` registers it. The
+An engine that has one hands it out (`engines/loop/host.py`); `kv/transfer/engine.py` registers it. The
 engine's scheduler stays the owner of the pool.
 """
 

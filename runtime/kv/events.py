@@ -15,12 +15,12 @@ from typing import Final
 import attrs
 import trio
 
+from ..events.sequenced import EventSource, topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
-from ..protocol.instances import EndpointName
-from ..protocol.kv_blocks import BlockTable
-from ..protocol.kv_events import KvEvent, encode_batch, hash_count, next_batch
-from ..sequenced import EventSource, topic_of
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.kv.blocks import BlockTable
+from ..protocol.kv.events import KvEvent, encode_batch, hash_count, next_batch
 
 __all__ = ["KV_TOPIC", "KvEventSource", "KvSourceStatistics"]
 

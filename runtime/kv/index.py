@@ -3,7 +3,7 @@
 `KvIndex` follows the events of every instance of one endpoint that discovery knows. What it says of
 an instance is what that one held a moment ago, or a part of it, or nothing, but never what was true
 before an event that was missed: from a gap on an instance has no blocks here until its snapshot has
-come. The worker's end is `events.py`; what is in an event is `protocol/kv_events.py`.
+come. The worker's end is `events.py`; what is in an event is `protocol/kv/events.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 import attrs
 import trio
 
+from ..events.sequenced import EventFollower, topic_of
 from ..planes import EventPlane
-from ..protocol.instances import EndpointName
-from ..protocol.kv_blocks import BlockTable
-from ..protocol.kv_events import decode_batch
-from ..sequenced import EventFollower, topic_of
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.kv.blocks import BlockTable
+from ..protocol.kv.events import decode_batch
 from .events import KV_TOPIC
 
 __all__ = ["KvIndex", "KvIndexStatistics"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..protocol.instances import Instance
+from ..protocol.discovery.instances import Instance
 
 __all__ = ["InstanceLog"]
 

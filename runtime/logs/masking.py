@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..config_keys import Secret
+from ..config.keys import Secret
 from .text import cut
 
 __all__ = ["mask_text", "masked"]

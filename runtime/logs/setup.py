@@ -2,7 +2,7 @@
 
 It is called once, by the front door. A line is formatted and handed to the stream at once, in the
 task that logs it; the stream of a serving process never waits for its reader
-(`trinamo/cli/output.py`). Logging belongs at edges all the same, not in per-item loops.
+(`trinamo/cli/serve/output.py`). Logging belongs at edges all the same, not in per-item loops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import Final, TextIO
 
-from ..config import LogConfig
+from ..config.config import LogConfig
 from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
 from .text import one_line

@@ -1,6 +1,6 @@
 """The work queue: each job done by one worker, at least tried, at most `attempts_max` times.
 
-What a job goes through, and the values that travel, are in `protocol/work_queue.py`, which is also
+What a job goes through, and the values that travel, are in `protocol/queue/work_queue.py`, which is also
 the model that every implementation is held to. `EventPlane.work_queue` opens one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..protocol.work_queue import (
+from ..protocol.queue.work_queue import (
     DeadLetter,
     LeasedJob,
     PutResult,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import trio
 
-from ..protocol.request import Ack, Envelope
+from ..protocol.streams.request import Ack, Envelope
 
 __all__ = [
     "RequestPlane",

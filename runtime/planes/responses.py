@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from ..context import Context
 from ..errors import TrinamoError
-from ..protocol.request import ConnectionInfo
+from ..protocol.streams.request import ConnectionInfo
 
 __all__ = [
     "CallHome",

@@ -2,7 +2,7 @@
 
 The question is carried by a plane that listens for as long as any transfer of its process can touch
 memory of others, so that a refused connection is an answer, too. What each sign means is a table in
-`protocol/settlement.py`; who asks, and when, is `kv/grants.py`.
+`protocol/transfer/settlement.py`; who asks, and when, is `kv/transfer/grants.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import attrs
 
-from ..protocol.settlement import Sign
+from ..protocol.transfer.settlement import Sign
 
 __all__ = ["Answers", "Finding", "IsSettled", "SettlementPlane"]
 

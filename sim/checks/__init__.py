@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from . import census, expectations, leases, streams, watches
 
 if TYPE_CHECKING:
-    from ..scenario import Outcome
+    from ..scenario.scenario import Outcome
 
 __all__ = ["INVARIANTS", "judge"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ..cluster_roles import Process
-    from ..scenario import Outcome
+    from ..cluster.roles import Process
+    from ..scenario.scenario import Outcome
 
 __all__ = ["check", "leftovers", "overflows"]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trinamo.runtime.protocol.kv_blocks import BlockTable
+from trinamo.runtime.protocol.kv.blocks import BlockTable
 
-from ..cluster_services import BROKER
+from ..cluster.services import BROKER
 
 if TYPE_CHECKING:
-    from trinamo.runtime.router import Router
+    from trinamo.runtime.caller.router import Router
 
-    from ..cluster_roles import Process
-    from ..scenario import Outcome
+    from ..cluster.roles import Process
+    from ..scenario.scenario import Outcome
 
 __all__ = ["missed", "stale_reports"]
 

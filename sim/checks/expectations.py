@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from ..load import COMPLETE
+from ..cluster.load import COMPLETE
 
 if TYPE_CHECKING:
-    from ..scenario import Outcome
+    from ..scenario.scenario import Outcome
 
 __all__ = ["BURST_S", "check"]
 

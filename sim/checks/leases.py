@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ..cluster_services import STORE
+from ..cluster.services import STORE
 
 if TYPE_CHECKING:
-    from ..scenario import Outcome
-    from ..trace import Row
+    from ..core.trace import Row
+    from ..scenario.scenario import Outcome
 
 __all__ = ["check"]
 

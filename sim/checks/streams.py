@@ -1,6 +1,6 @@
 """I1 to I4: what clients were told, against what engines did.
 
-The right answer is known without asking a worker (`engines/mocker.py`), so a lost, repeated or
+The right answer is known without asking a worker (`engines/mocker/engine.py`), so a lost, repeated or
 foreign token shows at once.
 """
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ..load import COMPLETE, RequestRecord
-from ..policies import is_interleaved
+from ..cluster.load import COMPLETE, RequestRecord
+from ..core.policies import is_interleaved
 
 if TYPE_CHECKING:
-    from ..scenario import Outcome
-    from ..trace import Row
+    from ..core.trace import Row
+    from ..scenario.scenario import Outcome
 
 __all__ = ["check"]
 

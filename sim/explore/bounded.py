@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from ..choices import Choice, DeviationChoices
+from ..core.choices import Choice, DeviationChoices
 from .run import Play, Run, played
 
 __all__ = ["Search", "explore_bounded"]

@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 import trio
 
-from ..choices import Choices, ReplayChoices, SeedChoices
-from ..trace import Trace
+from ..core.choices import Choices, ReplayChoices, SeedChoices
+from ..core.trace import Trace
 from .run import Finding, Play, Played, Run, Scenario, played
 
 __all__ = ["SCHEMA", "BadFailureFile", "Failure", "load_failure", "save_failure"]

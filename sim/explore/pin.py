@@ -13,7 +13,7 @@ from collections.abc import Callable
 import attrs
 from typing_extensions import override
 
-from ..choices import PrefixChoices, ReplayChoices
+from ..core.choices import PrefixChoices, ReplayChoices
 from .run import Play, Run, run
 
 __all__ = ["Pin", "PinPoint", "pin"]

@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 import trio
 
-from ..choices import Choice, Choices, SeedChoices
-from ..errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
-from ..trace import Trace
+from ..core.choices import Choice, Choices, SeedChoices
+from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
+from ..core.trace import Trace
 
 __all__ = ["Finding", "Play", "Played", "Run", "Scenario", "played", "run"]
 

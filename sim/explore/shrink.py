@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from ..choices import Choice, Choices, LabelledChoices, ReplayChoices
+from ..core.choices import Choice, Choices, LabelledChoices, ReplayChoices
 from .run import Run, Scenario, played
 
 __all__ = ["Shrunk", "shrink"]

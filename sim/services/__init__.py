@@ -12,16 +12,16 @@ reads and back-pressure then come from the network that carries everything else,
 again is code that runs. Faults on single messages are rules of the service's `interceptor`.
 
 Read in this order: `peer.py`, `connector.py`, `interception.py`, `calls.py`, then
-`etcd.py`, `etcd_client.py`, and `nats.py`, `nats_client.py`.
+`services/etcd/server.py`, `services/etcd/client.py`, and `services/nats/server.py`, `services/nats/client.py`.
 """
 
-from .etcd import SimulatedEtcd
-from .etcd_client import SimulatedControlPlane, open_simulated_etcd
+from .etcd.client import SimulatedControlPlane, open_simulated_etcd
+from .etcd.server import SimulatedEtcd
 from .interception import Interceptor
 from .machine_clock import MachineClock
-from .memory import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
-from .nats import SimulatedNats
-from .nats_client import SimulatedEventPlane, open_simulated_nats
+from .memory.plane import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
+from .nats.client import SimulatedEventPlane, open_simulated_nats
+from .nats.server import SimulatedNats
 
 __all__ = [
     "Interceptor",

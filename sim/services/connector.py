@@ -7,7 +7,7 @@ wakes it is a deadline that is moved, so that an idle connection costs no step. 
 grow and are jittered, so that the clients of a server that returns do not all come at once.
 
 What this module does not do: know which service it is, or repeat what was asked on the lost
-connection (`etcd_client.py`, `nats_client.py`).
+connection (`services/etcd/client.py`, `services/nats/client.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import trio
 
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.codec import Frame
+from trinamo.runtime.protocol.streams.codec import Frame
 
 from .peer import Peer
 

@@ -2,7 +2,7 @@
 
 TCP neither drops nor reorders, but what runs over it does: a proxy repeats a call, a server dies
 between doing and answering, a thread pool answers out of turn. So each message of a simulated
-service passes an `Interceptor` at the service's end, where rules (`bus.py`: `nth`, `dice`, or a
+service passes an `Interceptor` at the service's end, where rules (`net/bus.py`: `nth`, `dice`, or a
 function of one's own) may drop, delay, duplicate, hold or reorder it. Channels are named
 `<service>.request` and `<service>.reply`; the payload a rule sees is the decoded message.
 
@@ -21,8 +21,8 @@ from typing import Any
 import attrs
 import trio
 
-from ..bus import DROP, Message, Rule, Verdict
-from ..world import World
+from ..core.world import World
+from ..net.bus import DROP, Message, Rule, Verdict
 from .wire import Reply
 
 __all__ = ["DelayLine", "Done", "Interceptor"]

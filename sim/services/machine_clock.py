@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..world import World
+from ..core.world import World
 
 __all__ = ["MachineClock"]
 

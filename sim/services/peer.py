@@ -4,7 +4,7 @@
 the waiting. Bytes travel over trio's own streams, hence over the simulated network: they are torn,
 cut, reset and held up like everybody's.
 
-What this module does not do: say what a frame means (`etcd_wire.py`, `nats_wire.py`), connect again
+What this module does not do: say what a frame means (`services/etcd/wire.py`, `services/nats/wire.py`), connect again
 (`connector.py`).
 """
 
@@ -17,9 +17,9 @@ from typing import Final
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 
-from ..sockets import SimSocket
+from ..net.sockets import SimSocket
 
 __all__ = ["Peer"]
 

@@ -1,7 +1,7 @@
 """The messages that all simulated services share: calls and their answers, and pings. Sans-IO.
 
 A frame's header is one message; its data is the MessagePack of the call's arguments or of the
-answer. `etcd_wire.py` and `nats_wire.py` add what is theirs.
+answer. `services/etcd/wire.py` and `services/nats/wire.py` add what is theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hosts that move KV blocks: prefill hosts compute them, decode hosts need them.
 
-Each host opens what a worker opens for its engine (`kv/engine_transfers.py`): a lease in the
+Each host opens what a worker opens for its engine (`kv/transfer/engine.py`): a lease in the
 simulated store and the offer under it, the watch of its peers, a chain of two backends, one-sided
-memory that lands late (`services/memory.py`) and the tcp plane on simulated sockets. So the life of
+memory that lands late (`services/memory/plane.py`) and the tcp plane on simulated sockets. So the life of
 a block is attacked as the life of a request is in a cluster. `[transfers]` in a scenario file asks
 for it.
 

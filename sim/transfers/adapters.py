@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from ..host import HostState
+from ..core.host import HostState
 from ..services import MemoryFabric
 
 __all__ = ["TroubledFabric"]

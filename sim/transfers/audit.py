@@ -15,9 +15,9 @@ import attrs
 
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 
-from ..errors import Violation
+from ..core.errors import Violation
 
 __all__ = ["BlockAudit", "Landings", "WatchedPlane"]
 

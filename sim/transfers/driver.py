@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import trio
 from typing_extensions import override
 
-from ..load import COMPLETE
-from ..scenario_driver import SHUTDOWN_S, Driver
-from ..scenario_faults import Nemesis
+from ..cluster.load import COMPLETE
+from ..scenario.driver import SHUTDOWN_S, Driver
+from ..scenario.faults import Nemesis
 from .stage import TransferStage
 
 if TYPE_CHECKING:
-    from ..scenario import Outcome, Scenario
+    from ..scenario.scenario import Outcome, Scenario
     from .plan import TransferPlan
 
 __all__ = ["TransferDriver"]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from ..bus import Bus
+from ..net.bus import Bus
 
 __all__ = ["Inbox", "Mail", "Word"]
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 import attrs
 
-from trinamo.runtime.config import Config, ControlPlaneConfig, DataPlaneConfig
-from trinamo.runtime.config_planes import EtcdConfig, TransferConfig
+from trinamo.runtime.config.config import Config, ControlPlaneConfig, DataPlaneConfig
+from trinamo.runtime.config.planes import EtcdConfig, TransferConfig
 from trinamo.runtime.kv.memory import KvLayout
 
-from ..cluster_services import STORE
+from ..cluster.services import STORE
 
 __all__ = ["TransferPlan"]
 

@@ -1,6 +1,6 @@
 """One life of a host that moves KV blocks: its memory, its lease in the store, its transfers.
 
-What a worker's process opens for its engine (`runtime/lifespan.py`): a control plane, a chain of
+What a worker's process opens for its engine (`runtime/process/runtime.py`): a control plane, a chain of
 backends, `open_engine_transfers`, a `Registrar` that keeps the offer registered, and the watch that
 forgets who is gone. The engine's id is the host's name, so a restarted host is a new life under the
 same id. Blocks hold a pattern of the request they belong to, so that a byte that is not right shows
@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 from typing_extensions import override
 
-from trinamo.runtime.composition import TransferChain
 from trinamo.runtime.errors import FencedError, TrinamoError
 from trinamo.runtime.kv.cache import KvCache
-from trinamo.runtime.kv.engine_transfers import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.memory import KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.metrics_worker import WorkerMetrics
+from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
+from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.registration import Registrar
-from trinamo.runtime.transfer_metrics import TransferMetrics
+from trinamo.runtime.process.composition import TransferChain
+from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
-from ..cluster_services import NotedControlPlane, Services
-from ..env import SimEnv
-from ..errors import Violation
-from ..host import Host, HostState
-from ..membership import SECRET
+from ..cluster.membership import SECRET
+from ..cluster.services import NotedControlPlane, Services
+from ..core.env import SimEnv
+from ..core.errors import Violation
+from ..core.host import Host, HostState
 from ..services import open_simulated_memory
 from .audit import BlockAudit, Landings, WatchedPlane
 from .mail import Mail
@@ -138,7 +138,7 @@ class KvProcess:
         self.note("kv.ready")
 
     async def leave(self) -> None:
-        """Refuse, let transfers and requests end, give the lease up; see `runtime/shutdown.py`."""
+        """Refuse, let transfers and requests end, give the lease up; see `runtime/process/shutdown.py`."""
         self.note("kv.told")
         with trio.move_on_after(self.plan.leave_s) as scope:
             await self.transfers.drain()

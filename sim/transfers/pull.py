@@ -18,7 +18,7 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 
-from ..load import COMPLETE
+from ..cluster.load import COMPLETE
 
 if TYPE_CHECKING:
     from .mail import Inbox, Word

@@ -20,12 +20,12 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 
-from ..load import COMPLETE
+from ..cluster.load import COMPLETE
 from .mail import Word
 from .pull import answer_to, use
 
 if TYPE_CHECKING:
-    from trinamo.runtime.kv.transfers import Grant
+    from trinamo.runtime.kv.transfer.leases import Grant
 
     from .mail import Inbox, Mail
     from .process import KvProcess

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trinamo.runtime.kv.metadata import NIXL_METADATA_KEY
+from trinamo.runtime.kv.transfer.metadata import NIXL_METADATA_KEY
 
-from ..bus import Bus
-from ..cluster_services import STORE, Services
-from ..env import SimEnv
-from ..errors import Violation
-from ..host import HostState
+from ..cluster.services import STORE, Services
+from ..core.env import SimEnv
+from ..core.errors import Violation
+from ..core.host import HostState
+from ..net.bus import Bus
 from .adapters import TroubledFabric
 from .audit import Landings
 from .mail import Mail, Word
@@ -30,9 +30,9 @@ from .pull import fetch_by_reading, serve_reader
 from .push import fetch_by_being_written, serve_by_writing
 
 if TYPE_CHECKING:
-    from ..network import Network
-    from ..scenario_faults import FaultPlan
-    from ..world import World
+    from ..core.world import World
+    from ..net.network import Network
+    from ..scenario.faults import FaultPlan
     from .plan import TransferPlan
 
 __all__ = ["KvRecord", "TransferStage"]

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import attrs
 import pytest
 
-from tests.cli.running import Place, RunningCluster, cluster, rss_bytes
+from tests.cli.places import Place, RunningCluster, cluster, rss_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

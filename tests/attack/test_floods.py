@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.running import Place, RunningCluster, cluster, wait_for
+from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from trinamo.runtime.logs.floods import BURST_LINES
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]

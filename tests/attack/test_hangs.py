@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Place, cluster, wait_for
+from tests.cli.places import Place, cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

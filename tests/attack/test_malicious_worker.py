@@ -14,10 +14,10 @@ import trio
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.discovery import watch_models
-from trinamo.runtime.protocol.generate import ModelCard
-from trinamo.runtime.protocol.instances import EndpointName
-from trinamo.runtime.protocol.model_cards import encode_card, model_key
+from trinamo.runtime.http.models.discovery import watch_models
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.openai.generate import ModelCard
 
 ENDPOINT = EndpointName("attack", "backend", "generate")
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster.processes import Cluster, chat, open_cluster, until
 from trinamo.runtime.planes import ControlPlane, Entry
-from trinamo.runtime.protocol.instances import INSTANCE_PREFIX
-from trinamo.runtime.protocol.model_cards import MODEL_PREFIX
+from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
+from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]

@@ -13,12 +13,12 @@ import trio
 
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.transports.tcp.ends import eventually, raw_connection, raw_member
-from trinamo.runtime.client import Client
+from trinamo.runtime.caller.client import Client
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.protocol.codec import encode_frame
-from trinamo.runtime.protocol.control import Handshake, Opened
-from trinamo.runtime.protocol.membership import call_home_proof
-from trinamo.runtime.protocol.request import (
+from trinamo.runtime.protocol.streams.codec import encode_frame
+from trinamo.runtime.protocol.streams.control import Handshake, Opened
+from trinamo.runtime.protocol.streams.membership import call_home_proof
+from trinamo.runtime.protocol.streams.request import (
     ConnectionInfo,
     Envelope,
     StreamType,

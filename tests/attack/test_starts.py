@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Place
+from tests.cli.places import Place
 
 pytestmark = [pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Place, cluster
+from tests.cli.places import Place, cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

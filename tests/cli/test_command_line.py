@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Place
+from tests.cli.places import Place
 
 pytestmark = pytest.mark.slow
 

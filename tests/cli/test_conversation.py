@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Place, wait_for
-from trinamo.cli.conversation import Conversation
+from tests.cli.places import Place, wait_for
+from trinamo.cli.chat.conversation import Conversation
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,

@@ -11,9 +11,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from trinamo.cli.options import EngineName, Sources, config_text, gather
-from trinamo.cli.plan import plan_cluster
-from trinamo.cli.readiness import parse_line
-from trinamo.runtime.config import Secret, WorkerConfig, load_config
+from trinamo.cli.serve.readiness import parse_line
+from trinamo.cli.up.plan import plan_cluster
+from trinamo.runtime.config.config import Secret, WorkerConfig, load_config
 from trinamo.runtime.errors import ConfigError
 
 

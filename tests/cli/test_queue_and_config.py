@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.cli.running import COMMAND, Place
+from tests.cli.places import COMMAND, Place
 from tests.servers import SessionEtcd, SessionNats
 from tests.transports.nats.brokers import private_server
 from trinamo.runtime.planes import QueueLimits, Settlement

@@ -17,8 +17,8 @@ from trinamo.runtime.engines.threads import limit_threads
 
 limit_threads(1)
 
-from trinamo.cli.roles import run_frontend, run_worker  # noqa: E402 -- threads first
-from trinamo.runtime.config import load_config  # noqa: E402
+from trinamo.cli.serve.roles import run_frontend, run_worker  # noqa: E402 -- threads first
+from trinamo.runtime.config.config import load_config  # noqa: E402
 from trinamo.runtime.logs.setup import setup_log  # noqa: E402
 
 

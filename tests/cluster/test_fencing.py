@@ -6,13 +6,13 @@ import pytest
 import trio
 
 from tests.servers import SessionEtcd
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import FencedError
-from trinamo.runtime.metrics import FrontendMetrics
-from trinamo.runtime.metrics_worker import WorkerMetrics
-from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.registration import Registrar
-from trinamo.runtime.router import Router
+from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = pytest.mark.services

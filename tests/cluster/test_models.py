@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
-from trinamo.runtime.protocol.generate import ModelCard
-from trinamo.runtime.protocol.instances import INSTANCE_PREFIX
-from trinamo.runtime.protocol.model_cards import MODEL_PREFIX, encode_card
+from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
+from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_card
+from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.conformance.control_backends import Link, Server
+from tests.conformance.control.backends import Link, Server
 from tests.worlds import on_host
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.sim import Network, SeedChoices, World

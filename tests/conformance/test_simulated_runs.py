@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import (
-    test_control_plane as control,
-    test_event_plane as events,
-    test_work_queue as queues,
-)
+from tests.conformance.control import test_control_plane as control
+from tests.conformance.events import test_event_plane as events, test_work_queue as queues
 from tests.conformance.simulated import SimulatedBroker, SimulatedEtcdBackend
 from trinamo.runtime.planes import EventPlane
 

@@ -34,8 +34,8 @@ _MARGIN_S: Final = 30.0
 
 _EXAMPLES: Final = """examples:
   make mutants ARGS="--count 60 --lanes 2"
-  make mutants ARGS="--module runtime/client.py --seed 7"
-  make mutants ARGS="--module runtime/protocol/codec.py --lines 120-139 --count 100"
+  make mutants ARGS="--module runtime/caller/client.py --seed 7"
+  make mutants ARGS="--module runtime/protocol/streams/codec.py --lines 120-139 --count 100"
 """
 
 

@@ -14,46 +14,57 @@ __all__ = ["CORE", "ROOT"]
 ROOT: Final = Path(__file__).parents[2]
 
 CORE: Final[dict[str, tuple[str, ...]]] = {
-    "runtime/client.py": ("tests/runtime/test_client*.py",),
-    "runtime/consumer.py": ("tests/runtime/test_consumer.py",),
+    "runtime/caller/client.py": ("tests/runtime/caller/test_client*.py",),
+    "runtime/queues/consumer.py": ("tests/runtime/queues/test_consumer.py",),
     "runtime/context.py": ("tests/runtime/test_context.py",),
-    "runtime/engines/host.py": ("tests/runtime/engines/test_host.py",),
-    "runtime/engines/scheduler.py": (
-        "tests/runtime/engines/test_scheduler.py",
-        "tests/runtime/engines/test_host.py",
+    "runtime/engines/loop/host.py": ("tests/runtime/engines/loop/test_host.py",),
+    "runtime/engines/loop/scheduler.py": (
+        "tests/runtime/engines/loop/test_scheduler.py",
+        "tests/runtime/engines/loop/test_host.py",
     ),
-    "runtime/kv/index.py": ("tests/runtime/kv/test_kv_index.py", "properties/test_kv_index.py"),
-    "runtime/kv/pool.py": ("properties/test_block_pool.py", "tests/runtime/kv"),
-    "runtime/protocol/codec.py": (
-        "tests/runtime/protocol/test_codec.py",
-        "properties/test_codec_any_split.py",
+    "runtime/kv/index.py": (
+        "tests/runtime/kv/test_kv_index.py",
+        "properties/blocks/test_kv_index.py",
     ),
-    "runtime/protocol/control.py": ("tests/runtime/protocol/test_control.py",),
-    "runtime/protocol/lease.py": ("tests/runtime/protocol/test_lease.py",),
-    "runtime/protocol/membership.py": (
-        "tests/runtime/protocol/test_membership.py",
-        "properties/test_membership.py",
+    "runtime/kv/pool.py": ("properties/blocks/test_block_pool.py", "tests/runtime/kv"),
+    "runtime/protocol/streams/codec.py": (
+        "tests/runtime/protocol/streams/test_codec.py",
+        "properties/protocols/test_codec_any_split.py",
     ),
-    "runtime/protocol/request.py": ("tests/runtime/protocol/test_request.py",),
-    "runtime/protocol/sequence.py": (
-        "tests/runtime/protocol/test_sequence.py",
-        "properties/test_sequence.py",
+    "runtime/protocol/streams/control.py": ("tests/runtime/protocol/streams/test_control.py",),
+    "runtime/protocol/discovery/lease.py": ("tests/runtime/protocol/discovery/test_lease.py",),
+    "runtime/protocol/streams/membership.py": (
+        "tests/runtime/protocol/streams/test_membership.py",
+        "properties/protocols/test_membership.py",
     ),
-    "runtime/protocol/settlement.py": ("tests/runtime/protocol/test_settlement.py",),
-    "runtime/protocol/silence.py": (
-        "tests/runtime/protocol/test_silence.py",
-        "tests/runtime/test_silence.py",
+    "runtime/protocol/streams/request.py": ("tests/runtime/protocol/streams/test_request.py",),
+    "runtime/protocol/events/sequence.py": (
+        "tests/runtime/protocol/events/test_sequence.py",
+        "properties/protocols/test_sequence.py",
     ),
-    "runtime/protocol/work_queue.py": (
-        "tests/conformance/test_work_queue*.py",
-        "properties/test_work_queue.py",
+    "runtime/protocol/transfer/settlement.py": (
+        "tests/runtime/protocol/transfer/test_settlement.py",
     ),
-    "runtime/registration.py": ("tests/runtime/test_registration*.py",),
-    "runtime/router.py": ("tests/runtime/test_router*.py", "tests/runtime/test_client*.py"),
-    "runtime/worker.py": ("tests/runtime/test_worker*.py", "tests/runtime/test_client*.py"),
+    "runtime/protocol/streams/silence.py": (
+        "tests/runtime/protocol/streams/test_silence.py",
+        "tests/runtime/caller/test_silence.py",
+    ),
+    "runtime/protocol/queue/work_queue.py": (
+        "tests/conformance/events/test_work_queue*.py",
+        "properties/protocols/test_work_queue.py",
+    ),
+    "runtime/worker/registration.py": ("tests/runtime/worker/test_registration*.py",),
+    "runtime/caller/router.py": (
+        "tests/runtime/caller/test_router*.py",
+        "tests/runtime/caller/test_client*.py",
+    ),
+    "runtime/worker/worker.py": (
+        "tests/runtime/worker/test_worker*.py",
+        "tests/runtime/caller/test_client*.py",
+    ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
     "transports/tcp/unfinished.py": (
         "tests/transports/tcp/test_unfinished.py",
-        "properties/test_unfinished_budget.py",
+        "properties/protocols/test_unfinished_budget.py",
     ),
 }

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 
-from tests.conformance.control_backends import eventually, until
+from tests.conformance.control.backends import eventually, until
 from tests.outages.histories import History, caught_up, watch_keys, write_keys
 from trinamo.runtime.errors import TrinamoError
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd

@@ -19,13 +19,13 @@ import httpx
 import pytest
 import trio
 
-from tests.cli.running import COMMAND
+from tests.cli.places import COMMAND
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
 from trinamo.cli.failures import EXIT_DEGRADED
-from trinamo.cli.locating import Target
-from trinamo.cli.survey import Survey, survey_cluster
-from trinamo.runtime.config import load_config
-from trinamo.runtime.settings import REQUESTS_MAX, write_setting
+from trinamo.cli.running.locating import Target
+from trinamo.cli.status.survey import Survey, survey_cluster
+from trinamo.runtime.config.config import load_config
+from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [

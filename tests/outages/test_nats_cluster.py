@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import trio
 
-from tests.conformance.control_backends import until
+from tests.conformance.control.backends import until
 from tests.outages.histories import History, StreamClient
 from tests.outages.jobs import open_jobs
 from trinamo.runtime.planes import EventPlane, Subscription

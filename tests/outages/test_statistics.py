@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from tests.conformance.control_backends import eventually, until
+from tests.conformance.control.backends import eventually, until
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError
-from trinamo.runtime.metrics import Metrics
-from trinamo.runtime.metrics_planes import show_planes
+from trinamo.runtime.metrics.metrics import Metrics
+from trinamo.runtime.metrics.planes import show_planes
 from trinamo.runtime.planes import CountsControl, CountsEvents
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.memory.control import MemoryControlPlane

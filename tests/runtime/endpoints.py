@@ -10,13 +10,13 @@ import attrs
 import trio
 
 from tests.transports.tcp.ends import PATIENCE_S, eventually, options
-from trinamo.runtime.client import Client
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import RequestPlane
-from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.router import Router
-from trinamo.runtime.worker import Worker
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
     TcpClient,

@@ -1,4 +1,4 @@
-"""One error leaves our nurseries, as itself; tests of the whole runtime are in `test_lifespan.py`."""
+"""One error leaves our nurseries, as itself; tests of the whole runtime are in `tests/runtime/process/test_lifespan.py`."""
 
 # ruff: noqa: PT012 -- what leaves a nursery is the subject, so it is inside `raises`.
 

@@ -19,18 +19,18 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from tests.transports.memory_owner import open_backend
-from trinamo.runtime.composition import TransferChain
-from trinamo.runtime.config import Config, load_config
+from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.kv.cache import KvCache
-from trinamo.runtime.kv.engine_transfers import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.planes.one_sided_memory import OneSidedRegion
-from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
-from trinamo.runtime.transfer_metrics import TransferMetrics
+from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
+from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.process.composition import TransferChain
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.one_sided.memory import OneSidedRegion
+from trinamo.transports.one_sided.plane import OneSidedPlane
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 __all__ = ["BLOCKS", "open_engine"]

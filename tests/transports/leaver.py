@@ -16,8 +16,8 @@ import trio
 from tests.transports.memory_owner import open_backend
 from tests.transports.owner_process import connect, running_owner, strike_at
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.plane import OneSidedPlane
 from trinamo.transports.tcp import open_transfer_plane
 
 

@@ -64,7 +64,7 @@ def open_backend(name: str, **more: Any) -> AbstractAsyncContextManager[Transfer
     small = CHUNK_BLOCKS * BLOCK_BYTES
     given: dict[str, Any] = dict(more)
     if name == "tcp":
-        from trinamo.transports.tcp.transfer import TransferOptions, open_transfer_plane
+        from trinamo.transports.tcp.transfer.plane import TransferOptions, open_transfer_plane
 
         given.setdefault("slice_bytes", small // 2)
         return open_transfer_plane(TransferOptions(**given))

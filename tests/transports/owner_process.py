@@ -29,9 +29,9 @@ import trio.lowlevel
 
 from tests.transports.memory_owner import BLOCK_BYTES, CHUNK_BLOCKS, COUNT
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
-from trinamo.runtime.planes.one_sided_memory import OneSidedRegion
-from trinamo.runtime.protocol.transfer import Direction
-from trinamo.transports.tcp.transfer import TcpTransferPlane
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.memory import OneSidedRegion
+from trinamo.transports.tcp.transfer.plane import TcpTransferPlane
 
 __all__ = [
     "BLOCK_BYTES",

@@ -23,12 +23,16 @@ from tests.transports.owner_process import (
     running_owner,
 )
 from tests.transports.transfer_faults import DEADLINE_S, GONE, PATIENCE_S, Outcome, outcome
-from trinamo.runtime.kv.transfer_router import RouterOptions, TransferRouter, open_transfer_router
-from trinamo.runtime.kv.transfer_routes import RoutedMemory, RoutedPeer
+from trinamo.runtime.kv.transfer.router import RouterOptions, TransferRouter, open_transfer_router
+from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
+from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.planes import TransferPlane, TransferReport
-from trinamo.runtime.protocol.transfer import Direction, decode_description, encode_description
-from trinamo.runtime.protocol.transfer_offer import encode_offer
-from trinamo.runtime.transfer_metrics import TransferMetrics
+from trinamo.runtime.protocol.transfer.description import (
+    Direction,
+    decode_description,
+    encode_description,
+)
+from trinamo.runtime.protocol.transfer.offer import encode_offer
 
 __all__ = ["ROUTED_FAULTS", "RoutedFault", "RoutedScene", "open_routed_scene"]
 

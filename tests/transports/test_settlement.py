@@ -17,10 +17,10 @@ import pytest
 import trio
 
 from tests.transports.borrower import BLOCKS, open_engine
-from trinamo.runtime.kv.engine_transfers import EngineTransfers
-from trinamo.runtime.kv.grants import Grant
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.protocol.settlement import Sign, decode_card
+from trinamo.runtime.kv.transfer.engine import EngineTransfers
+from trinamo.runtime.kv.transfer.grants import Grant
+from trinamo.runtime.protocol.transfer.settlement import Sign, decode_card
 from trinamo.transports.tcp import open_transfer_plane
 
 pytestmark = pytest.mark.slow

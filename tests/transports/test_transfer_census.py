@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.transfer_backends import (
+from tests.conformance.transfer.backends import (
     BACKENDS,
     BLOCK_BYTES,
     BLOCKS,
@@ -25,7 +25,7 @@ from tests.conformance.transfer_backends import (
 from tests.transports.memory_owner import BACKENDS as PROCESS_BACKENDS, open_backend
 from tests.transports.owner_process import connect, running_owner, strike_at
 from trinamo.runtime.errors import KilledError, TrinamoError
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from tests.transports.memory_owner import BACKENDS
 from tests.transports.owner_process import COUNT
 from tests.transports.routed_faults import ROUTED_FAULTS, open_routed_scene
 from tests.transports.transfer_faults import FAULTS, NOT_HERE, PATIENCE_S, Fault, Scene, open_scene
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,11 @@ from tests.transports.owner_process import (
 )
 from trinamo.runtime.errors import RemoteProtocolError, TransferError, TrinamoError
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.protocol.transfer import Direction, decode_description, encode_description
+from trinamo.runtime.protocol.transfer.description import (
+    Direction,
+    decode_description,
+    encode_description,
+)
 from trinamo.transports.tcp.sockets import TcpOptions
 
 __all__ = [

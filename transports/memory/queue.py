@@ -1,4 +1,4 @@
-"""Work queues in memory: the model of `runtime/protocol/work_queue.py` on trio's clock.
+"""Work queues in memory: the model of `runtime/protocol/queue/work_queue.py` on trio's clock.
 
 `MemoryQueues` is the broker's part and outlives the planes that open a queue; `MemoryWorkQueue` is
 one process's handle. Everything is decided synchronously by the model; what is awaited here is
@@ -23,7 +23,7 @@ from trinamo.runtime.planes.queue import (
     QueueStatistics,
     Settlement,
 )
-from trinamo.runtime.protocol.work_queue import WorkQueueModel, check_queue_name
+from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel, check_queue_name
 
 __all__ = ["MemoryQueues", "MemoryWorkQueue"]
 

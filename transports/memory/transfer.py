@@ -34,10 +34,14 @@ from trinamo.runtime.planes import (
     TransferReport,
 )
 from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
-from trinamo.runtime.planes.transfer_region import HostRegion, whole_blocks
-from trinamo.runtime.planes.transfer_state import TransferPlan, TransferState, plan_transfer
-from trinamo.runtime.protocol.settlement import Sign
-from trinamo.runtime.protocol.transfer import Direction, MemoryDescription, decode_description
+from trinamo.runtime.protocol.transfer.description import (
+    Direction,
+    MemoryDescription,
+    decode_description,
+)
+from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.transports.one_sided.region import HostRegion, whole_blocks
+from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan_transfer
 
 from .transfer_faults import TransferFaults
 

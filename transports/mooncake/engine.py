@@ -24,8 +24,8 @@ from trinamo.runtime.errors import (
     TransferError,
     TrinamoError,
 )
-from trinamo.runtime.planes.one_sided_memory import Memory
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.memory import Memory
 
 __all__ = ["Engine", "Told", "create_engine", "import_library", "session_of"]
 

@@ -13,14 +13,14 @@ import trio
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
-from trinamo.runtime.planes.one_sided import Job
-from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
-from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
-from trinamo.runtime.planes.one_sided_plane import (
+from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
+from trinamo.transports.one_sided.plane import (
     PROBES_MAX,
     OneSidedPlane,
     open_one_sided_plane,
 )
+from trinamo.transports.one_sided.transfer import Job
 
 from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment

@@ -23,9 +23,9 @@ from trinamo.runtime.errors import (
     TransferError,
     TrinamoError,
 )
-from trinamo.runtime.planes.one_sided import Job, MoveBlocks, ReadPage, Step, Tell
-from trinamo.runtime.planes.one_sided_address import SLOT_BYTES
-from trinamo.runtime.protocol.transfer import Direction, runs
+from trinamo.runtime.protocol.transfer.description import Direction, runs
+from trinamo.transports.one_sided.address import SLOT_BYTES
+from trinamo.transports.one_sided.transfer import Job, MoveBlocks, ReadPage, Step, Tell
 
 from .engine import Engine, Told, session_of
 from .options import SLICES_MAX

@@ -3,7 +3,7 @@
 `open_nats` connects and yields a `NatsEventPlane`; leaving it sends what is waiting (at most two
 seconds) and closes. Messages are at most once: those that were with the connection when it broke
 are gone. Publishing and receiving are plain calls into the island that runs nats-py
-(`island.py`). Work queues on JetStream are in `queue.py`.
+(`island.py`). Work queues on JetStream are in `nats/queue/work_queue.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .checks import check_group, check_pattern, check_server, check_subject, mes
 from .island import Island
 from .options import NatsOptions
 from .outbox import Interest, Publication
-from .queue import NatsWorkQueue, open_work_queue
-from .queue_streams import list_work_queues
+from .queue.streams import list_work_queues
+from .queue.work_queue import NatsWorkQueue, open_work_queue
 
 __all__ = ["NatsEventPlane", "NatsSubscription", "open_nats"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from trinamo.runtime.log_notices import LogNotices
+from trinamo.runtime.logs.notices import LogNotices
 
 __all__ = ["Notices"]
 

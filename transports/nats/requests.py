@@ -30,8 +30,8 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService
-from trinamo.runtime.protocol.codec import decode_frame, encode_frame
-from trinamo.runtime.protocol.request import (
+from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
+from trinamo.runtime.protocol.streams.request import (
     Ack,
     AckStatus,
     Answer,

@@ -22,8 +22,8 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     TransferError,
 )
-from trinamo.runtime.planes.one_sided_memory import Memory
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.memory import Memory
 
 __all__ = ["Agent", "create_agent", "has_gpu", "import_library"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trinamo.runtime.planes.one_sided_memory import Memory
+from trinamo.transports.one_sided.memory import Memory
 
 from .agent import Agent
 

@@ -29,11 +29,11 @@ from trinamo.runtime.errors import (
     TransferError,
     TrinamoError,
 )
-from trinamo.runtime.planes.one_sided import Job, MoveBlocks, ReadPage, Step, Tell
-from trinamo.runtime.planes.one_sided_address import SLOT_BYTES
-from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
-from trinamo.runtime.protocol.access_page import HEADER_BYTES
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.access_page import HEADER_BYTES
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.address import SLOT_BYTES
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
+from trinamo.transports.one_sided.transfer import Job, MoveBlocks, ReadPage, Step, Tell
 
 from .agent import Agent
 from .commands import Command, Commands, as_ours, ended, wake_up

@@ -17,14 +17,14 @@ from typing import Final
 import trio
 
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.planes.one_sided import Job
-from trinamo.runtime.planes.one_sided_address import SLOT_BYTES, allocate
-from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
-from trinamo.runtime.planes.one_sided_plane import (
+from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
+from trinamo.transports.one_sided.plane import (
     PROBES_MAX,
     OneSidedPlane,
     open_one_sided_plane,
 )
+from trinamo.transports.one_sided.transfer import Job
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment

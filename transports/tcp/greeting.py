@@ -1,4 +1,4 @@
-"""The greeting of a standing connection over a socket, both ends; `protocol/membership.py` says how."""
+"""The greeting of a standing connection over a socket, both ends; `protocol/streams/membership.py` says how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import trio
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, ImpostorError, RemoteProtocolError
-from trinamo.runtime.protocol.membership import NONCE_BYTES, Greeting, Purpose
+from trinamo.runtime.protocol.streams.membership import NONCE_BYTES, Greeting, Purpose
 
 from .sockets import TcpOptions, dial
 

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import ConfigError, ConnectError
-from trinamo.runtime.protocol.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX, FrameDecoder
+from trinamo.runtime.protocol.streams.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX, FrameDecoder
 
 from .interfaces import interface_address
 from .unfinished import Budget, Unfinished

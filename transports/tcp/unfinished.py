@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.codec import FrameDecoder
+from trinamo.runtime.protocol.streams.codec import FrameDecoder
 
 __all__ = ["FREE_BYTES", "Budget", "Unfinished"]
 

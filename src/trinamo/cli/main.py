@@ -13,16 +13,16 @@ from typing import Annotated
 
 import typer
 
-from .chat import chat
-from .doctor import doctor
+from .bench.transfer import bench_app
+from .chat.chat import chat
+from .doctor.doctor import doctor
 from .failures import guarded
 from .queue import queue_app
-from .serving import frontend, worker
+from .serve.serving import frontend, worker
 from .settings import config_app
-from .sim import sim
-from .status import status
-from .transfer import bench_app
-from .up import up
+from .sim.sim import sim
+from .status.status import status
+from .up.up import up
 
 __all__ = ["app", "main"]
 

@@ -18,7 +18,7 @@ import typer
 from .failures import show_tracebacks
 
 if TYPE_CHECKING:
-    from trinamo.runtime.config import Config
+    from trinamo.runtime.config.config import Config
 
 __all__ = [
     "ConfigFile",
@@ -127,7 +127,7 @@ class Sources:
 
     def load(self) -> Config:
         """Read them all; raises `ConfigError` naming the key and where it was written."""
-        from trinamo.runtime.config import load_config
+        from trinamo.runtime.config.config import load_config
 
         config = load_config(self.file, preset=self.preset, overrides=self.overrides)
         show_tracebacks(config.log.level == "debug")

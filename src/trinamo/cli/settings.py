@@ -43,7 +43,7 @@ def get(
     """Show what is in force: the stored value, or the default."""
     import msgspec
 
-    from trinamo.runtime.settings import find_setting, read_settings
+    from trinamo.runtime.process.settings import find_setting, read_settings
 
     wanted = None if name is None else find_setting(name)
     readings = _run(read_settings, etcd, config, preset, settings)
@@ -77,7 +77,7 @@ def set_value(
     settings: Settings = None,
 ) -> None:
     """Store a value, which every process takes up at once; a bad one is refused here."""
-    from trinamo.runtime.settings import find_setting, reset_setting, write_setting
+    from trinamo.runtime.process.settings import find_setting, reset_setting, write_setting
 
     if (value is None) is not reset:
         raise typer.BadParameter("give a value, or --reset")
@@ -105,7 +105,7 @@ def watch(
 ) -> None:
     """Print the value in force, and each one that follows, until interrupted."""
     from trinamo.runtime.nurseries import open_nursery
-    from trinamo.runtime.settings import Settings as Followed, find_setting
+    from trinamo.runtime.process.settings import Settings as Followed, find_setting
 
     setting = find_setting(name)
 
@@ -131,7 +131,7 @@ def _run(
 ) -> Any:
     import trio
 
-    from .locating import quiet_log
+    from .running.locating import quiet_log
 
     quiet_log()
     overrides = gather(settings, control_plane__etcd__endpoints=etcd)
@@ -146,8 +146,8 @@ def _run(
 
 @asynccontextmanager
 async def _control(sources: Sources) -> AsyncIterator[ControlPlane]:
-    from .locating import locate
-    from .planes import open_control_plane
+    from .running.locating import locate
+    from .serve.planes import open_control_plane
 
     section = locate(sources).config.control_plane.etcd
     async with open_control_plane(section, list(section.endpoints)) as control:

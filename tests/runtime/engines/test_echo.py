@@ -14,7 +14,12 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.engines import open_echo_engine
 from trinamo.runtime.engines.echo import EchoEngine
 from trinamo.runtime.errors import OverloadedError, RequestError
-from trinamo.runtime.protocol.generate import ChatMessage, Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import (
+    ChatMessage,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+)
 
 
 def request(prompt: str, **fields: Any) -> GenerateRequest:

@@ -8,12 +8,12 @@ from contextlib import aclosing
 import pytest
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact import ExactEngine, Special, open_exact_engine
-from trinamo.runtime.engines.exact_tables import integers, rotations, softmax
-from trinamo.runtime.engines.step import Sampling, StepItem
+from trinamo.runtime.engines.exact.engine import ExactEngine, Special, open_exact_engine
+from trinamo.runtime.engines.exact.tables import integers, rotations, softmax
+from trinamo.runtime.engines.loop.step import Sampling, StepItem
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.memory import KvLayout
-from trinamo.runtime.protocol.generate import ChatMessage, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 
 async def generate(request: GenerateRequest) -> str:

@@ -11,9 +11,14 @@ import trio.testing
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines import GenerationEngine, open_echo_engine
-from trinamo.runtime.engines.exact import open_exact_engine
+from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.generate import ChatMessage, Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import (
+    ChatMessage,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+)
 
 Open = Callable[[], AbstractAsyncContextManager[GenerationEngine]]
 PROMPT = "one two three four five six"

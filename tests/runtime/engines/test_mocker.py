@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.mocker import (
+from trinamo.runtime.engines.mocker.blocks import BlockCache
+from trinamo.runtime.engines.mocker.engine import (
     FIRST_TIMING,
     MockerOptions,
     Timing,
@@ -17,10 +18,9 @@ from trinamo.runtime.engines.mocker import (
     handoff_s,
     open_mocker_engine,
 )
-from trinamo.runtime.engines.mocker_blocks import BlockCache
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.generate import ChatMessage, GenerateRequest
-from trinamo.runtime.protocol.kv_events import KvEvent, Removed, Stored
+from trinamo.runtime.protocol.kv.events import KvEvent, Removed, Stored
+from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 SMALL = MockerOptions(num_gpu_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
 

@@ -8,7 +8,7 @@ import pytest
 
 from trinamo.runtime.engines.validation import check_prompt_fits, check_request
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.generate import ChatMessage, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 USER = ChatMessage("user", "hello")
 

@@ -14,7 +14,12 @@ import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest, ModelCard
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+)
 
 Generate = Callable[[GenerateRequest, Context], AsyncGenerator[Delta, None]]
 

@@ -14,7 +14,12 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest, ModelCard
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+)
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -12,8 +12,7 @@ import trio.lowlevel
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, UnavailableError
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
-from trinamo.runtime.protocol.openai_answers import (
+from trinamo.runtime.protocol.openai.answers import (
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -21,7 +20,8 @@ from trinamo.runtime.protocol.openai_answers import (
     Usage,
     decode_answer,
 )
-from trinamo.runtime.protocol.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []

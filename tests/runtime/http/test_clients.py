@@ -13,7 +13,7 @@ import trio
 
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.protocol.generate import Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 # The openai and httpx packages leave generators to the garbage collector, which trio reports; ours
 # would be reported too, as they have other names.

@@ -13,7 +13,7 @@ import trio.lowlevel
 
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.http.streaming import OnDisconnect
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []

@@ -15,11 +15,16 @@ import trio.lowlevel
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.discovery import watch_models
-from trinamo.runtime.lifespan import Runtime
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest, ModelCard
-from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.model_cards import encode_card, model_key
+from trinamo.runtime.http.models.discovery import watch_models
+from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+)
 
 ENDPOINT = EndpointName("ns", "backend", "generate")
 

@@ -12,7 +12,7 @@ import trio.lowlevel
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.protocol.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
 
 async def one_token_then_sleep(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:

@@ -21,7 +21,7 @@ from trinamo.runtime.http.status import (
     PathNotFoundError,
     answer_error,
 )
-from trinamo.runtime.protocol.generate import Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []

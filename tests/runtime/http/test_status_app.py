@@ -6,10 +6,10 @@ import httpx
 import trio
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.server import Server
+from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
-from trinamo.runtime.metrics import LeaseState
-from trinamo.runtime.metrics_worker import WorkerMetrics
+from trinamo.runtime.metrics.metrics import LeaseState
+from trinamo.runtime.metrics.worker import WorkerMetrics
 
 
 async def test_it_tells_health_life_and_metrics() -> None:

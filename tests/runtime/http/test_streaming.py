@@ -19,8 +19,8 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.http.exchange import UNKNOWN_CONNECTION, ConnectionExtension
 from trinamo.runtime.http.streaming import AnswerWriter, OnDisconnect
-from trinamo.runtime.metrics import SUCCESS, FrontendMetrics
-from trinamo.runtime.protocol.sse import DONE
+from trinamo.runtime.metrics.metrics import SUCCESS, FrontendMetrics
+from trinamo.runtime.protocol.openai.sse import DONE
 
 
 @attrs.define

@@ -12,15 +12,16 @@ import trio
 import trio.testing
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact import open_exact_engine
-from trinamo.runtime.engines.host import open_engine_host
-from trinamo.runtime.engines.mocker import MockerEngine, MockerOptions, costed_hop
+from trinamo.runtime.engines.exact.engine import open_exact_engine
+from trinamo.runtime.engines.loop.host import open_engine_host
+from trinamo.runtime.engines.mocker.engine import MockerEngine, MockerOptions, costed_hop
+from trinamo.runtime.events.sequenced import EventSource
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
-from trinamo.runtime.protocol.generate import GenerateRequest
-from trinamo.runtime.protocol.instances import EndpointName
-from trinamo.runtime.protocol.kv_blocks import BlockTable
-from trinamo.runtime.protocol.kv_events import (
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
+from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.protocol.kv.events import (
     HASH_BYTES,
     Cleared,
     Removed,
@@ -28,8 +29,7 @@ from trinamo.runtime.protocol.kv_events import (
     block_hashes,
     encode_batch,
 )
-from trinamo.runtime.protocol.sequence import SequencedEvent, encode_event
-from trinamo.runtime.sequenced import EventSource
+from trinamo.runtime.protocol.openai.generate import GenerateRequest
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 ENDPOINT = EndpointName("ns", "engine", "generate")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from trinamo.runtime.config import LogConfig, Secret
+from trinamo.runtime.config.config import LogConfig, Secret
 from trinamo.runtime.logs.fields import log_fields, name_process
 from trinamo.runtime.logs.setup import setup_log
 

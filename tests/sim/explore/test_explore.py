@@ -32,7 +32,7 @@ from trinamo.sim.explore import (
     swarm,
 )
 
-FENCED = Scenario("trinamo.sim.scenarios.leased_queue")
+FENCED = Scenario("trinamo.sim.programs.leased_queue")
 STALE_ACK = FENCED.changed(fenced=False)
 
 

@@ -21,7 +21,7 @@ from trinamo.sim.explore import (
     shrink,
 )
 
-STALE_ACK = Scenario("trinamo.sim.scenarios.leased_queue", parameters={"fenced": False})
+STALE_ACK = Scenario("trinamo.sim.programs.leased_queue", parameters={"fenced": False})
 
 
 def _failing(scenario: Scenario = STALE_ACK) -> Run:

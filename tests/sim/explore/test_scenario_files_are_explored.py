@@ -7,7 +7,7 @@ import pytest
 import trinamo.sim.catalogue
 from trinamo.sim import SeedChoices
 from trinamo.sim.explore import Failure, load_failure, replay, run, save_failure, shrink, swarm
-from trinamo.sim.scenario_play import play_of
+from trinamo.sim.scenario.play import play_of
 
 CATALOGUE = Path(trinamo.sim.catalogue.__file__).parent
 

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 import trio
 
-from trinamo.runtime.registration import LeaseState, Registrar
+from trinamo.runtime.worker.registration import LeaseState, Registrar
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import SimulatedControlPlane, SimulatedEtcd, open_simulated_etcd
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services.connector import Connector
 from trinamo.sim.services.peer import Peer

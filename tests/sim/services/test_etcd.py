@@ -15,7 +15,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Delete, Put, PutOutcome, Resync, Snapshot
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.bus import HOLD, Message, Verdict, delay, dice, duplicate, nth
+from trinamo.sim.net.bus import HOLD, Message, Verdict, delay, dice, duplicate, nth
 from trinamo.sim.services import SimulatedControlPlane, SimulatedEtcd, open_simulated_etcd
 
 Story = Callable[[SimulatedControlPlane, SimulatedEtcd], Awaitable[None]]

@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from tests.worlds import on_host
-from trinamo.runtime.engines.mocker_blocks import BlockCache
+from trinamo.runtime.engines.mocker.blocks import BlockCache
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import EventPlane
-from trinamo.runtime.protocol.instances import EndpointName
-from trinamo.runtime.protocol.kv_blocks import BlockTable
-from trinamo.runtime.protocol.kv_events import KvEvent
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.protocol.kv.events import KvEvent
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services import SimulatedNats, open_simulated_nats
 

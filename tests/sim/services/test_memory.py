@@ -15,7 +15,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
 )
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from tests.conformance import test_transfer_plane as suite
-from tests.conformance.test_transfer_plane import Ends, bounded, granted
-from tests.conformance.transfer_backends import BLOCK_BYTES, Pages, Planes, TransferBackend
+from tests.conformance.transfer import test_transfer_plane as suite
+from tests.conformance.transfer.backends import BLOCK_BYTES, Pages, Planes, TransferBackend
+from tests.conformance.transfer.test_transfer_plane import Ends, bounded, granted
 from tests.worlds import in_world, on_host
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import MemoryFabric, open_simulated_memory

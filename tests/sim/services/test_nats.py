@@ -16,7 +16,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import LeasedJob, PutResult, QueueLimits, Settlement, WorkQueue
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.bus import DROP, nth
+from trinamo.sim.net.bus import DROP, nth
 from trinamo.sim.services import SimulatedEventPlane, SimulatedNats, open_simulated_nats
 
 LIMITS = QueueLimits(visibility_timeout_s=5.0, attempts_max=3, depth_max=4)

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from tests.sim.services.clusters import TTL_S, Herd
-from trinamo.runtime.protocol.lease import LeaseTimer
-from trinamo.runtime.registration import Registrar
+from trinamo.runtime.protocol.discovery.lease import LeaseTimer
+from trinamo.runtime.worker.registration import Registrar
 from trinamo.sim.services.connector import Connector
 
 SEEDS = range(4)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.protocol.transfer import Direction
-from trinamo.sim.errors import Violation
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.sim.core.errors import Violation
 from trinamo.sim.transfers.audit import BlockAudit, Landings, WatchedPlane
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from trinamo.runtime.errors import ConfigError
 from trinamo.sim import SeedChoices
-from trinamo.sim.scenario import Outcome
-from trinamo.sim.scenario_faults import FAULTS
-from trinamo.sim.scenario_file import parse_scenario
+from trinamo.sim.scenario.faults import FAULTS
+from trinamo.sim.scenario.file import parse_scenario
+from trinamo.sim.scenario.scenario import Outcome
 
 HEAD = 'name = "a"\nabout = "b"\n[transfers]\n'
 

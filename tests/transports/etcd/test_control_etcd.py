@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.conformance.control_backends import eventually, until
+from tests.conformance.control.backends import eventually, until
 from tests.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
 from trinamo.runtime.errors import (

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.certificates import Authority, needs_openssl
-from tests.conformance.control_backends import eventually
+from tests.conformance.control.backends import eventually
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd

@@ -19,14 +19,18 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TransferError,
 )
-from trinamo.runtime.kv.transfer_router import TransferRouter, open_transfer_router
+from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
+from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.protocol.transfer import Direction, decode_description, encode_description
-from trinamo.runtime.protocol.transfer_offer import decode_offer
-from trinamo.runtime.transfer_metrics import TransferMetrics
+from trinamo.runtime.protocol.transfer.description import (
+    Direction,
+    decode_description,
+    encode_description,
+)
+from trinamo.runtime.protocol.transfer.offer import decode_offer
 from trinamo.transports.mooncake.engine import session_of
 from trinamo.transports.mooncake.options import MooncakeOptions, choose_path, engine_environment
-from trinamo.transports.tcp.transfer import open_transfer_plane
+from trinamo.transports.tcp.transfer.plane import open_transfer_plane
 
 SMALL_CHUNKS = MooncakeOptions(chunk_bytes=8 * BLOCK_BYTES, drain_s=0.5)
 

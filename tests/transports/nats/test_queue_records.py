@@ -9,8 +9,8 @@ import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.planes import QueueLimits
-from trinamo.transports.nats.queue_api import parse_time
-from trinamo.transports.nats.queue_records import (
+from trinamo.transports.nats.queue.api import parse_time
+from trinamo.transports.nats.queue.records import (
     Bury,
     Delivery,
     Drop,

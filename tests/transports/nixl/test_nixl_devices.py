@@ -17,7 +17,7 @@ import trio
 
 from trinamo.runtime.errors import TransferError
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 
 pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
 

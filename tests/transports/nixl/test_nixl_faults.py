@@ -11,8 +11,8 @@ import trio
 
 from tests.transports.owner_process import connect, noise, running_owner
 from trinamo.runtime.errors import ConnectError, DisconnectedError, TransferError
-from trinamo.runtime.planes.one_sided_plane import OneSidedPlane
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.transports.one_sided.plane import OneSidedPlane
 
 pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
 

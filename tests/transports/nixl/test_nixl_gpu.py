@@ -20,7 +20,7 @@ import trio
 from tests.transports.nixl.gpu import Gpu, find_gpu
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.protocol.transfer import Direction
+from trinamo.runtime.protocol.transfer.description import Direction
 
 pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
 

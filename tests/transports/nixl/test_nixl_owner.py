@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from trinamo.runtime.errors import DisconnectedError, TransferError, TrinamoError
-from trinamo.runtime.planes.one_sided import Step, Tell
-from trinamo.runtime.planes.one_sided_memory import Memory, OneSidedRemote
-from trinamo.runtime.protocol.transfer import MemoryDescription
+from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.transports.nixl.owner import Owner
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
+from trinamo.transports.one_sided.transfer import Step, Tell
 
 
 class Agent:
@@ -96,7 +96,7 @@ class Reading(Job):
     """A job whose step has to be waited for."""
 
     def _take(self) -> Generator[Step, None, None]:
-        from trinamo.runtime.planes.one_sided import ReadPage
+        from trinamo.transports.one_sided.transfer import ReadPage
 
         yield ReadPage(REMOTE, 0, 64)
 

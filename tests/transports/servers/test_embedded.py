@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.conformance.control_backends import until
+from tests.conformance.control.backends import until
 from tests.servers import listening_ports
 from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError
 from trinamo.transports.etcd import open_etcd

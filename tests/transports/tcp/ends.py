@@ -19,14 +19,14 @@ import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.protocol.codec import FrameDecoder
-from trinamo.runtime.protocol.control import Control, Handshake, encode_control, parse_frame
-from trinamo.runtime.protocol.membership import Purpose, call_home_proof
-from trinamo.runtime.protocol.request import ConnectionInfo, StreamType
+from trinamo.runtime.protocol.streams.codec import FrameDecoder
+from trinamo.runtime.protocol.streams.control import Control, Handshake, encode_control, parse_frame
+from trinamo.runtime.protocol.streams.membership import Purpose, call_home_proof
+from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
 from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
 from trinamo.transports.tcp.greeting import greet, welcome
 from trinamo.transports.tcp.sockets import split_address
-from trinamo.transports.tcp.stream_client import TcpResponseSender
+from trinamo.transports.tcp.streams.client import TcpResponseSender
 
 PATIENCE_S = 10.0
 """No test waits longer for anything; a hang is a failure with a traceback."""

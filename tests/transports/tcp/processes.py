@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator
 import attrs
 import trio
 
-from trinamo.runtime.client import Client
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import Entry, Snapshot
-from trinamo.runtime.protocol.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.router import Router
-from trinamo.runtime.worker import Worker
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
     TcpClient,

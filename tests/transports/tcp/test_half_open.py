@@ -16,7 +16,7 @@ from tests.transports.tcp.ends import PATIENCE_S, RawEnd, options, raw_caller
 from tests.transports.tcp.processes import NAME, OPTIONS
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.protocol.instances import Instance, encode_instance
+from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.transports.tcp import TcpClient
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 from tests.runtime.endpoints import Cluster, open_cluster
 from tests.transports.tcp.children import Child, child
 from tests.transports.tcp.processes import NAME, OPTIONS
-from trinamo.runtime.client import Client
+from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.protocol.instances import Instance, encode_instance
+from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 
 pytestmark = pytest.mark.slow
 

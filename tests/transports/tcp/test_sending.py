@@ -13,8 +13,8 @@ import trio.testing
 
 from tests.transports.tcp.ends import PATIENCE_S
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.transports.tcp.outbox import Outbox
 from trinamo.transports.tcp.sending import Promptly, send_promptly
+from trinamo.transports.tcp.streams.outbox import Outbox
 
 LARGE = bytes(range(256)) * (1 << 16)
 """More than the kernel takes for a peer that does not read."""

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.test_request_plane_nats import Service, unary
+from tests.conformance.requests.test_request_plane_nats import Service, unary
 from tests.transports.tcp.ends import (
     PATIENCE_S,
     RawEnd,
@@ -25,9 +25,9 @@ from tests.transports.tcp.ends import (
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
-from trinamo.runtime.protocol.codec import Frame, FrameDecoder, encode_frame
-from trinamo.runtime.protocol.control import Data, Kill, Opened, encode_control
-from trinamo.runtime.protocol.request import AckStatus, decode_answer, encode_envelope
+from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, encode_control
+from trinamo.runtime.protocol.streams.request import AckStatus, decode_answer, encode_envelope
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,

@@ -1,0 +1,216 @@
+"""trinamo's worker and client: `Worker` and `Client` over the tcp planes, discovery by hand."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from roles import (
+    IDLE_STEP_S,
+    PHASE_S,
+    STEP_S,
+    TOKEN,
+    Command,
+    answer_commands,
+    cpu,
+    measured,
+)
+
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.context import Context
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.planes import Entry, Snapshot
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.worker import Worker
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.tcp import (
+    TcpClient,
+    TcpOptions,
+    open_request_plane,
+    open_request_server,
+    open_stream_server,
+)
+
+TOKENS, PACED, PHASED, ECHO, HOLD = (
+    EndpointName("bench", "engine", each) for each in ("tokens", "paced", "phased", "echo", "hold")
+)
+
+
+async def read_line() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline)
+
+
+# --- worker --------------------------------------------------------------------------------------
+
+
+class Engine:
+    """The handlers: tokens at once or by the step, an echo, and a prefill that never ends."""
+
+    def __init__(self) -> None:
+        self.step = trio.Event()
+        self.paced_count = 0
+        self.turns: deque[trio.Event] = deque()
+        self.cancelled_at: dict[int, float] = {}
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(STEP_S if self.paced_count else IDLE_STEP_S)
+            self.step.set()
+            self.step = trio.Event()
+
+    async def run_phases(self) -> None:
+        """One stream after the other gets an item, one of them per `PHASE_S`."""
+        while True:
+            await trio.sleep(PHASE_S if self.turns else IDLE_STEP_S)
+            if self.turns:
+                self.turns.popleft().set()
+
+    async def tokens(self, count: int, _: Context) -> AsyncGenerator[str, None]:
+        for _number in range(count):
+            yield TOKEN
+
+    async def paced(self, count: int, _: Context) -> AsyncGenerator[str, None]:
+        self.paced_count += 1
+        try:
+            for _number in range(count):
+                await self.step.wait()
+                yield TOKEN
+        finally:
+            self.paced_count -= 1
+
+    async def phased(self, count: int, _: Context) -> AsyncGenerator[str, None]:
+        for _number in range(count):
+            turn = trio.Event()
+            self.turns.append(turn)
+            await turn.wait()
+            yield TOKEN
+
+    async def echo(self, text: str, _: Context) -> str:
+        return text
+
+    async def hold(self, number: int, _: Context) -> AsyncGenerator[str, None]:
+        try:
+            yield TOKEN
+            await trio.sleep_forever()
+        finally:
+            self.cancelled_at[number] = time.perf_counter()
+
+    async def cancellations(self) -> Command:
+        taken, self.cancelled_at = self.cancelled_at, {}
+        return {"at": {str(number): at for number, at in taken.items()}}
+
+
+def worker() -> None:
+    trio.run(_worker)
+
+
+async def _worker() -> None:
+    options, env, engine = TcpOptions(), RealEnv(), Engine()
+    async with (
+        open_request_server(options, env, instance_id="1") as server,
+        trio.open_nursery() as nursery,
+    ):
+        serving = Worker(TcpClient(options), env, instance_id="1", requests_max=4096)
+        serving.add_stream(TOKENS, engine.tokens, request_type=int)
+        serving.add_stream(PACED, engine.paced, request_type=int)
+        serving.add_stream(PHASED, engine.phased, request_type=int)
+        serving.add_stream(HOLD, engine.hold, request_type=int)
+        serving.add_unary(ECHO, engine.echo, request_type=str)
+        await nursery.start(serving.run)
+        await nursery.start(server.serve, serving)
+        nursery.start_soon(engine.run)
+        nursery.start_soon(engine.run_phases)
+        commands = {"cpu": cpu, "cancellations": engine.cancellations}
+        await answer_commands(read_line, commands, {"address": server.address})
+        nursery.cancel_scope.cancel()
+
+
+# --- client --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
+    options, env = TcpOptions(), RealEnv()
+
+    async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
+
+        def client(endpoint: EndpointName) -> Client:
+            router = Router(MemoryControlPlane(), endpoint, env, request_planes={"tcp": plane})
+            instance = Instance(endpoint=str(endpoint), id="1", transports={"tcp": address})
+            router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))
+            return Client(router, home, env)
+
+        yield {each.endpoint: client(each) for each in (TOKENS, PACED, PHASED, ECHO, HOLD)}
+
+
+class Load:
+    """What the client process is told to do."""
+
+    def __init__(self, clients: dict[str, Client]) -> None:
+        self.clients = clients
+
+    async def stream(self, load: str, streams: int, items: int) -> Command:
+        client = self.clients[load]
+
+        async def one() -> None:
+            count = 0
+            async with client.stream(items, str) as stream:
+                async for _ in stream:
+                    count += 1
+            assert count == items
+
+        async def work() -> None:
+            async with trio.open_nursery() as nursery:
+                for _ in range(streams):
+                    nursery.start_soon(one)
+
+        return await measured(work)
+
+    async def unary(self, in_flight: int, calls: int) -> Command:
+        client = self.clients["echo"]
+
+        async def one() -> None:
+            for _ in range(calls):
+                await client.call(TOKEN, str)
+
+        async def work() -> None:
+            async with trio.open_nursery() as nursery:
+                for _ in range(in_flight):
+                    nursery.start_soon(one)
+
+        return await measured(work)
+
+    async def kills(self, count: int, busy_streams: int) -> Command:
+        at: dict[str, float] = {}
+        async with trio.open_nursery() as nursery:
+            for _ in range(busy_streams):
+                nursery.start_soon(self._keep_busy)
+            for number in range(count):
+                async with self.clients["hold"].stream(number, str) as stream:
+                    await anext(stream)
+                    await trio.sleep(0.005)
+                    at[str(number)] = time.perf_counter()
+            await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+        return {"at": at}
+
+    async def _keep_busy(self) -> None:
+        async with self.clients["paced"].stream(10**9, str) as stream:
+            async for _ in stream:
+                pass
+
+
+def client(address: str) -> None:
+    trio.run(_client, address)
+
+
+async def _client(address: str) -> None:
+    async with open_clients(address) as clients:
+        load = Load(clients)
+        commands = {"cpu": cpu, "stream": load.stream, "unary": load.unary, "kills": load.kills}
+        await answer_commands(read_line, commands, {})

@@ -1,0 +1,369 @@
+"""The caller's end: one request out, one response stream in.
+
+`Client.stream` chooses an instance, delivers the envelope, and waits for the ACK, the worker's
+call and its prologue, watching all the while the request's context, the instance's presence in
+discovery, and the connection. Until the first item has come, a failed attempt is tried on another
+instance; after that the stream belongs to its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Container, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+import trio
+
+from ..context import Context, Reason
+from ..env import Env
+from ..errors import (
+    ConnectError,
+    DeadlineError,
+    DisconnectedError,
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+    TransportError,
+    TrinamoError,
+    UnavailableError,
+)
+from ..logs.fields import add_fields
+from ..planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
+from ..protocol.discovery.instances import Instance
+from ..protocol.streams.request import Ack, Envelope, RequestKind, attempt_id, raise_for_nack
+from ..protocol.undecodable import UNDECODABLE
+from .in_flight import Flight
+from .router import Router
+
+__all__ = ["Client", "ResponseStream"]
+
+T = TypeVar("T")
+_ID_BITS: Final = 64
+_ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
+"""What may be tried on another instance; all else would fail there too, or must not run twice."""
+
+
+class ResponseStream(Generic[T]):
+    """The items of one answer, then its end or one `TrinamoError`.
+
+    Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
+    """
+
+    __slots__ = ("_channel", "_decode", "_router", "instance")
+
+    def __init__(
+        self,
+        channel: ResponseChannel,
+        decoder: msgspec.msgpack.Decoder[T],
+        router: Router,
+        instance: Instance,
+    ) -> None:
+        self.instance = instance
+        """The worker that answers."""
+        self._channel = channel
+        self._decode = decoder.decode
+        self._router = router
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item.
+
+        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
+        nothing for `router.silence_grace_s` and has left discovery or does not answer
+        (`liveness.py`); `KilledError` if the context was killed, or what the handler raised.
+        """
+        try:
+            return self._decode(await self._channel.__anext__())
+        except DisconnectedError:
+            self._router.inhibit(self.instance)
+            raise
+        except RemoteProtocolError:
+            self._router.inhibit(self.instance, is_nonsensical=True)
+            raise
+        except UNDECODABLE as error:
+            self._router.inhibit(self.instance, is_nonsensical=True)
+            raise RemoteProtocolError(f"an item does not decode: {error}") from error
+
+
+class Client:
+    """Calls one endpoint, over whatever request planes its instances speak."""
+
+    def __init__(
+        self,
+        router: Router,
+        response_plane: ResponsePlane,
+        env: Env,
+        *,
+        attempts_max: int = 3,
+        call_home_timeout_s: float = 10.0,
+    ) -> None:
+        self.router = router
+        self._response_plane = response_plane
+        self._env = env
+        self._attempts_max = attempts_max
+        self._call_home_timeout_s = call_home_timeout_s
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def new_id(self) -> str:
+        """A request id, for callers that have none of their own."""
+        return f"{self._env.rng.getrandbits(_ID_BITS):016x}"
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        request: Any,
+        item_type: type[T],
+        *,
+        context: Context | None = None,
+        instance_id: str | None = None,
+        among: Container[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ResponseStream[T]]:
+        """Send `request` and yield its stream once the handler has started.
+
+        Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
+        only; a named `instance_id` is the only one tried. Raises `UnavailableError` if nobody is live, else the last attempt's error.
+        """
+        context = context or Context(self.new_id())
+        payload = self._encode(request)
+        decoder = msgspec.msgpack.Decoder(item_type)
+        with ExitStack() as held:
+            attempt = await self._dispatch(
+                held,
+                context,
+                payload,
+                instance_id=instance_id,
+                among=among,
+                metadata=dict(metadata or {}),
+            )
+            yield ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+
+    async def call(
+        self,
+        request: Any,
+        result_type: type[T],
+        *,
+        instance_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
+        """One value for one request, without a response stream.
+
+        Tried elsewhere only if it certainly did not run. Raises `DeadlineError` after `timeout_s`,
+        having told the worker to forget it.
+        """
+        if timeout_s is None:
+            return await self._call(request, result_type, instance_id)
+        with trio.move_on_after(timeout_s):
+            return await self._call(request, result_type, instance_id)
+        raise DeadlineError(f"no answer from {self.router.endpoint} within {timeout_s:g} s")
+
+    async def _call(self, request: Any, result_type: type[T], instance_id: str | None) -> T:
+        payload = self._encode(request)
+        tried: list[str] = []
+        failed: TrinamoError | None = None
+        while True:
+            instance = self._choose(instance_id, tried, failed)
+            tried.append(instance.id)
+            add_fields(instance_id=instance.id)
+            envelope = Envelope(
+                id=self.new_id(),
+                endpoint=instance.endpoint,
+                instance_id=instance.id,
+                kind=RequestKind.UNARY,
+            )
+            try:
+                plane, address = self._route(instance)
+                result = await self._answer(instance, plane.call(address, envelope, payload))
+            except _ELSEWHERE as error:
+                failed = error
+                self._blame(instance, error)
+                if not error.definite or not self._may_retry(tried, instance_id):
+                    raise
+            else:
+                return self._decode_result(result, result_type)
+
+    async def _answer(self, instance: Instance, calling: Awaitable[bytes]) -> bytes:
+        """Wait for an answer, but not for that of a worker that is silent and taken for lost."""
+        lost = ""
+        with self.router.flight(instance) as flight, trio.CancelScope() as waiting:
+
+            def give_up(why: str) -> None:
+                nonlocal lost
+                lost = why
+                waiting.cancel()
+
+            flight.on_silent = give_up
+            return await calling
+        raise _silent(instance, lost)
+
+    def _decode_result(self, result: bytes, result_type: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(result, type=result_type)
+        except UNDECODABLE as error:
+            raise RemoteProtocolError(f"the result does not decode: {error}") from error
+
+    # --- one streaming request, attempt by attempt ---
+
+    async def _dispatch(
+        self,
+        held: ExitStack,
+        context: Context,
+        payload: bytes,
+        *,
+        instance_id: str | None,
+        among: Container[str] | None,
+        metadata: dict[str, str],
+    ) -> _Attempt:
+        tried: list[str] = []
+        failed: TrinamoError | None = None
+        while True:
+            instance = self._choose(instance_id, tried, failed, among)
+            tried.append(instance.id)
+            add_fields(instance_id=instance.id)
+            with ExitStack() as own:
+                attempt = _Attempt(
+                    own.enter_context(self.router.flight(instance)),
+                    own.enter_context(self._response_plane.register(context)),
+                    context,
+                    self._call_home_timeout_s,
+                )
+                envelope = self._envelope(attempt, metadata)
+                try:
+                    await attempt.run(*self._route(instance), envelope, payload)
+                except _ELSEWHERE as error:
+                    failed = error
+                    self._blame(instance, error)
+                    if context.is_stopped or not self._may_retry(tried, instance_id):
+                        raise
+                else:
+                    held.push(own.pop_all())
+                    self.router.restore(instance)
+                    return attempt
+
+    def _choose(
+        self,
+        instance_id: str | None,
+        tried: list[str],
+        failed: TrinamoError | None,
+        among: Container[str] | None = None,
+    ) -> Instance:
+        try:
+            return self.router.choose(instance_id=instance_id, exclude=tried, among=among)
+        except UnavailableError:
+            # The reason of the last attempt says more than "nobody is left".
+            if failed is not None:
+                raise failed from None
+            raise
+
+    def _envelope(self, attempt: _Attempt, metadata: dict[str, str]) -> Envelope:
+        return Envelope(
+            id=attempt_id(attempt.context.id, self._env.rng),
+            endpoint=attempt.instance.endpoint,
+            instance_id=attempt.instance.id,
+            response=attempt.registration.connection,
+            metadata=metadata,
+        )
+
+    def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
+        route = self.router.route(instance)
+        if route is None:
+            spoken = ", ".join(instance.transports) or "nothing"
+            raise UnavailableError(
+                f"instance {instance.id} speaks {spoken}, which is not spoken here"
+            )
+        return route
+
+    def _may_retry(self, tried: list[str], instance_id: str | None) -> bool:
+        return instance_id is None and len(tried) < self._attempts_max
+
+    def _blame(self, instance: Instance, error: TrinamoError) -> None:
+        if isinstance(error, (ConnectError, DisconnectedError)):
+            self.router.inhibit(instance)
+        elif isinstance(error, RemoteProtocolError):
+            self.router.inhibit(instance, is_nonsensical=True)
+
+
+class _Attempt:
+    """One request at one instance, up to its prologue."""
+
+    def __init__(
+        self,
+        flight: Flight,
+        registration: Registration,
+        context: Context,
+        call_home_timeout_s: float,
+    ) -> None:
+        self.instance = flight.instance
+        self.registration = registration
+        self.context = context
+        self.channel = registration.channel
+        self._flight = flight
+        self._call_home_timeout_s = call_home_timeout_s
+        self._greeting_count = 0
+        """What has come of the worker before its first item: its call, and its prologue."""
+
+    async def run(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> None:
+        await self._deliver(plane, address, envelope, payload)
+        self._flight.on_gone = lambda: self.channel.fail(self._vanished())
+        if self._flight.is_gone:
+            raise self._vanished()
+        self._flight.is_waiting = True
+        self._flight.heard = self._heard
+        self._flight.on_silent = lambda why: self.channel.fail(_silent(self.instance, why))
+        if not self.channel.is_called:
+            await self._wait_called()
+        self._greeting_count = 1
+        await self.channel.wait_prologue()
+        self._greeting_count = 2
+        # From here on the connection itself is the better witness of the worker's life, and a
+        # worker that left discovery is given up only if it has fallen silent too.
+        self._flight.on_gone = None
+        self._flight.is_waiting = False
+
+    def _heard(self) -> int | None:
+        if self.channel.is_paused:
+            return None
+        return self._greeting_count + self.channel.arrival_count
+
+    async def _deliver(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> None:
+        ack: Ack | None = None
+        with self.context.cancelled_by_kill() as waiting:
+            self._flight.on_gone = waiting.cancel
+            if self._flight.is_gone:
+                raise self._vanished()
+            ack = await plane.send(address, envelope, payload)
+        if ack is not None:
+            raise_for_nack(ack)
+            return
+        if self.context.is_killed:
+            reason = self.context.reason or Reason.CONSUMER_DROPPED
+            raise KilledError(f"the request was killed: {reason}", reason=reason)
+        raise self._vanished()
+
+    async def _wait_called(self) -> None:
+        """A worker calls before it works, so this wait, unlike the next, has a bound.
+
+        Otherwise a link cut between the ACK and the call would leave us waiting for a worker
+        that has long given up.
+        """
+        with trio.move_on_after(self._call_home_timeout_s):
+            await self.channel.wait_called()
+            return
+        raise DisconnectedError(
+            f"instance {self.instance.id} accepted the request but did not call home "
+            f"within {self._call_home_timeout_s:g} s"
+        )
+
+    def _vanished(self) -> DisconnectedError:
+        return DisconnectedError(f"instance {self.instance.id} vanished from discovery")
+
+
+def _silent(instance: Instance, why: str) -> DisconnectedError:
+    return DisconnectedError(f"instance {instance.id} {why}")

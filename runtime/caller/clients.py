@@ -1,0 +1,151 @@
+"""The clients of one process, one per endpoint: opened once, shared, closed when nobody holds them.
+
+Each runs as a task of its own, with its router's watch, its connections and what it knows of loads
+and blocks, so it can be closed without touching the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from ..config.config import Config
+from ..env import Env
+from ..events.load import LoadTable
+from ..kv.index import KvIndex
+from ..metrics.kv import KvSeries
+from ..metrics.metrics import Metrics
+from ..nurseries import open_nursery
+from ..planes import ControlPlane, EventPlane
+from ..process.composition import DataPlane
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.discovery.routing import Policy
+from .client import Client
+from .router import Router
+
+__all__ = ["Clients"]
+
+
+@attrs.define(eq=False)
+class _Slot:
+    """One endpoint: its client once it is open, and how many hold it or wait for it."""
+
+    opening: trio.Lock = attrs.field(factory=trio.Lock)
+    holders: int = 0
+    client: Client | None = None
+    scope: trio.CancelScope | None = None
+    """Of its task."""
+
+
+class Clients:
+    """Opens clients into `nursery`, which owns them."""
+
+    def __init__(
+        self,
+        config: Config,
+        env: Env,
+        control: ControlPlane,
+        events: EventPlane,
+        data: DataPlane,
+        *,
+        metrics: Metrics,
+        series: KvSeries,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._config = config
+        self._env = env
+        self._control = control
+        self._events = events
+        self._data = data
+        self._metrics = metrics
+        self._series = series
+        self._nursery = nursery
+        self._slots: dict[str, _Slot] = {}
+
+    def __iter__(self) -> Iterator[Client]:
+        """Those that are open, in the order in which they were asked for."""
+        return (slot.client for slot in self._slots.values() if slot.client is not None)
+
+    async def hold(self, endpoint: EndpointName) -> Client:
+        """The client of an endpoint, held once more; returns once it is open.
+
+        Who comes second waits for the first, and opens it himself if that one is cancelled or
+        fails. Cancelled, it leaves nothing that others do not hold.
+        """
+        slot = self._slots.setdefault(str(endpoint), _Slot())
+        with self._held_on_success(str(endpoint), slot):
+            async with slot.opening:
+                if slot.client is None:
+                    slot.client, slot.scope = await self._nursery.start(self._run, endpoint)
+        return slot.client
+
+    @contextmanager
+    def _held_on_success(self, key: str, slot: _Slot) -> Iterator[None]:
+        slot.holders += 1
+        try:
+            yield
+        except BaseException:
+            self._let_go(key, slot)
+            raise
+
+    def release(self, client: Client) -> None:
+        """Hold it no more; the last one to do so closes it. Synchronous.
+
+        It closes at once: requests under way go on, but nobody watches over their instances.
+        """
+        key = str(client.router.endpoint)
+        slot = self._slots.get(key)
+        if slot is None or slot.client is not client:
+            raise ValueError(f"the client of {key} is not held")
+        self._let_go(key, slot)
+
+    def _let_go(self, key: str, slot: _Slot) -> None:
+        slot.holders -= 1
+        if not slot.holders:
+            del self._slots[key]
+            if slot.scope is not None:
+                slot.scope.cancel()
+
+    async def _run(
+        self,
+        endpoint: EndpointName,
+        *,
+        task_status: trio.TaskStatus[tuple[Client, trio.CancelScope]],
+    ) -> None:
+        """Open a client, and run what it needs until the scope that comes with it is cancelled."""
+        config, loads, index = self._config.router, None, None
+        if Policy(config.policy) is Policy.LEAST_LOADED:
+            loads = LoadTable(self._events, endpoint)
+        if config.kv_index:
+            index = KvIndex(self._events, endpoint)
+        router = Router(
+            self._control,
+            endpoint,
+            self._env,
+            policy=Policy(config.policy),
+            inhibit_s=config.inhibit_s,
+            silence_grace_s=config.silence_grace_s,
+            linger_s=config.linger_s,
+            metrics=self._metrics,
+            request_planes=self._data.request_planes,
+            loads=loads,
+            kv_index=index,
+        )
+        client = Client(
+            router,
+            self._data.response_plane,
+            self._env,
+            attempts_max=config.attempts_max,
+            call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,
+        )
+        with self._series.showing_index(index):
+            async with open_nursery() as nursery:
+                if loads is not None:
+                    await nursery.start(loads.run)
+                if index is not None:
+                    await nursery.start(index.run)
+                await nursery.start(router.run)
+                task_status.started((client, nursery.cancel_scope))

@@ -1,0 +1,399 @@
+"""One frozen `Config`, read once at the start: defaults < preset < file < environment < command line.
+
+`load_config` is the only door. It starts nothing and connects to nothing; whatever is wrong is a
+`ConfigError` that names the key, where it was written, and the nearest key that exists.
+`docs/configuration.md` lists every key (`reference.py` writes it). The plane sections are in
+`planes.py`, the reading in `source.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ..errors import ConfigError
+from .keys import (
+    Bytes,
+    Count,
+    FrameBytes,
+    Name,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Text,
+    about,
+    is_name,
+)
+from .planes import (
+    ControlPlaneConfig,
+    DataPlaneConfig,
+    EtcdConfig,
+    EventPlaneConfig,
+    MooncakeConfig,
+    NatsConfig,
+    NixlConfig,
+    TcpConfig,
+    TlsConfig,
+    TransferConfig,
+)
+from .source import (
+    RESERVED_VARIABLES,
+    Setting,
+    build_config,
+    read_environ,
+    read_overrides,
+    read_yaml,
+    read_yaml_file,
+)
+
+__all__ = [
+    "PRESETS",
+    "RESERVED_VARIABLES",
+    "Config",
+    "ControlPlaneConfig",
+    "DataPlaneConfig",
+    "EtcdConfig",
+    "EventPlaneConfig",
+    "HttpConfig",
+    "LogConfig",
+    "MooncakeConfig",
+    "NatsConfig",
+    "NixlConfig",
+    "RouterConfig",
+    "Secret",
+    "SecurityConfig",
+    "ShutdownConfig",
+    "TcpConfig",
+    "TlsConfig",
+    "TransferConfig",
+    "WorkerConfig",
+    "config_notices",
+    "load_config",
+    "preset_text",
+]
+
+Tokens = Annotated[int, Meta(ge=1, le=1 << 20, extra={"unit": "tokens"})]
+
+PRESETS = ("small", "medium", "large")
+
+
+class HttpConfig(Section, frozen=True, kw_only=True):
+    """The HTTP frontend."""
+
+    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
+    enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
+    enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
+    on_disconnect: Annotated[
+        Literal["kill", "stop"],
+        about("What a client that leaves does to its request: end it now, or let it finish soon."),
+    ] = "kill"
+    body_bytes_max: Annotated[FrameBytes, about("A larger request body is a 413.")] = 4 << 20
+    bodies_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Bytes of request bodies held at once, beyond the first 64 KiB of each; one more is a"
+            " 503."
+        ),
+    ] = 256 << 20
+    body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
+    header_bytes_max: Annotated[FrameBytes, about("A larger request head ends the connection.")] = (
+        32_768
+    )
+    backlog_bytes_max: Annotated[
+        Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
+    ] = 65_536
+    requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
+    connections_max: Annotated[
+        Count,
+        about("Open connections at once; one more takes the place of the one idle longest."),
+    ] = 2048
+    hosts: Annotated[
+        tuple[Text, ...] | None,
+        about(
+            "Names by which clients call it, in the Host header; another is a 421. Addresses,"
+            " `localhost` and `http.host` always are; `*`: any. `null`: none more on loopback, so"
+            " that no page of the web reads its answers by DNS rebinding, and any elsewhere."
+        ),
+    ] = None
+    keep_alive_s: Annotated[
+        Seconds, about("For the next request's head on an idle connection.")
+    ] = 60.0
+    write_timeout_s: Annotated[
+        Seconds,
+        about(
+            "A client that does not take a piece of its answer (64 KiB) within this time, or whose"
+            " machine does not acknowledge one, is cut off."
+        ),
+    ] = 20.0
+    peer_timeout_s: Annotated[
+        Seconds,
+        about(
+            "A client to which nothing is under way, and whose machine does not answer, is gone."
+        ),
+    ] = 20.0
+    request_timeout_s: Annotated[
+        Seconds | None,
+        about("An answer not made within this time is ended, as a 504; null: no bound."),
+    ] = None
+    engine_error_detail: Annotated[
+        bool,
+        about(
+            "Tell clients the text of a failed engine, or of a failed connection in the cluster;"
+            " false: a sentence and the id of the request, whose text the log has."
+        ),
+    ] = False
+    drain_timeout_s: Annotated[
+        Seconds, about("At the end: how long streams may go on before they are stopped.")
+    ] = 30.0
+    stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """One worker process: what it is called and what it runs."""
+
+    namespace: Annotated[Name, about("First part of the endpoint's address.")] = "trinamo"
+    component: Annotated[Name, about("Second part of the endpoint's address.")] = "backend"
+    endpoint: Annotated[Name, about("Third part of the endpoint's address.")] = "generate"
+    engine: Annotated[
+        Literal["auto", "llamacpp", "exact", "echo", "mocker"],
+        about("`auto`: llamacpp where its extra and model file are there, else exact."),
+    ] = "auto"
+    model_name: Annotated[
+        Text | None, about("The name clients ask for; null: the engine's own.")
+    ] = None
+    model_path: Annotated[Text | None, about("A GGUF file; null: the fetched model.")] = None
+    status_host: Annotated[
+        Text, about("Address of the status port (`/health`, `/live`, `/metrics`).")
+    ] = "127.0.0.1"
+    status_port: Annotated[
+        Port | None, about("Status port; 0: the system chooses; null: none.")
+    ] = 0
+    stop_grace_s: Annotated[Seconds, about("From a request's Stop until it becomes Kill.")] = 5.0
+    requests_max: Annotated[
+        Count, about("Requests at once; one more is refused as overloaded.")
+    ] = 256
+    running_max: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        about("Sequences in one engine step; null: the engine's own."),
+    ] = None
+    waiting_max: Annotated[
+        Count | None, about("Sequences that wait for a place; null: the engine's own.")
+    ] = None
+    step_tokens_max: Annotated[
+        Tokens | None, about("Tokens in one engine step; null: the engine's own.")
+    ] = None
+    chunk_tokens_max: Annotated[
+        Tokens | None,
+        about("Prompt tokens of one sequence in one step; null: the engine's own."),
+    ] = None
+    context_tokens_max: Annotated[
+        Annotated[int, Meta(ge=16, le=1 << 20, extra={"unit": "tokens"})] | None,
+        about("Longest prompt plus answer; null: the engine's own."),
+    ] = None
+    kv_blocks: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 24, extra={"unit": "blocks"})] | None,
+        about("Blocks of the KV pool; null: the engine's own."),
+    ] = None
+    kv_block_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1024, extra={"unit": "tokens"})],
+        about("Tokens one KV block holds."),
+    ] = 16
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], about("Threads one engine step uses.")
+    ] = 1
+    cancelled_ttl_s: Annotated[
+        Seconds, about("How long a cancel that overtook its request is remembered.")
+    ] = 60.0
+
+
+class RouterConfig(Section, frozen=True, kw_only=True):
+    """Which instance gets a request."""
+
+    policy: Annotated[
+        Literal["round_robin", "random", "direct", "least_loaded"],
+        about("`direct` serves requests that name their instance and refuses others."),
+    ] = "round_robin"
+    inhibit_s: Annotated[
+        Seconds, about("An instance that failed is not chosen this long while others live.")
+    ] = 5.0
+    attempts_max: Annotated[
+        Annotated[int, Meta(ge=1, le=32)],
+        about("Instances tried for one request before its first item."),
+    ] = 3
+    kv_index: Annotated[
+        bool,
+        about(
+            "Workers tell their KV blocks and callers keep an index of them, which"
+            " `/metrics` shows. No policy uses it in this version."
+        ),
+    ] = False
+    silence_grace_s: Annotated[
+        Seconds,
+        about(
+            "A request that brings nothing this long is given up if its worker left discovery; if"
+            " not, the worker is asked, and given up after as long without an answer. At least"
+            " `lease_ttl_s`: a worker takes half of it to register again."
+        ),
+    ] = 10.0
+    linger_s: Annotated[
+        Seconds | None,
+        about(
+            "A worker that discovery deleted, but that answers over its standing connection, is"
+            " kept this long with its models. Longer than it takes to register again: half of"
+            " `lease_ttl_s`. `null` drops it at once."
+        ),
+    ] = 10.0
+
+
+class ShutdownConfig(Section, frozen=True, kw_only=True):
+    """The deadlines of an orderly end, in the order of the steps."""
+
+    leave_timeout_s: Annotated[Seconds, about("Leave discovery.")] = 2.0
+    drain_timeout_s: Annotated[
+        Seconds, about("Wait for requests in flight while new ones are refused.")
+    ] = 10.0
+    stop_timeout_s: Annotated[Seconds, about("After Stop: let requests finish early.")] = 5.0
+    kill_timeout_s: Annotated[Seconds, about("After Kill: let their tasks end.")] = 2.0
+    transfer_timeout_s: Annotated[
+        Seconds, about("Wait for KV transfers in flight, so that no block is lost.")
+    ] = 5.0
+    revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
+    close_timeout_s: Annotated[
+        Seconds,
+        about("Close the planes; `trinamo up` kills a process that takes longer over all this."),
+    ] = 3.0
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """The log on standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("The least level that is written.")
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "console", "json"],
+        about("`auto`: console on a terminal, else one JSON object a line."),
+    ] = "auto"
+
+
+class SecurityConfig(Section, frozen=True, kw_only=True):
+    """Who may speak to the TCP ports of this cluster's processes."""
+
+    secret_file: Annotated[
+        Text | None,
+        about(
+            "A file of 16 bytes or more that is the same on every machine of the cluster and that"
+            " not everybody may read: each TCP port asks its peers for proof of it. null: these"
+            " ports are bound on loopback only."
+        ),
+    ] = None
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole configuration. `Config()` holds the defaults; `load_config` reads the rest."""
+
+    control_plane: ControlPlaneConfig = ControlPlaneConfig()
+    event_plane: EventPlaneConfig = EventPlaneConfig()
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    http: HttpConfig = HttpConfig()
+    worker: WorkerConfig = WorkerConfig()
+    router: RouterConfig = RouterConfig()
+    shutdown: ShutdownConfig = ShutdownConfig()
+    security: SecurityConfig = SecurityConfig()
+    log: LogConfig = LogConfig()
+
+
+def preset_text(name: str) -> str:
+    """The YAML of a shipped preset, comments and all."""
+    if name not in PRESETS:
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    return resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read every source and return the one configuration; blocks on the disk, so call it early.
+
+    Args:
+        path: A YAML file of at most `config_source.FILE_BYTES_MAX` bytes.
+        preset: `small`, `medium` or `large`; the file's keys win over its.
+        environ: Where `TRINAMO_…` variables are looked up; `os.environ` unless given.
+        overrides: Dotted keys such as `http.port`; text is read as in the environment, and a
+            value of None is one (`--port` not given must be left out by the caller).
+
+    Raises:
+        ConfigError: Names the key, where it was written (file and line, variable or option) and
+            the nearest key that exists.
+    """
+    settings: dict[str, Setting] = {}
+    if preset is not None:
+        settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
+    if path is not None:
+        settings |= read_yaml_file(Config, Path(path))
+    settings |= read_environ(Config, os.environ if environ is None else environ)
+    settings |= read_overrides(Config, overrides or {})
+    return build_config(Config, settings)
+
+
+def config_notices(config: Config) -> list[str]:
+    """What is valid but not what it seems: sentences for the log at the start, and for doctor."""
+    found = []
+    data = config.data_plane
+    if data.nixl.enabled and data.nixl.rdma_interface is None:
+        found.append(
+            "data_plane.nixl.rdma_interface is null: NIXL reaches peers on this host only;"
+            f" others are reached by {data.nixl.fallback}"
+        )
+    if data.mooncake.enabled or (data.nixl.enabled and data.nixl.fallback != "tcp"):
+        found.append(
+            "Mooncake listens on all interfaces without authentication: keep its ports closed to"
+            " others"
+        )
+    if not data.transfer.enabled and (data.nixl.enabled or data.mooncake.enabled):
+        found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
+    etcd, nats = config.control_plane.etcd, config.event_plane.nats
+    if config.router.silence_grace_s <= etcd.lease_ttl_s / 2:
+        found.append(
+            f"router.silence_grace_s is {config.router.silence_grace_s:g}, not more than half of"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
+            " after an outage of etcd may lose its streams"
+        )
+    elif config.router.silence_grace_s < etcd.lease_ttl_s:
+        found.append(
+            f"router.silence_grace_s is {config.router.silence_grace_s:g}, less than"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker whose process stalls"
+            " may lose its silent requests before its lease"
+        )
+    linger_s = config.router.linger_s
+    if linger_s is not None and linger_s <= etcd.lease_ttl_s / 2:
+        found.append(
+            f"router.linger_s is {linger_s:g}, not more than half of"
+            f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
+            " after an outage of etcd may be dropped for a moment"
+        )
+    if config.control_plane.embedded is False and not _reaches(etcd.endpoints, etcd.nodes):
+        found.append(
+            f"control_plane.etcd.nodes is {etcd.nodes}, but there are {len(etcd.endpoints)} endpoints"
+        )
+    if config.event_plane.embedded is False and not _reaches(nats.servers, nats.nodes):
+        found.append(
+            f"event_plane.nats.nodes is {nats.nodes}, but there are {len(nats.servers)} servers"
+        )
+    return found
+
+
+def _reaches(addresses: tuple[str, ...], nodes: int) -> bool:
+    """Whether so many addresses fit so many servers; one name may stand for all of them."""
+    return len(addresses) == nodes or (len(addresses) == 1 and is_name(addresses[0]))

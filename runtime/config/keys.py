@@ -1,0 +1,205 @@
+"""What configuration sections are made of: the section class, key types, secrets, the walk over keys.
+
+The structs are the only list of keys. The YAML reader, the `TRINAMO_…` variables, the command line,
+the presets and `docs/configuration.md` all walk them with `config_fields`, so a key added to a
+struct exists everywhere. Read on in `config.py`, which has the sections, and `source.py`,
+which reads them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "Addresses",
+    "Bytes",
+    "Count",
+    "Field",
+    "FrameBytes",
+    "Name",
+    "Port",
+    "Seconds",
+    "Secret",
+    "Section",
+    "Text",
+    "about",
+    "config_fields",
+    "is_name",
+    "need_consent",
+    "need_together",
+    "section_types",
+]
+
+
+class Secret:
+    """A password or token. Only `reveal()` shows it: not `str`, `repr`, logs or `dump`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The secret itself, for the one call that needs it."""
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    def __str__(self) -> str:
+        return "***"
+
+
+def about(text: str) -> Meta:
+    """The sentence that explains a key wherever keys are listed."""
+    return Meta(description=text)
+
+
+# A day bounds every time, so a misplaced millisecond value cannot wait for a month.
+Seconds = Annotated[float, Meta(gt=0, le=86_400, extra={"unit": "s"})]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]
+# What fits a frame's u32 length fields and one allocation; less holds no message of any use.
+FrameBytes = Annotated[int, Meta(ge=1024, le=1 << 30, extra={"unit": "bytes"})]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+# Names become parts of keys and subjects: no `/`, `.`, `*`, `>` or blanks.
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+Addresses = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named group of keys; `__post_init__` holds the rules between keys of one section."""
+
+
+def need_together(section: str, **values: object) -> None:
+    """Raise `ValueError` if some of `values` are set while others are missing."""
+    missing = [name for name, value in values.items() if value is None]
+    if missing and len(missing) != len(values):
+        given = ", ".join(sorted(set(values) - set(missing)))
+        raise ValueError(f"{section}: {given} needs {' and '.join(missing)} beside it")
+
+
+def need_consent(section: str, secret: str, addresses: tuple[str, ...]) -> None:
+    """Raise `ValueError` if `secret`, the name of a key, would travel in clear beyond this machine."""
+    away = [address for address in addresses if not (_is_encrypted(address) or _is_local(address))]
+    if away:
+        raise ValueError(
+            f"{section}: {secret} would travel in clear to {', '.join(away)}; set tls.enabled: true,"
+            " or allow_plain_password: true where nobody else is on the network between"
+        )
+
+
+def _is_encrypted(address: str) -> bool:
+    return address.startswith(("https://", "tls://", "wss://"))
+
+
+def _is_local(address: str) -> bool:
+    """Whether the bytes stay on this machine: loopback, or a socket of the file system."""
+    if address.startswith("unix:"):
+        return True
+    if is_name(address):
+        return _host(address) == "localhost"
+    return ipaddress.ip_address(_host(address)).is_loopback
+
+
+def is_name(address: str) -> bool:
+    """Whether the host of `host:port`, or of a URL, is a name and no number."""
+    try:
+        ipaddress.ip_address(_host(address))
+    except ValueError:
+        return True
+    return False
+
+
+def _host(address: str) -> str:
+    return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
+
+
+@attrs.frozen
+class Field:
+    """One key: where it is, what it may hold, and the sentence that explains it."""
+
+    key: str
+    type: Any
+    default: Any
+    unit: str
+    text: str
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value must never be shown."""
+        return _mentions(self.type, Secret)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether `null` is a value of it."""
+        return _mentions(self.type, type(None))
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds several values; one string stands for them separated by commas."""
+        return _mentions(self.type, tuple)
+
+
+def _mentions(kind: Any, wanted: type) -> bool:
+    if kind is wanted or get_origin(kind) is wanted:
+        return True
+    return any(_mentions(part, wanted) for part in get_args(kind))
+
+
+def _metas(kind: Any) -> Iterator[Meta]:
+    for part in get_args(kind):
+        if isinstance(part, Meta):
+            yield part
+        else:
+            yield from _metas(part)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+@cache
+def section_types(root: type[Section], prefix: str = "") -> Mapping[str, type[Section]]:
+    """Every section under `root` by its dotted key, parents first; the root's own key is empty."""
+    found = {prefix: root}
+    for name, kind in get_type_hints(root, include_extras=True).items():
+        if _is_section(kind):
+            found |= section_types(kind, f"{prefix}.{name}" if prefix else name)
+    return found
+
+
+@cache
+def config_fields(root: type[Section]) -> Mapping[str, Field]:
+    """Every key under `root` by its dotted name, in the order of the structs."""
+    found: dict[str, Field] = {}
+    for prefix, section in section_types(root).items():
+        hints = get_type_hints(section, include_extras=True)
+        for field in msgspec.structs.fields(section):
+            kind = hints[field.name]
+            if _is_section(kind):
+                continue
+            metas = list(_metas(kind))
+            units = [
+                str(meta.extra["unit"]) for meta in metas if meta.extra and "unit" in meta.extra
+            ]
+            texts = [meta.description for meta in metas if meta.description]
+            key = f"{prefix}.{field.name}" if prefix else field.name
+            found[key] = Field(
+                key, kind, field.default, units[0] if units else "", texts[-1] if texts else ""
+            )
+    return found

@@ -1,0 +1,353 @@
+"""The configuration of the three planes, in the shape of the deployment presets.
+
+Only shape, bounds and meaning; nothing here reads or connects. `config.py` has the other sections.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .keys import (
+    Addresses,
+    Bytes,
+    Count,
+    FrameBytes,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Text,
+    about,
+    need_consent,
+    need_together,
+)
+from .tcp import TcpConfig
+
+__all__ = [
+    "ControlPlaneConfig",
+    "DataPlaneConfig",
+    "EtcdConfig",
+    "EventPlaneConfig",
+    "MooncakeConfig",
+    "NatsConfig",
+    "NixlConfig",
+    "TcpConfig",
+    "TlsConfig",
+    "TransferConfig",
+]
+
+_PLAIN = (
+    "Send the password or token over a link without TLS beyond this machine, which is refused else."
+)
+
+
+class TlsConfig(Section, frozen=True, kw_only=True):
+    """TLS towards a plane's servers."""
+
+    enabled: Annotated[bool, about("Speak TLS to the servers.")] = False
+    ca_file: Annotated[Text | None, about("Certificates to trust; null: those of the system.")] = (
+        None
+    )
+    cert_file: Annotated[Text | None, about("Our own certificate; needs `key_file`.")] = None
+    key_file: Annotated[Text | None, about("The key of `cert_file`.")] = None
+    server_name: Annotated[
+        Text | None,
+        about(
+            "Name in every server's certificate; null: the host, of several etcd endpoints the first."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together("tls", cert_file=self.cert_file, key_file=self.key_file)
+        for name in ("ca_file", "cert_file", "server_name"):
+            if getattr(self, name) is not None and not self.enabled:
+                raise ValueError(f"tls: {name} is set, but enabled is false")
+
+
+class EtcdConfig(Section, frozen=True, kw_only=True):
+    """The etcd cluster behind the control plane."""
+
+    endpoints: Annotated[
+        Addresses, about("`host:port` of each member, IPv6 in brackets; or one `unix:/path`.")
+    ] = ("127.0.0.1:2379",)
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=9)],
+        about("Members the cluster is planned with. An embedded server is always one."),
+    ] = 1
+    memory: Annotated[
+        Bytes, about("Planned memory of one member; the database of an embedded one stays below.")
+    ] = 2_000_000_000
+    ssd: Annotated[
+        bool, about("Members keep their log on an SSD: `doctor` looks whether `data_dir` does.")
+    ] = False
+    username: Annotated[Text | None, about("User; needs `password`.")] = None
+    password: Annotated[Secret | None, about("Password; needs `username`.")] = None
+    allow_plain_password: Annotated[bool, about(_PLAIN)] = False
+    tls: TlsConfig = TlsConfig()
+    lease_ttl_s: Annotated[
+        Annotated[float, Meta(ge=2, le=86_400, extra={"unit": "s"})],
+        about("An instance that stops renewing vanishes after this; etcd rounds up to seconds."),
+    ] = 10.0
+    connect_timeout_s: Annotated[Seconds, about("For the first answer at the start.")] = 5.0
+    request_timeout_s: Annotated[Seconds, about("For one call with all its tries.")] = 5.0
+    attempt_timeout_s: Annotated[
+        Seconds, about("For one try; short, so that a lost leader costs little.")
+    ] = 0.7
+    silence_s: Annotated[
+        Seconds, about("A watch stream that says nothing this long is given up for a new one.")
+    ] = 6.0
+    data_dir: Annotated[
+        Text | None, about("Where an embedded server keeps its data; null: a temporary folder.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together("etcd", username=self.username, password=self.password)
+        if self.password is not None and not (self.tls.enabled or self.allow_plain_password):
+            need_consent("etcd", "password", self.endpoints)
+
+
+class ControlPlaneConfig(Section, frozen=True, kw_only=True):
+    """Registration, discovery and leases."""
+
+    backend: Annotated[
+        Literal["etcd", "memory"], about("`memory` is for a single process and for tests.")
+    ] = "etcd"
+    embedded: Annotated[
+        bool | None,
+        about(
+            "Start a server of our own from the `embedded` extra, on a socket for this user alone."
+            " null: `trinamo up` does, for one node; other commands do not."
+        ),
+    ] = None
+    etcd: EtcdConfig = EtcdConfig()
+
+    def __post_init__(self) -> None:
+        if self.embedded and self.etcd.nodes > 1:
+            raise ValueError("embedded starts one etcd server, but etcd.nodes is more than 1")
+        if self.embedded and (self.etcd.username is not None or self.etcd.tls.enabled):
+            raise ValueError("an embedded etcd is a socket for this user: no username, no tls")
+
+
+class NatsConfig(Section, frozen=True, kw_only=True):
+    """The NATS cluster behind the event plane."""
+
+    servers: Annotated[Addresses, about("URL of each server.")] = ("nats://127.0.0.1:4222",)
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=9)],
+        about("Servers the cluster is planned with. An embedded server is always one."),
+    ] = 1
+    memory: Annotated[
+        Bytes, about("Planned memory of one server; an embedded one collects garbage near it.")
+    ] = 1_000_000_000
+    jetstream: Annotated[
+        bool, about("Refuse servers without JetStream, which work queues need; ours has it.")
+    ] = False
+    username: Annotated[Text | None, about("User; needs `password`.")] = None
+    password: Annotated[Secret | None, about("Password; needs `username`.")] = None
+    token: Annotated[Secret | None, about("Token, instead of user and password.")] = None
+    credentials_file: Annotated[Text | None, about("A `.creds` file, instead of both.")] = None
+    nkey_seed_file: Annotated[
+        Text | None, about("A file with an NKey seed, instead; needs the package `nkeys`.")
+    ] = None
+    allow_plain_password: Annotated[bool, about(_PLAIN)] = False
+    tls: TlsConfig = TlsConfig()
+    connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
+    reconnect_wait_s: Annotated[Seconds, about("First pause before connecting again.")] = 0.1
+    reconnect_wait_max_s: Annotated[Seconds, about("Longest pause; it doubles up to this.")] = 5.0
+    ping_interval_s: Annotated[
+        Seconds, about("Idle time before a ping; two unanswered end the connection.")
+    ] = 10.0
+    drain_timeout_s: Annotated[Seconds, about("For what is queued when the plane closes.")] = 2.0
+    ack_timeout_s: Annotated[
+        Seconds, about("For a worker's typed answer where requests travel over NATS.")
+    ] = 10.0
+    outgoing_messages_max: Annotated[
+        Count, about("Messages that wait to be sent; what is over is refused and counted.")
+    ] = 65_536
+    outgoing_bytes_max: Annotated[Bytes, about("The same in bytes.")] = 64 << 20
+    stream_replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=5)],
+        about("On how many servers a work queue is kept; 3 where there are 3 or more."),
+    ] = 1
+    store_dir: Annotated[
+        Text | None, about("Where an embedded server keeps JetStream; null: a temporary folder.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together("nats", username=self.username, password=self.password)
+        if any("@" in server for server in self.servers):
+            # A URL is printed and logged everywhere; a password in it would be too.
+            raise ValueError("nats: give user and password by their keys, not in servers")
+        if len(self.ways) > 1:
+            raise ValueError(f"nats: {' and '.join(self.ways)} exclude each other")
+        # The two others answer a challenge, and what they sign with stays here.
+        secret = "password" if self.token is None else "token"
+        if getattr(self, secret) is not None and not (
+            self.tls.enabled or self.allow_plain_password
+        ):
+            need_consent("nats", secret, self.servers)
+
+    @property
+    def ways(self) -> list[str]:
+        """The keys by which we say who we are; at most one."""
+        names = ("username", "token", "credentials_file", "nkey_seed_file")
+        return [name for name in names if getattr(self, name) is not None]
+
+
+class EventPlaneConfig(Section, frozen=True, kw_only=True):
+    """Load, KV events, work queues, and requests where `data_plane.requests` says so."""
+
+    backend: Annotated[
+        Literal["nats", "memory"], about("`memory` is for a single process and for tests.")
+    ] = "nats"
+    embedded: Annotated[
+        bool | None,
+        about(
+            "Start a server of our own from the `embedded` extra, with a token of its own."
+            " null: `trinamo up` does, for one node; other commands do not."
+        ),
+    ] = None
+    nats: NatsConfig = NatsConfig()
+
+    def __post_init__(self) -> None:
+        if self.embedded and self.nats.nodes > 1:
+            raise ValueError("embedded starts one NATS server, but nats.nodes is more than 1")
+        if self.embedded and (self.nats.ways or self.nats.tls.enabled):
+            raise ValueError(
+                "an embedded NATS has a token of its own: no other credentials, no tls"
+            )
+
+
+class NixlConfig(Section, frozen=True, kw_only=True):
+    """KV transfer by NIXL over UCX; see `docs/transfer_backends.md`."""
+
+    enabled: Annotated[bool, about("Move KV blocks by NIXL where both ends can.")] = False
+    rdma_interface: Annotated[
+        Text | None,
+        about("RDMA device or network interface, such as `ib0`; null: only peers on this host."),
+    ] = None
+    same_host: Annotated[
+        bool, about("Let the kernel copy between processes of this host (UCX's `cma`).")
+    ] = True
+    mtu: Annotated[
+        Literal[256, 512, 1024, 2048, 4096] | None,
+        about("Path MTU of RDMA connections; refused without an RDMA device. null: the device's."),
+    ] = None
+    queue_depth: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)],
+        about("Transfers at once; on RDMA devices also the length of the queues."),
+    ] = 128
+    completion_mode: Annotated[
+        Literal["event", "polling"],
+        about("`polling` looks without pause while transfers run: lower latency for a core."),
+    ] = "event"
+    fallback: Annotated[
+        Literal["tcp", "mooncake", "mooncake_tcp"],
+        about("What carries KV blocks where NIXL cannot."),
+    ] = "tcp"
+    progress_delay_s: Annotated[
+        Annotated[float, Meta(ge=0.001, le=0.02, extra={"unit": "s"})],
+        about("How long NIXL's own thread sleeps unless it is woken."),
+    ] = 0.02
+    notification_poll_s: Annotated[
+        Seconds, about("Longest time until a peer's notification is noticed.")
+    ] = 0.02
+
+
+class MooncakeConfig(Section, frozen=True, kw_only=True):
+    """KV transfer by Mooncake. It listens on all interfaces: `docs/transfer_backends.md`."""
+
+    enabled: Annotated[bool, about("Move KV blocks by Mooncake where both ends can.")] = False
+    protocol: Annotated[Literal["rdma", "tcp"], about("What Mooncake itself runs over.")] = "tcp"
+    device: Annotated[Text | None, about("RDMA device; null: Mooncake chooses.")] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=64)], about("Transfers at once; each blocks a thread.")
+    ] = 4
+    queue_depth: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)],
+        about("Transfers that run or wait for a thread; at least `threads`."),
+    ] = 128
+    transfer_timeout_s: Annotated[
+        Annotated[int, Meta(ge=5, le=86_400, extra={"unit": "s"})],
+        about("How long the engine itself waits for a peer that hangs; it takes no less than 5."),
+    ] = 5
+    notification_poll_s: Annotated[
+        Seconds, about("Longest time until a peer's notification is noticed.")
+    ] = 0.02
+
+    def __post_init__(self) -> None:
+        if self.queue_depth < self.threads:
+            raise ValueError("mooncake: queue_depth is less than threads")
+
+
+class TransferConfig(Section, frozen=True, kw_only=True):
+    """KV transfers of a worker whose engine has KV memory; see `docs/transfer.md`."""
+
+    enabled: Annotated[
+        bool, about("Offer the engine's KV memory to peers, and move blocks from and to theirs.")
+    ] = True
+    host: Annotated[
+        Text | None,
+        about("Address to bind for transfers over TCP; null: that of `data_plane.tcp`."),
+    ] = None
+    port: Annotated[Port, about("Port to bind for them; 0: the system chooses.")] = 0
+    advertise_host: Annotated[
+        Text | None,
+        about("Address told to peers, by Mooncake too; null: that of `data_plane.tcp`."),
+    ] = None
+    slice_bytes: Annotated[
+        FrameBytes, about("Sent over TCP before another transfer of the same peer has its turn.")
+    ] = 1 << 21
+    checksum: Annotated[
+        Literal["auto", "crc32", "none"],
+        about("Over TCP, of every block. `auto`: the best that both ends have."),
+    ] = "auto"
+    timeout_s: Annotated[
+        Seconds, about("For one transfer over all backends, where its caller says nothing.")
+    ] = 30.0
+    attempt_timeout_s: Annotated[
+        Seconds,
+        about("For a backend to confirm another block, while there is one more to fall back to."),
+    ] = 10.0
+    settle_timeout_s: Annotated[
+        Seconds,
+        about("Until a failed attempt must let go of its blocks, so that another may move them."),
+    ] = 5.0
+    quarantine_after_s: Annotated[
+        Seconds,
+        about(
+            "Until an ended transfer must let go of its blocks; then nobody gets them until it is "
+            "proven that nothing touches them."
+        ),
+    ] = 10.0
+    probe_timeout_s: Annotated[Seconds, about("For one sign of life of a peer's backend.")] = 2.0
+    probe_interval_s: Annotated[Seconds, about("Between two probes of one that failed.")] = 5.0
+    missing_grace_s: Annotated[
+        Seconds,
+        about("How long a peer that discovery does not name any more is kept while it answers."),
+    ] = 15.0
+
+
+class DataPlaneConfig(Section, frozen=True, kw_only=True):
+    """Requests, response streams, KV blocks."""
+
+    requests: Annotated[
+        Literal["tcp", "nats"],
+        about("What carries envelopes to workers; answers always stream back over TCP."),
+    ] = "tcp"
+    tcp: TcpConfig = TcpConfig()
+    nixl: NixlConfig = NixlConfig()
+    mooncake: MooncakeConfig = MooncakeConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    def __post_init__(self) -> None:
+        # One process has one Mooncake engine, by RDMA or by TCP.
+        wanted = "mooncake_tcp" if self.mooncake.protocol == "tcp" else "mooncake"
+        fallback = self.nixl.fallback
+        both = self.nixl.enabled and self.mooncake.enabled
+        if both and fallback not in ("tcp", wanted):
+            raise ValueError(
+                f"nixl.fallback is {fallback}, but mooncake.protocol is {self.mooncake.protocol}"
+            )

@@ -1,0 +1,338 @@
+"""Where settings come from: YAML with line numbers, `TRINAMO_…` variables, command-line overrides.
+
+Each reader turns its source into `{dotted key: Setting}`, where a setting remembers where it was
+written; `build_config` checks every value against its key's type and makes the structs. It knows
+no key by name: the root section given to it is the list. Peer input never comes here, but files
+are bounded all the same: bytes, depth, and nodes with aliases counted as often as they are used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+import yaml
+
+from ..errors import ConfigError
+from .keys import Field, Secret, Section, config_fields, section_types
+
+__all__ = [
+    "DEPTH_MAX",
+    "FILE_BYTES_MAX",
+    "NODES_MAX",
+    "RESERVED_VARIABLES",
+    "Setting",
+    "build_config",
+    "parse_size",
+    "read_environ",
+    "read_overrides",
+    "read_yaml",
+    "read_yaml_file",
+]
+
+_Root = TypeVar("_Root", bound=Section)
+
+FILE_BYTES_MAX = 256 * 1024
+DEPTH_MAX = 16
+NODES_MAX = 10_000
+
+PREFIX = "TRINAMO_"
+# Variables that are read elsewhere and are no configuration keys.
+RESERVED_VARIABLES: Mapping[str, str] = {
+    "TRINAMO_CONFIG": "the configuration file, as `--config`",
+    "TRINAMO_PRESET": "the preset, as `--preset`",
+    "TRINAMO_MODEL": "the GGUF file that the llamacpp engine loads",
+}
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]i?B|B)?")
+_SIZE_FACTORS = {
+    "": 1, "B": 1,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "kiB": 2**10, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+
+
+@attrs.frozen
+class Setting:
+    """A value as written, and the words that say where: `file x.yaml, line 3`."""
+
+    value: Any = attrs.field(repr=False)  # It may be a password.
+    origin: str
+    is_text: bool = False
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `512`, `64KiB` or `2GB` (powers of 1000 without the `i`); raises `ValueError`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no size; write bytes, or such as 64KiB, 32MiB, 2GB")
+    return round(float(found[1]) * _SIZE_FACTORS[found[2] or ""])
+
+
+# --- YAML ------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with YAML 1.2's plain scalars.
+
+    YAML 1.1 reads `off` as false, `1:30` as 90 and `2024-01-01` as a date; here they are text.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+def _resolve(tag: str, pattern: str, first: Iterable[str]) -> None:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
+
+
+_resolve("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""])
+_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
+_resolve("int", r"^[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789")
+_resolve(
+    "float",
+    r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$",
+    "-+.0123456789",
+)
+
+
+def read_yaml_file(root: type[Section], path: Path) -> dict[str, Setting]:
+    """Read one YAML file; every failure, also of the disk, is a `ConfigError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"file {path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"file {path} is not UTF-8 text (byte {exc.start})") from exc
+    return read_yaml(root, text, f"file {path}")
+
+
+def read_yaml(root: type[Section], text: str, source: str) -> dict[str, Setting]:
+    """Read YAML text into settings that remember their lines."""
+    try:
+        _check_depth(text, source)
+        loader = _Loader(text)
+        try:
+            document = loader.get_single_node()
+            if document is None:
+                return {}
+            return dict(_YamlWalk(root, loader, source).section(document, ""))
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+        raise ConfigError(f"{source}{line}: not valid YAML: {problem}") from exc
+
+
+def _check_depth(text: str, source: str) -> None:
+    """Bound nesting before composing: PyYAML composes recursively, but parses events flat."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH_MAX:
+            assert event.start_mark is not None, "parsed from text, so it has a place"
+            line = event.start_mark.line + 1
+            raise ConfigError(f"{source}, line {line}: nested more than {DEPTH_MAX} deep")
+
+
+class _YamlWalk:
+    """One walk over a composed document, counting nodes as often as aliases repeat them."""
+
+    def __init__(self, root: type[Section], loader: _Loader, source: str) -> None:
+        self.fields = config_fields(root)
+        self.sections = section_types(root)
+        self.loader = loader
+        self.source = source
+        self.nodes = 0
+
+    def origin(self, node: yaml.Node) -> str:
+        return f"{self.source}, line {node.start_mark.line + 1}"
+
+    def count(self, node: yaml.Node, depth: int = 0) -> None:
+        self.nodes += 1
+        if self.nodes > NODES_MAX or depth > DEPTH_MAX:
+            raise ConfigError(
+                f"{self.origin(node)}: more than {NODES_MAX} values or {DEPTH_MAX} levels,"
+                " counting aliases as often as they are used"
+            )
+
+    def count_all(self, node: yaml.Node, depth: int) -> None:
+        self.count(node, depth)
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                self.count_all(item, depth + 1)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                self.count_all(key, depth + 1)
+                self.count_all(value, depth + 1)
+
+    def section(self, node: yaml.Node, prefix: str) -> Iterator[tuple[str, Setting]]:
+        self.count(node)
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+            return  # A section whose keys are all commented out.
+        if not isinstance(node, yaml.MappingNode):
+            name = prefix or "the document"
+            raise ConfigError(f"{name} ({self.origin(node)}): expected keys and values")
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            self.count(key_node)
+            if not isinstance(key_node, yaml.ScalarNode) or not _is_word(key_node.value):
+                raise ConfigError(
+                    f"{prefix or 'the document'} ({self.origin(key_node)}): a key is one plain word"
+                )
+            key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
+            if key in seen:
+                first = f"given twice, first in line {seen[key]}"
+                raise ConfigError(f"{key} ({self.origin(key_node)}): {first}")
+            seen[key] = key_node.start_mark.line + 1
+            if key in self.sections:
+                yield from self.section(value_node, key)
+            elif key in self.fields:
+                self.count_all(value_node, 0)
+                value = self.loader.construct_object(value_node, deep=True)
+                yield key, Setting(value, self.origin(key_node))
+            else:
+                raise _unknown(key, self.origin(key_node), [*self.fields, *self.sections])
+
+
+def _is_word(text: str) -> bool:
+    """Whether it may stand in a message as it is; anything else can be no key of ours."""
+    return text.isprintable() and len(text) <= 80
+
+
+# --- environment and command line ------------------------------------------------------------
+
+
+def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Read `TRINAMO_DATA_PLANE__TCP__PORT=…`; an unknown `TRINAMO_…` variable is an error.
+
+    Variables that Kubernetes injects for a service whose name begins with `trinamo` are passed
+    over (they are recognised by their `…_SERVICE_HOST`), as are `RESERVED_VARIABLES`.
+    """
+    fields = config_fields(root)
+    names = {_variable(key): key for key in fields}
+    links = [
+        name.removesuffix("_SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST")
+    ]
+    found: dict[str, Setting] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in RESERVED_VARIABLES:
+            continue
+        if any(name.startswith((f"{link}_SERVICE_", f"{link}_PORT")) for link in links):
+            continue
+        if name not in names:
+            nearest = _nearest(name, [*names, *RESERVED_VARIABLES])
+            raise ConfigError(f"environment variable {name} is not known{nearest}")
+        found[names[name]] = Setting(environ[name], f"environment variable {name}", is_text=True)
+    return found
+
+
+def read_overrides(root: type[Section], overrides: Mapping[str, Any]) -> dict[str, Setting]:
+    """Read dotted keys from the command line; text is converted, other values must fit as is."""
+    fields = config_fields(root)
+    found: dict[str, Setting] = {}
+    for key, value in overrides.items():
+        if key not in fields:
+            raise _unknown(key, "command line", fields)
+        found[key] = Setting(value, "command line", is_text=isinstance(value, str))
+    return found
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.replace(".", "__").upper()
+
+
+# --- checking and building -------------------------------------------------------------------
+
+
+def build_config(root: type[_Root], settings: Mapping[str, Setting]) -> _Root:
+    """Check every setting against its key and build the frozen structs, innermost first."""
+    fields = config_fields(root)
+    values: dict[str, dict[str, Any]] = {prefix: {} for prefix in section_types(root)}
+    for key, setting in settings.items():
+        prefix, _, name = key.rpartition(".")
+        values[prefix][name] = _checked(fields[key], setting)
+    for prefix, section in reversed(list(section_types(root).items())):
+        if prefix:
+            outer, _, name = prefix.rpartition(".")
+            values[outer][name] = _built(section, prefix, values[prefix], settings)
+    return _built(root, "", values[""], settings)
+
+
+def _built(
+    section: type[_Root], prefix: str, values: dict[str, Any], settings: Mapping[str, Setting]
+) -> _Root:
+    try:
+        return section(**values)
+    except ValueError as exc:
+        inside = f"{prefix}." if prefix else ""
+        origins = sorted({s.origin for key, s in settings.items() if key.startswith(inside)})
+        raise ConfigError(f"{prefix} ({'; '.join(origins)}): {exc}") from exc
+
+
+def _checked(field: Field, setting: Setting) -> Any:
+    value = setting.value
+    try:
+        if isinstance(value, str):
+            value = _from_text(field, value, setting)
+        return msgspec.convert(
+            value, type=field.type, strict=not setting.is_text, dec_hook=_decode_secret
+        )
+    except ValueError as exc:  # msgspec's ValidationError is one too.
+        given = f"{setting.value!r:.80}"
+        shown = "" if field.is_secret or given in str(exc) else f"; it is {given}"
+        raise ConfigError(f"{field.key} ({setting.origin}): {exc}{shown}{_choices(field)}") from exc
+
+
+def _from_text(field: Field, text: str, setting: Setting) -> Any:
+    """Sizes may be text in every source; lists and blanks only where there is nothing but text."""
+    if field.unit == "bytes":
+        return parse_size(text)
+    if not setting.is_text:
+        return text
+    if field.is_list:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if field.is_optional and not field.is_secret and text.strip() == "null":
+        return None
+    return text.strip()
+
+
+def _decode_secret(kind: type, value: Any) -> Any:
+    if kind is Secret and isinstance(value, str) and value:
+        return Secret(value)
+    raise ValueError("expected text that is not empty")
+
+
+def _choices(field: Field) -> str:
+    info = msgspec.json.schema(field.type, schema_hook=lambda _: {"type": "string"})
+    options = info.get("enum", ())
+    return f" (one of {', '.join(map(str, options))})" if options else ""
+
+
+def _unknown(key: str, origin: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"{key} ({origin}): no such key{_nearest(key, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The closest known name: first by spelling, then by the last part alone (`port`)."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    if not close:
+        last = re.split(r"\.|__", name)[-1]
+        tails = {re.split(r"\.|__", each)[-1]: each for each in reversed(names)}
+        close = [tails[tail] for tail in difflib.get_close_matches(last, list(tails), n=1)]
+    return f"; did you mean {close[0]}?" if close else ""

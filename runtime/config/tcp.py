@@ -1,0 +1,81 @@
+"""The configuration of TCP, which carries requests, response streams, and KV blocks where nothing else does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from .keys import Bytes, Count, FrameBytes, Port, Seconds, Section, Text, about
+
+__all__ = ["TcpConfig"]
+
+
+class TcpConfig(Section, frozen=True, kw_only=True):
+    """The TCP request plane and the call-home response streams."""
+
+    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 0
+    interface: Annotated[
+        Text | None, about("Bind to this network interface's address instead of `host`.")
+    ] = None
+    advertise_host: Annotated[
+        Text | None, about("Address told to peers; null: the one we are bound to.")
+    ] = None
+    connect_timeout_s: Annotated[
+        Seconds, about("For a connection to a peer, and as long again for its greeting.")
+    ] = 5.0
+    ack_timeout_s: Annotated[Seconds, about("For a worker's typed answer to an envelope.")] = 5.0
+    handshake_timeout_s: Annotated[
+        Seconds, about("A connection to us that has not greeted by then is closed.")
+    ] = 10.0
+    linger_s: Annotated[
+        Seconds, about("How long a closing side waits for the peer to read its last word.")
+    ] = 1.0
+    keepalive_idle_s: Annotated[
+        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})],
+        about("Silence before the first keep-alive probe."),
+    ] = 5
+    keepalive_interval_s: Annotated[
+        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})], about("Between two probes.")
+    ] = 2
+    keepalive_count: Annotated[
+        Annotated[int, Meta(ge=1, le=127)], about("Unanswered probes that end a connection.")
+    ] = 3
+    user_timeout_s: Annotated[
+        Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
+    ] = 10.0
+    buffer_bytes: Annotated[
+        FrameBytes, about("Most bytes of one read; socket buffers are the kernel's.")
+    ] = 65_536
+    queue_bytes_max: Annotated[
+        FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
+    ] = 262_144
+    header_bytes_max: Annotated[
+        Annotated[int, Meta(ge=4096, le=1 << 30, extra={"unit": "bytes"})],
+        about("Largest frame header; an envelope must fit."),
+    ] = 131_072
+    data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
+    connections_max: Annotated[Count, about("Open connections per listener.")] = 4096
+    ungreeted_max: Annotated[
+        Count,
+        about(
+            "Connections per listener that have not greeted; one more takes the place of the oldest"
+            " of the address that has most of them."
+        ),
+    ] = 512
+    unfinished_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Bytes of large frames that are not whole that all connections of a process hold together;"
+            " over it they stop reading. And of large unary requests that run at once; one more is"
+            " refused as overloaded."
+        ),
+    ] = 256 << 20
+    frame_timeout_s: Annotated[
+        Seconds, about("A connection on which a frame over 64 KiB takes longer to come is closed.")
+    ] = 30.0
+    subjects_max: Annotated[Count, about("Subjects that may wait for a call home.")] = 4096
+    backlog: Annotated[
+        Annotated[int, Meta(ge=1, le=65_535)], about("Length of the accept queue.")
+    ] = 1024

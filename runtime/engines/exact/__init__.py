@@ -1,0 +1,1 @@
+"""The reference transformer: tiny, seeded, and exact to the last bit."""

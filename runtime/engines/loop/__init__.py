@@ -1,0 +1,1 @@
+"""The step loop that engines share: requests in, batches through the model, deltas out."""

@@ -1,0 +1,233 @@
+"""Who takes part in the next step: admission, chunked prefill, preemption, and freeing.
+
+Sans-IO and synchronous: `plan()` decides one step, `advance()` records what came of it, and
+between the two nothing here changes hands, so blocks that a running step reads or writes are
+never given to anyone else. `host.py` is the driver.
+
+The rules:
+
+* Everyone running decodes in every step; what is left of the token budget goes to prefill, in
+  chunks, in order of admission.
+* Waiting sequences are admitted first come, first served, when a slot is free and the blocks for
+  all their known tokens and one more are. A slow consumer's sequence is passed over.
+* When blocks run out a victim loses all of its own and goes to the front of the queue, to be
+  computed again: the newest paused sequence, else the newest. A paused one also yields to a
+  waiting one that can run, so that a consumer who reads nothing holds nothing for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from ...errors import OverloadedError
+from ...kv.pool import BlockPool, block_count_for
+from .sequence import SequenceState, TokenSequence
+
+__all__ = ["Plan", "Scheduler", "Work"]
+
+
+@attrs.frozen
+class Work:
+    """One sequence's share of a step: its next `token_count` tokens."""
+
+    sequence: TokenSequence
+    token_count: int
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether these are the last known tokens, so that a new one follows."""
+        return self.token_count == self.sequence.pending_tokens
+
+
+@attrs.frozen
+class Plan:
+    """One step. The slots were released while planning and may already have new owners."""
+
+    work: list[Work]
+    released_slots: list[int]
+
+
+class Scheduler:
+    """Decides the steps of one engine.
+
+    `step_tokens_max` bounds the tokens of one step, `chunk_tokens_max` those of one sequence in
+    it, `running_max` the sequences that hold a slot, `waiting_max` the queue.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_tokens: int,
+        running_max: int,
+        waiting_max: int,
+        step_tokens_max: int,
+        chunk_tokens_max: int,
+    ) -> None:
+        if min(block_tokens, running_max, waiting_max, chunk_tokens_max) < 1:
+            raise ValueError("every bound of the scheduler must be at least 1")
+        if step_tokens_max < running_max:
+            raise ValueError(
+                f"step_tokens_max ({step_tokens_max}) must be at least running_max"
+                f" ({running_max}), so that every running sequence can decode in every step"
+            )
+        self.pool = pool
+        self.running: list[TokenSequence] = []
+        """In order of admission, paused ones included."""
+        self.waiting: deque[TokenSequence] = deque()
+        self.preemptions = 0
+        self._block_tokens = block_tokens
+        self._running_max = running_max
+        self._waiting_max = waiting_max
+        self._step_tokens_max = step_tokens_max
+        self._chunk_tokens_max = chunk_tokens_max
+        self._dead: list[TokenSequence] = []
+        # Popped from the end: the lowest slot first.
+        self._free_slots = list(range(running_max - 1, -1, -1))
+        self._released_slots: list[int] = []
+
+    def submit(self, sequence: TokenSequence) -> None:
+        """Put a new sequence at the end of the queue; `OverloadedError` if it is full.
+
+        Its `tokens_max` must fit into the whole pool, else it could never end.
+        """
+        assert block_count_for(sequence.tokens_max, self._block_tokens) <= self.pool.block_count
+        if len(self.waiting) >= self._waiting_max:
+            raise OverloadedError(
+                f"{self._waiting_max} requests are waiting already",
+                bound="waiting_max",
+                value=self._waiting_max,
+            )
+        self.waiting.append(sequence)
+
+    def hopeless(self) -> list[TokenSequence]:
+        """Those waiting that could not run even alone, because too many blocks are quarantined."""
+        usable = self.pool.usable_count
+        if usable == self.pool.block_count:
+            return []
+        return [
+            sequence
+            for sequence in self.waiting
+            if not sequence.is_dead
+            and block_count_for(len(sequence.token_ids) + 1, self._block_tokens) > usable
+        ]
+
+    def end(self, sequence: TokenSequence) -> None:
+        """Mark a sequence dead; the next `plan()` frees what it holds. Idempotent."""
+        if not sequence.is_dead:
+            sequence.is_dead = True
+            self._dead.append(sequence)
+
+    def plan(self) -> Plan:
+        """Free what the dead hold, then decide the next step; no work means nobody can run."""
+        self._bury()
+        work: list[Work] = []
+        preemptions = self.preemptions
+        budget = self._grow_running(work, self._step_tokens_max)
+        # Whoever was preempted just now would only be the first to come back, and go again.
+        if self.preemptions == preemptions:
+            self._admit(work, budget)
+        released, self._released_slots = self._released_slots, []
+        return Plan(work, released)
+
+    def advance(self, work: Work, token_id: int | None) -> None:
+        """The step has computed `work`; `token_id` is the token sampled after it, if one was."""
+        sequence = work.sequence
+        if sequence.is_dead:
+            return
+        sequence.cached_tokens += work.token_count
+        if token_id is not None:
+            assert sequence.pending_tokens == 0, "a token was sampled in the middle of a prefill"
+            sequence.token_ids.append(token_id)
+
+    def _bury(self) -> None:
+        for sequence in self._dead:
+            if sequence.state is SequenceState.RUNNING:
+                self.running.remove(sequence)
+                self._take_away(sequence)
+            else:
+                self.waiting.remove(sequence)
+            sequence.state = SequenceState.GONE
+        self._dead.clear()
+
+    def _grow_running(self, work: list[Work], budget: int) -> int:
+        """Give those running their share, decoding first; returns the budget that is left."""
+        ready = [sequence for sequence in self.running if not sequence.is_paused]
+        ready.sort(key=lambda sequence: sequence.pending_tokens > 1)
+        for sequence in ready:
+            if budget == 0:
+                break
+            # Only decoding needs new blocks, and its victims are newer, so not in `work` yet.
+            if sequence.state is SequenceState.RUNNING and self._reserve(sequence):
+                budget -= self._add_work(work, sequence, budget)
+        return budget
+
+    def _add_work(self, work: list[Work], sequence: TokenSequence, budget: int) -> int:
+        count = min(sequence.pending_tokens, self._chunk_tokens_max, budget)
+        work.append(Work(sequence, count))
+        return count
+
+    def _reserve(self, sequence: TokenSequence) -> bool:
+        """Get the blocks for all known tokens; False if `sequence` itself had to give way."""
+        missing = self._missing_blocks(sequence, len(sequence.token_ids))
+        while (taken := self.pool.take(missing)) is None:
+            victim = self._newest_paused() or self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_ids.extend(taken)
+        return True
+
+    def _admit(self, work: list[Work], budget: int) -> None:
+        for sequence in tuple(self.waiting):
+            if budget == 0:
+                return
+            if sequence.is_paused:
+                continue
+            if not self._make_room(sequence):
+                return
+            taken = self.pool.take(self._missing_blocks(sequence, len(sequence.token_ids)))
+            assert taken is not None, "room was made for fewer blocks than needed"
+            self.waiting.remove(sequence)
+            sequence.block_ids = taken
+            sequence.slot = self._free_slots.pop()
+            sequence.state = SequenceState.RUNNING
+            self.running.append(sequence)
+            budget -= self._add_work(work, sequence, budget)
+
+    def _make_room(self, sequence: TokenSequence) -> bool:
+        """A slot and blocks for `sequence`, taken from paused ones if need be."""
+        # One token more than known, or it would be the first victim of its own first token.
+        blocks = self._missing_blocks(sequence, len(sequence.token_ids) + 1)
+        paused = [other for other in self.running if other.is_paused]
+        # Blocks that a transfer may touch are not free before it has ended.
+        given_back = sum(self.pool.count_unleased(other.block_ids) for other in paused)
+        within_reach = self.pool.free_count + given_back
+        if within_reach < blocks or len(self.running) - len(paused) >= self._running_max:
+            return False
+        while self.pool.free_count < blocks or not self._free_slots:
+            self._preempt(paused.pop())
+        return True
+
+    def _missing_blocks(self, sequence: TokenSequence, tokens: int) -> int:
+        return block_count_for(tokens, self._block_tokens) - len(sequence.block_ids)
+
+    def _newest_paused(self) -> TokenSequence | None:
+        return next((s for s in reversed(self.running) if s.is_paused), None)
+
+    def _preempt(self, victim: TokenSequence) -> None:
+        self.running.remove(victim)
+        self._take_away(victim)
+        victim.cached_tokens = 0
+        victim.state = SequenceState.WAITING
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+
+    def _take_away(self, sequence: TokenSequence) -> None:
+        self.pool.give_back(sequence.block_ids)
+        sequence.block_ids = []
+        self._free_slots.append(sequence.slot)
+        self._released_slots.append(sequence.slot)
+        sequence.slot = -1

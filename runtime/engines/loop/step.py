@@ -1,0 +1,155 @@
+"""What a model has to offer to the step loop: one synchronous step over many sequences.
+
+`host.py` calls it and nobody else. A step engine knows tokens, blocks and slots, but neither
+requests in flight nor tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import attrs
+
+from ...protocol.kv.events import KvEvent
+from ...protocol.openai.generate import GenerateRequest
+from ..generation import EngineInfo
+
+if TYPE_CHECKING:
+    # numpy comes with it, which most engines' processes do not need.
+    from ...kv.memory import KvMemory
+
+__all__ = ["CachesBlocks", "Hop", "KeepsKv", "Sampling", "StepEngine", "StepItem", "scramble"]
+
+_MASK = (1 << 64) - 1
+
+
+def scramble(number: int) -> int:
+    """A one-to-one map of 64-bit numbers without structure: a step of SplitMix64.
+
+    A checksum would not do: it is linear, so two seeds would differ by the same bits everywhere.
+    """
+    z = (number + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How the next token is chosen. Temperature 0 is greedy; `seed` has 64 bits.
+
+    An engine draws from (seed, position) alone, so that a sequence computed again after a
+    preemption, or elsewhere, goes on with the same tokens.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def draw(self, position: int) -> int:
+        """64 bits for the token at `position`: all the chance there is."""
+        return scramble(scramble(self.seed) ^ position)
+
+
+@attrs.frozen(kw_only=True)
+class StepItem:
+    """One sequence's share of a step."""
+
+    slot: int
+    """A small number that no other running sequence has; constant until it is released."""
+    token_ids: Sequence[int]
+    """The tokens to compute, at least one."""
+    position: int
+    """Of the first of them; the KV of all earlier positions is in the blocks."""
+    block_ids: Sequence[int]
+    """All blocks of the sequence in order, room for these tokens included."""
+    is_sampled: bool
+    """Whether a next token is wanted: true for the last tokens known."""
+    sampling: Sampling
+
+
+class StepEngine(Protocol):
+    """A model.
+
+    One step at a time, in a worker thread. `release`, `recover` and `close` are called between
+    steps; `encode`, `token_bytes` and `interrupt` also while one is running.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constant. `block_count` blocks must hold one sequence of `context_tokens_max` tokens."""
+        ...
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer and have no text."""
+        ...
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The prompt's tokens; raises `RequestError` if there are none for it."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one generated token; empty if it has no text."""
+        ...
+
+    def step(self, items: Sequence[StepItem]) -> list[int | None]:
+        """Compute every item and return its next token, None where none is wanted.
+
+        CPU-bound and synchronous: runs in a worker thread. Whatever it raises fails all running
+        sequences.
+        """
+        ...
+
+    def release(self, slot: int) -> None:
+        """The sequence in `slot` is gone: its blocks will get new owners."""
+        ...
+
+    def recover(self) -> None:
+        """Forget all sequences after a failed step; raises if no later step can work."""
+        ...
+
+    def interrupt(self) -> None:
+        """The engine is closing: let a step that is running now end soon, by raising.
+
+        No step follows.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything. Called once."""
+        ...
+
+
+@runtime_checkable
+class CachesBlocks(Protocol):
+    """A step engine that keeps full blocks for later requests. Called between steps."""
+
+    def take_block_events(self) -> list[KvEvent]:
+        """What became of its full blocks since the last call, in order.
+
+        At most what one step and the releases after it can do: `host.py` calls it after each.
+        """
+        ...
+
+    def held_blocks(self) -> list[KvEvent]:
+        """All full blocks it holds, as events to somebody who knows of none."""
+        ...
+
+
+@runtime_checkable
+class KeepsKv(Protocol):
+    """A step engine whose KV blocks are bytes that transfers may move."""
+
+    @property
+    def memory(self) -> KvMemory:
+        """The blocks that `StepItem.block_ids` names."""
+        ...
+
+
+Hop = Callable[
+    [Callable[[Sequence[StepItem]], list[int | None]], Sequence[StepItem]],
+    Awaitable[list[int | None]],
+]
+"""`await hop(step, items)` runs one step to its end: in a thread, or as a costed sleep."""

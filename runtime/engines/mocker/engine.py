@@ -1,0 +1,289 @@
+"""An engine without a model that takes the time, and keeps the blocks, of one with a GPU.
+
+For load tests and the simulator: parameters and timing are those of Dynamo's mocker (its names and
+defaults are `MockerOptions`), the step loop, its admission and its preemption are the ones every
+engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`), the cache of full blocks is `blocks.py`. Time is
+`trio.sleep`, so on a virtual clock a thousand seconds of load take none.
+
+The next token is a function of the seed and of all tokens before it. So an answer depends on its
+prompt alone, goes on unchanged after a preemption or on another worker, and can be computed without
+an engine (`expected_text`). Temperature and seed of a request change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from ...env import Env
+from ...errors import RequestError
+from ...protocol.kv.events import KvEvent
+from ...protocol.openai.generate import ChatMessage, GenerateRequest
+from ..generation import EngineInfo
+from ..loop.host import EngineHost, open_engine_host
+from ..loop.step import Hop, StepItem, scramble
+from ..validation import check_prompt_fits
+from .blocks import BlockCache
+
+__all__ = [
+    "FIRST_TIMING",
+    "MockerEngine",
+    "MockerOptions",
+    "Timing",
+    "costed_hop",
+    "expected_text",
+    "handoff_s",
+    "open_mocker_engine",
+]
+
+START: Final = 256
+"""The token every prompt begins with; the others are bytes."""
+OUTPUTS: Final = b"abcdefghijklmnopqrstuvwxyz" + b" " * 6
+
+
+@attrs.frozen(kw_only=True)
+class Timing:
+    """How long a step takes, in milliseconds: two polynomials fitted to an H100 upstream.
+
+    Prefill of n new tokens takes `prefill_ms[0]`·n² + `[1]`·n + `[2]`, once for the batch or, if
+    `is_per_request`, for each prompt. A decode step at the share u of the KV memory in use takes
+    `decode_ms[0]`·u² + `[1]`·u + `[2]`, at least `decode_min_ms`.
+    """
+
+    prefill_ms: tuple[float, float, float] = (4.209989e-7, 1.518344e-2, 16.50142)
+    decode_ms: tuple[float, float, float] = (-25.74, 54.01, 5.74)
+    decode_min_ms: float = 1.0
+    is_per_request: bool = False
+
+    def prefill(self, new_tokens: Sequence[int]) -> float:
+        """Milliseconds for prompts with so many uncached tokens each; 0 without any."""
+        square, linear, constant = self.prefill_ms
+        counts = list(new_tokens) if self.is_per_request else [sum(new_tokens)]
+        return sum(square * n * n + linear * n + constant for n in counts if n > 0)
+
+    def decode(self, usage: float) -> float:
+        """Milliseconds for one decode step; `usage` is the KV memory's, from 0 to 1."""
+        square, linear, constant = self.decode_ms
+        return max(square * usage * usage + linear * usage + constant, self.decode_min_ms)
+
+
+FIRST_TIMING: Final = Timing(
+    prefill_ms=(1.25e-6, 7.41e-2, 26.2),
+    decode_ms=(-5.47, 43.88, 19.44),
+    decode_min_ms=0.0,
+    is_per_request=True,
+)
+"""What upstream's first version used."""
+
+
+@attrs.frozen(kw_only=True)
+class MockerOptions:
+    """Upstream's arguments by their names, with its defaults."""
+
+    num_gpu_blocks: int = 16_384
+    block_size: int = 64
+    """Tokens of one block."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    """Off, a prompt is one chunk as long as the step's budget allows."""
+    speedup_ratio: float = 1.0
+    decode_speedup_ratio: float = 1.0
+    """On top of `speedup_ratio`, for decoding."""
+    startup_time_s: float = 0.0
+    kv_transfer_bandwidth: float = 64.0
+    """GB/s; 0 makes the hand-over free."""
+    kv_bytes_per_token: int = 131_072
+    """Layers · 2 · KV heads · channels · bytes; this is an 8B model's in 16 bits."""
+    timing: Timing = Timing()
+
+    def __attrs_post_init__(self) -> None:
+        if self.speedup_ratio <= 0 or self.decode_speedup_ratio <= 0:
+            raise ValueError("the speed-up ratios of the mocker must be more than 0")
+        if self.startup_time_s < 0 or self.kv_transfer_bandwidth < 0:
+            raise ValueError("the times and bandwidths of the mocker must not be negative")
+
+
+def handoff_s(options: MockerOptions, prompt_tokens: int) -> float:
+    """Seconds to hand the KV of a prompt to another worker."""
+    if not options.kv_transfer_bandwidth:
+        return 0.0
+    size = prompt_tokens * options.kv_bytes_per_token
+    return size / (options.kv_transfer_bandwidth * 1e9) / options.speedup_ratio
+
+
+class MockerEngine:
+    """A step engine that computes nothing but its own cost; `step_s` is that of the last step."""
+
+    end_token_ids: frozenset[int] = frozenset()
+
+    def __init__(
+        self,
+        options: MockerOptions | None = None,
+        *,
+        model: str = "mocker",
+        seed: int = 0,
+        context_tokens_max: int = 32_768,
+    ) -> None:
+        self.options = options = options or MockerOptions()
+        self.info = EngineInfo(
+            engine="mocker",
+            model=model,
+            context_tokens_max=context_tokens_max,
+            block_tokens=options.block_size,
+            block_count=options.num_gpu_blocks,
+            fingerprint=str(seed),
+        )
+        self._block_events: list[KvEvent] = []
+        self.blocks = BlockCache(
+            options.num_gpu_blocks,
+            options.block_size,
+            has_prefix_caching=options.enable_prefix_caching,
+            on_event=self._block_events.append,
+        )
+        self.step_s = 0.0
+        self._seed = seed
+        self._digests: dict[int, int] = {}
+        """Of all tokens of the sequence in a slot whose KV is there."""
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """A start token, then the bytes of the prompt, or of the chat with its roles."""
+        if request.token_ids is not None:
+            if not all(0 <= token_id <= START for token_id in request.token_ids):
+                raise RequestError(f"every token id must be from 0 to {START}", param="token_ids")
+            return list(request.token_ids)
+        text = _prompt_text(request)
+        check_prompt_fits(len(text) + 1, self.info.context_tokens_max)
+        return [START, *text]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte itself; the start token has no text."""
+        return bytes((token_id,)) if token_id < START else b""
+
+    def step(self, items: Sequence[StepItem]) -> list[int | None]:
+        """The next tokens, at once; what the step would have cost is then in `step_s`."""
+        prefills: list[int] = []
+        is_decoding = False
+        chosen: list[int | None] = []
+        for item in items:
+            fresh = self.blocks.append(item.slot, item.position, item.token_ids)
+            if item.position and len(item.token_ids) == 1 and item.is_sampled:
+                is_decoding = True
+            else:
+                prefills.append(fresh)
+            digest = self._seed if item.position == 0 else self._digests[item.slot]
+            digest = self._digests[item.slot] = _digest(digest, item.token_ids)
+            chosen.append(_choose(digest) if item.is_sampled else None)
+        options, cost_ms = self.options, 0.0
+        if prefills:
+            cost_ms += options.timing.prefill(prefills) / options.speedup_ratio
+        if is_decoding:
+            usage = self.blocks.active_tokens / (options.num_gpu_blocks * options.block_size)
+            speedup = options.speedup_ratio * options.decode_speedup_ratio
+            cost_ms += options.timing.decode(min(usage, 1.0)) / speedup
+        self.step_s = cost_ms / 1e3
+        return chosen
+
+    def release(self, slot: int) -> None:
+        """The sequence in `slot` is gone; its full blocks stay until they are evicted."""
+        self.blocks.release(slot)
+        self._digests.pop(slot, None)
+
+    def recover(self) -> None:
+        """Forget all sequences."""
+        self.blocks.clear()
+        self._digests.clear()
+
+    def take_block_events(self) -> list[KvEvent]:
+        """What the block cache did since the last call."""
+        taken = self._block_events.copy()
+        self._block_events.clear()
+        return taken
+
+    def held_blocks(self) -> list[KvEvent]:
+        """The block cache as it is, full blocks that nobody uses included."""
+        return self.blocks.held()
+
+    def interrupt(self) -> None:
+        """Nothing to do: the sleep of a step is cancelled with the step loop."""
+
+    def close(self) -> None:
+        """Nothing to do: there is no memory."""
+
+
+def costed_hop(engine: MockerEngine) -> Hop:
+    """A hop that sleeps as long as the step would have taken."""
+
+    async def hop(
+        step: Callable[[Sequence[StepItem]], list[int | None]], items: Sequence[StepItem]
+    ) -> list[int | None]:
+        token_ids = step(items)
+        await trio.sleep(engine.step_s)
+        return token_ids
+
+    return hop
+
+
+def expected_text(request: GenerateRequest, tokens: int, *, seed: int = 0) -> str:
+    """The first `tokens` tokens of the answer to `request`, as text: what a client must get."""
+    digest = _digest(seed, MockerEngine().encode(request))
+    answer = bytearray()
+    for _ in range(tokens):
+        answer.append(_choose(digest))
+        digest = _digest(digest, answer[-1:])
+    return answer.decode()
+
+
+def _prompt_text(request: GenerateRequest) -> bytes:
+    if request.messages is None:
+        return (request.prompt or "").encode("utf-8", "replace")
+    return b"".join(map(_message_text, request.messages))
+
+
+def _message_text(message: ChatMessage) -> bytes:
+    return f"<{message.role}>{message.content}".encode("utf-8", "replace")
+
+
+def _digest(digest: int, token_ids: Sequence[int]) -> int:
+    # Token by token, so that chunks, blocks and preemptions cannot change it.
+    for token_id in token_ids:
+        digest = scramble(digest ^ (token_id + 1))
+    return digest
+
+
+def _choose(digest: int) -> int:
+    return OUTPUTS[scramble(digest) % len(OUTPUTS)]
+
+
+@asynccontextmanager
+async def open_mocker_engine(
+    options: MockerOptions | None = None,
+    *,
+    model: str = "mocker",
+    seed: int = 0,
+    context_tokens_max: int = 32_768,
+    env: Env | None = None,
+    waiting_max: int = 1024,
+    mailbox_deltas_max: int = 256,
+) -> AsyncIterator[EngineHost]:
+    """The mocker behind the step loop, after `startup_time_s`; see `open_engine_host`."""
+    options = options or MockerOptions()
+    await trio.sleep(options.startup_time_s)
+    engine = MockerEngine(options, model=model, seed=seed, context_tokens_max=context_tokens_max)
+    budget = options.max_num_batched_tokens
+    async with open_engine_host(
+        engine,
+        env=env,
+        hop=costed_hop(engine),
+        running_max=options.max_num_seqs,
+        waiting_max=waiting_max,
+        step_tokens_max=budget,
+        chunk_tokens_max=budget if options.enable_chunked_prefill else context_tokens_max,
+        mailbox_deltas_max=mailbox_deltas_max,
+    ) as host:
+        yield host

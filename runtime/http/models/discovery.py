@@ -1,0 +1,261 @@
+"""Models appear and vanish as workers register and leave: the watch on `models/…`.
+
+Each model's engine is a client of the endpoint its card names, so the HTTP edge neither knows nor
+cares whether an answer comes from this process or across the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from ...caller.client import Client
+from ...context import Context
+from ...errors import TrinamoError
+from ...nurseries import open_nursery
+from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
+from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ...protocol.discovery.instances import EndpointName
+from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
+from ...retries import Retries
+from .models import ModelManager, RemoteEngine
+
+__all__ = ["RoutedEngine", "watch_models"]
+
+_log = logging.getLogger("trinamo.http")
+_UNUSED_S: Final = 60.0
+
+
+class RoutedEngine(RemoteEngine):
+    """An engine that is somewhere else: one request becomes one response stream.
+
+    Only those instances are asked whose cards agree about the model: others at the same endpoint
+    serve something else.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        table: ModelTable,
+        model: str,
+        *,
+        instance_id: str | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.client = client
+        self._table = table
+        self._model = model
+        self._instance_id = instance_id
+        self._tell = tell
+
+    @property
+    def has_instance(self) -> bool:
+        """Whether a worker is there that would be asked and is not known to be faulty."""
+        return self.client.router.has_live(self._servers())
+
+    @property
+    def refused_cards(self) -> int:
+        """How many workers are not asked, because their cards contradict the model's."""
+        return self._table.refused_count(self._model)
+
+    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RoutedEngine:
+        """This engine for one request, to one worker if it is named."""
+        return RoutedEngine(
+            self.client, self._table, self._model, instance_id=instance_id, tell=tell
+        )
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream the answer of whichever worker the router chooses."""
+        stream = self.client.stream(
+            request,
+            Delta,
+            context=context,
+            instance_id=self._instance_id,
+            among=self._servers(),
+        )
+        async with stream as deltas:
+            if self._tell is not None:
+                self._tell(deltas.instance.id)
+            async for delta in deltas:
+                yield delta
+
+    def _servers(self) -> Collection[str] | None:
+        servers = self._table.servers(self._model)
+        return None if ANYBODY in servers else servers
+
+
+class ClientSource(Protocol):
+    """Opens clients and takes them back: a `Runtime`."""
+
+    async def client(self, endpoint: EndpointName) -> Client:
+        """The client of an endpoint, to be released once."""
+        ...
+
+    def release(self, client: Client) -> None:
+        """Undo one call of `client`."""
+        ...
+
+
+async def watch_models(
+    control: ControlPlane,
+    clients: ClientSource,
+    manager: ModelManager,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep `manager` equal to the published cards until cancelled.
+
+    Started once the first snapshot is in, or refused: then it is asked for again and again. A card
+    that does not decode, or contradicts another, is logged, counted and passed over; what an older
+    value of its key said stays in force. A card that is deleted while its worker stays is kept until
+    the worker goes, or says that it will, and for `router.linger_s` at most. The client of an
+    endpoint that no card names and that has no instance is released after a minute or so.
+    """
+    async with open_nursery() as nursery:
+        watch = _ModelWatch(clients, manager, nursery)
+        nursery.start_soon(watch.end_kept_cards)
+        nursery.start_soon(watch.release_unused)
+
+        async def follow(begun: Callable[[], None]) -> None:
+            async with control.watch(MODEL_PREFIX) as events:
+                async for event in events:
+                    await watch.take(event)
+                    begun()
+
+        await Retries(_log, "models are not followed").run(follow, task_status=task_status)
+
+
+@attrs.define(eq=False)
+class _Followed:
+    """An endpoint that some card names, or named a while ago."""
+
+    client: Client
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    unused_at: float = math.inf
+    """Since when no card names it and no instance is there; infinite while it is used."""
+
+
+class _ModelWatch:
+    """The cards, and the routers that know whether those who published them are still there."""
+
+    def __init__(
+        self,
+        clients: ClientSource,
+        manager: ModelManager,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._clients = clients
+        self._manager = manager
+        self._nursery = nursery
+        self._table = ModelTable(self._patience_s)
+        self._followed: dict[str, _Followed] = {}
+        # Opening a client waits; the next change must find this one done.
+        self._turn = trio.Lock()
+        self._keeps = trio.Event()
+
+    def _patience_s(self, endpoint: str, instance_id: str) -> float:
+        followed = self._followed.get(endpoint)
+        return 0.0 if followed is None else followed.client.router.patience_s(instance_id)
+
+    async def take(self, event: WatchEvent) -> None:
+        """One event of the watch on the cards."""
+        async with self._turn:
+            await self._apply(self._step(event))
+        if self._table.review_at < math.inf:
+            self._keeps.set()
+
+    def _step(self, event: WatchEvent) -> ModelChange:
+        now = trio.current_time()
+        match event:
+            case Snapshot(_, entries) | Resync(_, entries):
+                return self._table.replace(((e.key, e.value) for e in entries), now)
+            case Put(entry):
+                return self._table.put(entry.key, entry.value)
+            case Delete(key, _):
+                return self._table.delete(key, now)
+
+    async def _follow(self, followed: _Followed) -> None:
+        """A worker that goes takes its cards along, whichever of the two watches tells first."""
+        seen = -1
+        with followed.scope:
+            while True:
+                seen = await followed.client.router.wait_change(seen)
+                await self._review()
+
+    async def release_unused(self) -> None:
+        """Endpoints that are gone must not be watched for as long as the process lives."""
+        while True:
+            await trio.sleep(_UNUSED_S / 2)
+            async with self._turn:
+                self._release_unused(trio.current_time())
+
+    def _release_unused(self, now: float) -> None:
+        named = {card.endpoint for card in self._table.models.values()}
+        for endpoint, followed in list(self._followed.items()):
+            router = followed.client.router
+            if endpoint in named or router.instances or router.in_flight:
+                followed.unused_at = math.inf
+            elif now - followed.unused_at >= _UNUSED_S:
+                del self._followed[endpoint]
+                followed.scope.cancel()
+                self._clients.release(followed.client)
+                _log.info("endpoint %s is gone", endpoint)
+            else:
+                followed.unused_at = min(followed.unused_at, now)
+
+    async def end_kept_cards(self) -> None:
+        """Cards whose worker is there but does not publish them any more end with their time."""
+        while True:
+            await self._keeps.wait()
+            self._keeps = trio.Event()
+            while (due := self._table.review_at) < math.inf:
+                await trio.sleep_until(due)
+                await self._review()
+
+    async def _review(self) -> None:
+        async with self._turn:
+            await self._apply(self._table.review(trio.current_time()))
+
+    async def _apply(self, change: ModelChange) -> None:
+        manager = self._manager
+        for why in change.refused:
+            _log.warning("model card refused: %s", why)
+            manager.metrics().entry_refused("model")
+        for card in (*change.added, *change.updated):
+            await self._offer(card)
+        for card in change.removed:
+            if manager.has_model_any(card.name):
+                manager.remove_model(card.name)
+                _log.info("model %s is gone", card.name)
+
+    async def _offer(self, card: ModelCard) -> None:
+        """Add or update one model; one that cannot be offered does not keep others from it."""
+        manager = self._manager
+        try:
+            client = await self._client(card.endpoint)
+            engine = RoutedEngine(client, self._table, card.name)
+            if manager.has_model_any(card.name):
+                manager.update_model(card, engine)
+            else:
+                manager.add_model(card, engine)
+        except TrinamoError as error:
+            _log.warning("model %s cannot be offered: %s", card.name, error)
+        except Exception:  # noqa: BLE001 -- one card must not take the others along
+            _log.exception("model %s cannot be offered", card.name)
+        else:
+            _log.info("model %s is served by %s", card.name, card.endpoint)
+
+    async def _client(self, endpoint: str) -> Client:
+        followed = self._followed.get(endpoint)
+        if followed is None:
+            client = await self._clients.client(EndpointName.parse(endpoint))
+            followed = self._followed[endpoint] = _Followed(client)
+            self._nursery.start_soon(self._follow, followed)
+        return followed.client

@@ -1,0 +1,1 @@
+"""Serving an ASGI application with hypercorn: sockets, connections, heads."""

@@ -1,0 +1,54 @@
+"""Listening sockets for the HTTP server, and a sentence for each way in which they fail."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+import trio
+
+from ...errors import ConfigError
+
+__all__ = ["open_listeners"]
+
+BACKLOG: Final = 1024
+
+
+async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen on every address of `host`, on one port; port 0 is chosen by the system.
+
+    Raises `ConfigError` with a sentence that says what to do.
+    """
+    listeners: list[trio.SocketListener] = []
+    try:
+        found = await trio.socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for address in dict.fromkeys(str(info[4][0]) for info in found):
+            listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
+            port = listeners[0].socket.getsockname()[1]
+    except OSError as error:
+        for listener in listeners:
+            listener.socket.close()
+        raise _explain(error, host, port) from error
+    return listeners
+
+
+def _explain(error: OSError, host: str, port: int) -> ConfigError:
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if isinstance(error, socket.gaierror):
+        return ConfigError(f"cannot listen on {where}: the host '{host}' is not known here")
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = (
+                f"port {port} is in use; stop the program that has it, "
+                "or choose another port (0 takes any free one)"
+            )
+        case errno.EACCES:
+            advice = f"port {port} needs privileges; choose one above 1023"
+        case errno.EADDRNOTAVAIL:
+            advice = f"'{host}' is no address of this machine; try 127.0.0.1 or 0.0.0.0"
+        case _:
+            advice = error.strerror or str(error)
+    return ConfigError(f"cannot listen on {where}: {advice}")

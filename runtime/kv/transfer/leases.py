@@ -1,0 +1,264 @@
+"""The life of blocks that move: leased until their transfer is settled, in quarantine if that is late.
+
+A transfer that was abandoned may go on touching memory, so its blocks are followed by a task of
+their own, whoever asked for it and however that ended. Here nothing is moved or chosen: that is
+`router.py`; what settled means is in `planes/transfer.py`, and how a peer proves it in
+`grants.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Protocol
+
+import trio
+
+from ...errors import TrinamoError
+from ...nurseries import open_nursery
+from ...planes import MemoryRegion, Transfer
+from ...protocol.transfer.settlement import PeerCard
+from ..pool import BlockPool
+from .grants import Grant, Inquiries, linger
+from .tickets import Tickets
+
+__all__ = ["BlockLeases", "Grant", "open_block_leases"]
+
+_log = logging.getLogger("trinamo.transfer")
+
+
+class _Settling(Protocol):
+    """A transfer of ours, or a grant."""
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    async def wait_settled(self) -> None: ...
+
+
+class BlockLeases:
+    """The blocks of one pool that transfers may touch. Made by `open_block_leases`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        nursery: trio.Nursery,
+        *,
+        drain_s: float,
+        on_quarantine: Callable[[int], None],
+        on_readmit: Callable[[int], None] = lambda _: None,
+        dice: random.Random,
+        block_of: Callable[[int], int],
+        inquiries: Inquiries | None = None,
+    ) -> None:
+        self.tickets = Tickets()
+        """Those of peers that transfers of ours carry."""
+        self._pool = pool
+        self._block_of = block_of
+        self._nursery = nursery
+        self._drain_s = drain_s
+        self._on_quarantine, self._on_readmit = on_quarantine, on_readmit
+        self._dice = dice
+        self._inquiries = inquiries
+        self._count = 0
+        self._idle = trio.Event()
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many transfers and grants hold blocks, those in quarantine left out."""
+        return self._count
+
+    def start(
+        self, start: Callable[[], Transfer], blocks: Sequence[int], ticket: int = 0
+    ) -> Transfer:
+        """Lease our `blocks`, `start` a transfer with them, and follow it until it is settled.
+
+        Never waits; raises what `start` raises, and nothing is leased then. From before the start
+        until the transfer is settled the peer's owner is told that we still move with its `ticket`
+        (`tickets.py`). The blocks are as the plane numbers them. They go into quarantine if it is
+        not settled `drain_s` seconds after it is over, and come back if it is settled later.
+        """
+        leased = self._enter(blocks)
+        self.tickets.enter(ticket)
+        try:
+            transfer = start()
+        except BaseException:
+            self.tickets.leave(ticket)
+            self._release(leased)
+            raise
+        self._nursery.start_soon(self._follow, transfer, leased, ticket)
+        return transfer
+
+    async def _follow(self, transfer: Transfer, blocks: tuple[int, ...], ticket: int) -> None:
+        try:
+            await self._hold(blocks, transfer, after=_over(transfer))
+        finally:
+            if transfer.is_settled:
+                self.tickets.leave(ticket)
+
+    def grant(
+        self, region: MemoryRegion, blocks: Sequence[int], card: PeerCard | None = None
+    ) -> Grant:
+        """Let one peer move our `blocks`, leased until the grant ends. Never waits.
+
+        `card` says whom to ask whether it has let go, where the region's backend does not fence. It
+        must come from the peer itself, with its request for the blocks. A card that was looked up
+        by an engine's id may be of that engine's last life, whose death would free blocks that the
+        next one writes. Raises what the region raises, such as when it has as many tickets as it
+        can; nothing is leased or granted then.
+        """
+        leased = self._enter(blocks)
+        ticket = self._dice.getrandbits(62) + 1
+        grant = Grant(self, region, leased, ticket, card)
+        try:
+            region.grant(ticket, blocks, grant.hear)
+        except TrinamoError:
+            region.revoke(ticket)
+            self._release(leased)
+            raise
+        if card is not None and self._inquiries is not None and not region.is_fenced:
+            self._nursery.start_soon(self._inquiries.meet_in_passing, card)
+        return grant
+
+    async def meet(self, card: PeerCard) -> bool:
+        """Whether the peer answers where its card says, or has; only so it can be proven dead."""
+        if self._inquiries is None:
+            await trio.lowlevel.checkpoint()
+            return False
+        return await self._inquiries.meet(card)
+
+    def end_grant(self, grant: Grant, *, is_settled: bool) -> None:
+        """Give its blocks back, or see to it that they are quarantined until it settles."""
+        if is_settled:
+            self._release(grant.blocks)
+        else:
+            self._nursery.start_soon(self._await_settled, grant)
+
+    async def _await_settled(self, grant: Grant) -> None:
+        async with open_nursery() as nursery:
+            if grant.card is not None and self._inquiries is not None:
+                nursery.start_soon(self._inquire, self._inquiries, grant, grant.card)
+            await self._hold(grant.blocks, grant, is_sure=lambda: grant.is_proven)
+            nursery.cancel_scope.cancel()
+
+    async def _inquire(self, inquiries: Inquiries, grant: Grant, card: PeerCard) -> None:
+        linger_s = await inquiries.prove(
+            card, grant.ticket, granted_at=grant.made_at, soon_s=self._drain_s
+        )
+        grant.is_proven = True
+        await linger(linger_s)
+        grant.acknowledge()
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    async def _hold(
+        self,
+        blocks: tuple[int, ...],
+        what: _Settling,
+        *,
+        after: Awaitable[None] | None = None,
+        is_sure: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Keep leased blocks until `what` is settled; cancelled, in quarantine unless it is.
+
+        What takes too long goes into quarantine, too, unless it `is_sure` to settle soon.
+        """
+        is_leased = True
+        try:
+            if after is not None:
+                await after
+            with trio.move_on_after(self._drain_s):
+                await what.wait_settled()
+            if is_sure():
+                await what.wait_settled()
+            if not what.is_settled:
+                is_leased = False
+                self._quarantine(blocks)
+                await what.wait_settled()
+        finally:
+            if is_leased and what.is_settled:
+                self._release(blocks)
+            elif is_leased:
+                self._quarantine(blocks)
+            elif what.is_settled:
+                self._readmit(blocks)
+
+    def _enter(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        leased = tuple(dict.fromkeys(map(self._block_of, blocks)))
+        self._pool.lease(leased)
+        self._count += 1
+        return leased
+
+    def _release(self, blocks: tuple[int, ...]) -> None:
+        self._pool.release(blocks)
+        self._leave()
+
+    def _quarantine(self, blocks: tuple[int, ...]) -> None:
+        count = self._pool.quarantine(blocks)
+        self._on_quarantine(count)
+        _log.error("%d blocks are quarantined: a transfer did not settle in time", count)
+        self._leave()
+
+    def _readmit(self, blocks: tuple[int, ...]) -> None:
+        count = self._pool.readmit(blocks)
+        self._on_readmit(count)
+        _log.warning("%d blocks leave quarantine: nothing touches them any more", count)
+
+    def _leave(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Return once no transfer holds blocks; bounded by deadlines plus `drain_s` each.
+
+        Grants must have been ended by their owners. What is in quarantine is not waited for.
+        Cancelled, it leaves everything as it is.
+        """
+        while self._count:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+
+async def _over(transfer: Transfer) -> None:
+    with suppress(TrinamoError):  # Whoever started it hears of it.
+        await transfer.wait()
+
+
+@asynccontextmanager
+async def open_block_leases(
+    pool: BlockPool,
+    *,
+    drain_s: float = 10.0,
+    on_quarantine: Callable[[int], None] = lambda _: None,
+    on_readmit: Callable[[int], None] = lambda _: None,
+    dice: random.Random,
+    block_of: Callable[[int], int] = lambda block: block,
+    inquiries: Inquiries | None = None,
+) -> AsyncIterator[BlockLeases]:
+    """Follow the transfers of `pool` until the block is left.
+
+    Whatever is not settled by then is quarantined; `drain` first to give it time. `dice` makes the
+    tickets: `env.rng`. `block_of` says which block of the pool a plane's block is a part of, where
+    a layout keeps the parts of a block apart (`KvMemory.block_of`). With `inquiries` peers are
+    asked what became of their tickets, and answered what became of ours; its plane must be open
+    longer.
+    """
+    async with open_nursery() as nursery:
+        leases = BlockLeases(
+            pool,
+            nursery,
+            drain_s=drain_s,
+            on_quarantine=on_quarantine,
+            on_readmit=on_readmit,
+            dice=dice,
+            block_of=block_of,
+            inquiries=inquiries,
+        )
+        with inquiries.plane.answering(leases.tickets.is_settled) if inquiries else nullcontext():
+            try:
+                yield leases
+            finally:
+                nursery.cancel_scope.cancel()

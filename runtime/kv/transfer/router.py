@@ -1,0 +1,361 @@
+"""Which backend moves the blocks: a chain of transfer planes, and what happens when one fails.
+
+`TransferRouter.move` tries the backends that both ends have in the order of the chain, and goes on
+over the next one from the first block that is not confirmed. Nothing is reported as done until
+every block is. A backend that failed with a peer is left alone until a probe says that it works
+again. Blocks stay leased until every attempt has settled (`leases.py`).
+
+What the chain is comes from the configuration: `chain.py`. Peers are found and kept by
+`engine.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from typing_extensions import Buffer
+
+from ...errors import (
+    ConnectError,
+    DeadlineError,
+    KilledError,
+    OverloadedError,
+    ProtocolError,
+    RequestError,
+    StaleMemoryError,
+    StalledError,
+    TransferError,
+    TransportError,
+    TrinamoError,
+)
+from ...metrics.transfers import TransferMetrics
+from ...nurseries import open_nursery
+from ...planes import (
+    DeviceMemory,
+    MemoryRegion,
+    Transfer,
+    TransferPlane,
+    TransferReport,
+)
+from ...protocol.transfer.description import Direction, check_blocks, check_compatible
+from ...protocol.transfer.offer import decode_offer
+from .attempt import Job, progressing, reached
+from .chain import RouterOptions, chain_of
+from .leases import BlockLeases
+from .routes import Route, RoutedMemory, RoutedPeer
+from .statistics import BackendStatistics, TransferStatistics
+
+__all__ = ["RouterOptions", "TransferRouter", "chain_of", "open_transfer_router"]
+
+_log = logging.getLogger("trinamo.transfer")
+
+
+class TransferRouter:
+    """The transfer planes of one process as one. Made by `open_transfer_router`."""
+
+    def __init__(
+        self,
+        chain: Sequence[TransferPlane],
+        leases: BlockLeases | None,
+        metrics: TransferMetrics,
+        nursery: trio.Nursery,
+        options: RouterOptions,
+    ) -> None:
+        self.chain = list(chain)
+        self._leases = leases
+        self._metrics = metrics
+        self._nursery = nursery
+        self._options = options
+        self._peers: dict[RoutedPeer, None] = {}
+        self._refused: dict[str, str] = {}
+        for plane in self.chain:
+            metrics.opened(plane.backend, is_open=True)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        memory: Buffer | DeviceMemory,
+        *,
+        block_bytes: int,
+        fingerprint: str = "",
+        needs_ticket: bool = False,
+    ) -> RoutedMemory:
+        """Register with every backend that takes it; raises the last one's error if none does."""
+        regions: dict[str, MemoryRegion] = {}
+        refused: TrinamoError | None = None
+        for plane in self.chain:
+            try:
+                regions[plane.backend] = await plane.register(
+                    memory,
+                    block_bytes=block_bytes,
+                    fingerprint=fingerprint,
+                    needs_ticket=needs_ticket,
+                )
+            except TrinamoError as error:
+                refused = error
+                self._refused[plane.backend] = f"does not take the memory: {error.message}"
+                _log.warning("%s does not take the memory: %s", plane.backend, error)
+        if not regions:
+            raise refused or TransferError("there is no transfer backend")
+        return RoutedMemory(regions)
+
+    async def deregister(self, memory: RoutedMemory) -> None:
+        """Give the memory back everywhere."""
+        for plane in self.chain:
+            region = memory.regions.get(plane.backend)
+            if region is not None:
+                await plane.deregister(region)
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    async def connect(self, offer: bytes) -> RoutedPeer:
+        """Take what a peer's `RoutedMemory.describe` says and probe every backend we share.
+
+        The peer is kept, and backends that failed are probed again, until `forget`; if this fails
+        or is cancelled, nothing of it is kept. Raises `RemoteProtocolError` for garbage and
+        `ConnectError` if no backend reaches the peer (`StaleMemoryError` if it is not there any
+        more).
+        """
+        descriptions = decode_offer(offer)
+        shared = [plane for plane in self.chain if plane.backend in descriptions]
+        peer = RoutedPeer([Route(plane, descriptions[plane.backend]) for plane in shared])
+        self._peers[peer] = None
+        error: TrinamoError | None = None
+        is_kept = False
+        try:
+            is_kept = await self.probe(peer)
+            error = None if is_kept else _unreachable(peer)
+        finally:
+            if not is_kept:
+                self._drop(peer)
+                self._nursery.start_soon(self._leave, peer)
+        if error is not None:
+            raise error
+        return peer
+
+    async def probe(self, peer: RoutedPeer) -> bool:
+        """Whether the peer answers over any backend now; takes `probe_s` at most."""
+        async with open_nursery() as nursery:
+            for route in peer.routes:
+                nursery.start_soon(self._try_out, route)
+        return any(route.is_usable for route in peer.routes)
+
+    async def _try_out(self, route: Route) -> bool:
+        """Connect and probe; whether the backend may be used from now on."""
+        was_usable = route.is_usable
+        try:
+            with trio.fail_after(self._options.probe_s):
+                await route.probe()
+        except trio.TooSlowError:
+            route.fail(DeadlineError(f"no answer within {self._options.probe_s:g} s"))
+        except TrinamoError as error:
+            route.fail(error)
+        if route.is_usable != was_usable:
+            state = "works" if route.is_usable else f"does not work: {route.error}"
+            _log.info("transfers by %s with %s: it %s", route.backend, route.incarnation, state)
+        self._tell(route)
+        return route.is_usable
+
+    def _tell(self, route: Route) -> None:
+        """Whether it is usable may have changed; probe it again and again if it is not."""
+        if route.is_forgotten:
+            # While we waited. Its series have ended and must not come back.
+            route.is_usable = False
+            return
+        self._metrics.usable(route.backend, route.incarnation, is_usable=route.is_usable)
+        if not (route.is_usable or route.is_stale or route.probing):
+            route.probing = trio.CancelScope()
+            self._nursery.start_soon(self._probe_again, route, route.probing)
+
+    async def _probe_again(self, route: Route, scope: trio.CancelScope) -> None:
+        with scope:
+            while not (route.is_usable or route.is_stale):
+                await trio.sleep(self._options.probe_interval_s)
+                await self._try_out(route)
+        route.probing = None
+
+    async def forget(self, peer: RoutedPeer) -> None:
+        """Discovery says that the peer is gone: its transfers fail, its connections close."""
+        self._drop(peer)
+        for route in peer.routes:
+            await route.plane.forget(route.incarnation)
+
+    async def _leave(self, peer: RoutedPeer) -> None:
+        """Close what the planes have open to a peer that was dropped, unless another one uses it."""
+        for route in peer.routes:
+            if not self._is_used(route):
+                await route.plane.forget(route.incarnation)
+
+    def _is_used(self, route: Route) -> bool:
+        return any(route.is_same_way(other) for peer in self._peers for other in peer.routes)
+
+    def _drop(self, peer: RoutedPeer) -> None:
+        """Its routes are not used or probed any more, from now on."""
+        self._peers.pop(peer, None)
+        for route in peer.routes:
+            route.is_forgotten = True
+            if route.probing:
+                route.probing.cancel()
+            route.fail(ConnectError(f"peer {route.incarnation} was forgotten"))
+            if not self._is_used(route):
+                self._metrics.peer_gone(route.backend, route.incarnation)
+
+    # --- moving ----------------------------------------------------------------------------------
+
+    async def move(
+        self,
+        direction: Direction,
+        memory: RoutedMemory,
+        blocks: Sequence[int],
+        peer: RoutedPeer,
+        peer_blocks: Sequence[int],
+        *,
+        deadline_s: float,
+        notify: bytes | None = None,
+        ticket: int = 0,
+    ) -> list[TransferReport]:
+        """Move the blocks; one report for each backend that moved a part of them.
+
+        Our blocks are leased until nothing touches them any more, also if this is cancelled: then
+        the transfer is aborted and drained behind the caller's back, as it is when `deadline_s` are
+        over, which is a `DeadlineError` and no fault of a backend's. `notify`, at most
+        `NOTIFY_BYTES_MAX`, reaches the peer's `Grant.completed`, never before all blocks have
+        arrived. Raises what the last backend raised;
+        `StaleMemoryError` and `RequestError` are the same on every backend and end it at once.
+        """
+        ends_at = trio.current_time() + deadline_s
+        job = Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket, ends_at)
+        check_compatible(memory.description, peer.description)
+        check_blocks(job.here, memory.description.block_count, whose="local")
+        reports: list[TransferReport] = []
+        error: TrinamoError | None = None
+        failed: str | None = None
+        routes = peer.in_order(memory)
+        for number, route in enumerate(routes):
+            if trio.current_time() >= ends_at:
+                break
+            if failed is not None:
+                self._metrics.fell_back(failed, route.backend)
+                _log.warning(
+                    "the transfer falls back from %s to %s at block %d of %d: %s",
+                    *(failed, route.backend, job.done, len(job.here), error),
+                )
+            job.has_other = any(other.is_usable for other in routes[number + 1 :])
+            try:
+                reports.append(await self._attempt(route, memory, job))
+                return reports
+            except (RequestError, StaleMemoryError, KilledError):
+                raise
+            except (TransportError, ProtocolError, DeadlineError, OverloadedError) as found:
+                if isinstance(found, DeadlineError) and not isinstance(found, StalledError):
+                    raise
+                error, failed = found, route.backend
+                route.fail(found)
+                self._tell(route)
+                if job.is_stuck:
+                    raise
+        if error is None and not routes:
+            error = ConnectError("no backend reaches the peer")
+        raise error or DeadlineError(f"nothing was moved within {deadline_s:g} s")
+
+    def statistics(self) -> TransferStatistics:
+        """The chain and its peers now."""
+        return TransferStatistics(
+            chain=[self._backend_statistics(plane.backend) for plane in self.chain],
+            peers=len(self._peers),
+            fallbacks=self._metrics.fallback_count,
+            leased=0 if self._leases is None else self._leases.in_flight_count,
+            quarantined_blocks=self._metrics.quarantined_count,
+        )
+
+    def _backend_statistics(self, backend: str) -> BackendStatistics:
+        routes = [r for peer in self._peers for r in peer.routes if r.backend == backend]
+        errors = [r.error.message for r in routes if r.error is not None and not r.is_usable]
+        return BackendStatistics(
+            backend=backend,
+            peers=len(routes),
+            usable_peers=sum(route.is_usable for route in routes),
+            in_flight=self._metrics.in_flight.get(backend, 0),
+            problem=self._refused.get(backend, errors[0] if errors else ""),
+        )
+
+    async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
+        """Move what is left over one backend; counts what is confirmed if it fails."""
+        backend, here = route.backend, job.here[job.done :]
+        remote = await reached(route, job, self._options.attempt_s)
+
+        def start() -> Transfer:
+            return route.plane.start(
+                job.direction,
+                memory.regions[backend],
+                here,
+                remote,
+                job.there[job.done :],
+                deadline_s=max(0.001, job.ends_at - trio.current_time()),
+                notify=job.notify,
+                ticket=job.ticket,
+            )
+
+        transfer = start() if self._leases is None else self._leases.start(start, here, job.ticket)
+        self._metrics.started(backend)
+        outcome = "cancelled"
+        try:
+            report = await progressing(transfer, backend, job, self._options.attempt_s)
+            outcome = ""
+        except TrinamoError as error:
+            outcome = error.code
+            await self._settle(transfer, route, job)
+            job.done += transfer.confirmed_count
+            raise
+        finally:
+            if outcome:
+                transfer.abort()
+                self._metrics.failed(backend, job.direction, outcome)
+        self._metrics.done(report)
+        return report
+
+    async def _settle(self, transfer: Transfer, route: Route, job: Job) -> None:
+        """Before blocks are moved again, the attempt that failed must not touch them any more.
+
+        When the caller's time is up they are not, and whoever leased them waits for it.
+        """
+        transfer.abort()
+        with trio.move_on_at(min(job.ends_at, trio.current_time() + self._options.drain_s)):
+            await transfer.wait_settled()
+        job.is_stuck = not transfer.is_settled
+        if job.is_stuck and trio.current_time() < job.ends_at:
+            raise TransferError(
+                f"a failed transfer by {route.backend} has not settled within "
+                f"{self._options.drain_s:g} s, so its blocks cannot be moved again"
+            )
+
+
+def _unreachable(peer: RoutedPeer) -> TrinamoError:
+    errors = [route.error for route in peer.routes if route.error is not None]
+    if any(isinstance(error, StaleMemoryError) for error in errors):
+        return StaleMemoryError("the peer is not there any more")
+    reasons = "; ".join(error.message for error in errors)
+    return ConnectError(f"no backend reaches the peer: {reasons}")
+
+
+@asynccontextmanager
+async def open_transfer_router(
+    chain: Sequence[TransferPlane],
+    *,
+    metrics: TransferMetrics,
+    leases: BlockLeases | None = None,
+    options: RouterOptions | None = None,
+) -> AsyncIterator[TransferRouter]:
+    """Route over `chain` until the block is left. `leases` follow our blocks, if they have a pool.
+
+    The planes and the leases must be open longer than the router.
+    """
+    async with open_nursery() as nursery:
+        try:
+            yield TransferRouter(chain, leases, metrics, nursery, options or RouterOptions())
+        finally:
+            nursery.cancel_scope.cancel()

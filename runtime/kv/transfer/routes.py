@@ -1,0 +1,122 @@
+"""The ways to one peer, a backend each, and the memory that several backends have registered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from ...errors import ConnectError, StaleMemoryError, TrinamoError
+from ...planes import MemoryRegion, RemoteMemory, TransferPlane
+from ...protocol.transfer.access import OnComplete, unheard
+from ...protocol.transfer.description import MemoryDescription, decode_description
+from ...protocol.transfer.offer import encode_offer
+
+__all__ = ["Route", "RoutedMemory", "RoutedPeer"]
+
+
+class RoutedMemory:
+    """One piece of memory, registered with every backend that took it. A `MemoryRegion`, too."""
+
+    def __init__(self, regions: Mapping[str, MemoryRegion]) -> None:
+        self.regions = dict(regions)
+        """By backend, in the order of the chain."""
+
+    @property
+    def description(self) -> MemoryDescription:
+        """That of the first backend: block size, count and fingerprint are the same in all."""
+        return next(iter(self.regions.values())).description
+
+    def describe(self) -> bytes:
+        """What the peer's router connects to."""
+        return encode_offer([region.describe() for region in self.regions.values()])
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether all backends check on our side."""
+        return all(region.is_fenced for region in self.regions.values())
+
+    def renew(self) -> int:
+        """Refuse all descriptions given out before; the highest generation."""
+        return max(region.renew() for region in self.regions.values())
+
+    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+        """Let transfers that carry `ticket` move these blocks, by whichever backend."""
+        for region in self.regions.values():
+            region.grant(ticket, blocks, on_complete)
+
+    def revoke(self, ticket: int) -> None:
+        """Refuse the ticket everywhere."""
+        for region in self.regions.values():
+            region.revoke(ticket)
+
+
+class Route:
+    """One backend towards one peer's memory, and whether it works."""
+
+    def __init__(self, plane: TransferPlane, description: bytes) -> None:
+        self.plane = plane
+        self.backend = plane.backend
+        described = decode_description(description, backend=plane.backend)
+        self.described = described
+        self.incarnation = described.incarnation
+        self.is_usable = False
+        self.probing: trio.CancelScope | None = None
+        """Round the task that probes it again and again, while there is one."""
+        self.is_forgotten = False
+        self.error: TrinamoError | None = None
+        """Why it is not usable."""
+        self._bytes = description
+        self._remote: RemoteMemory | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what was described is not there any more, so that probing is useless."""
+        return isinstance(self.error, StaleMemoryError)
+
+    def is_same_way(self, other: Route) -> bool:
+        """Whether both lead to the same plane of a peer; a peer may have several regions."""
+        return (self.backend, self.incarnation) == (other.backend, other.incarnation)
+
+    def fail(self, error: TrinamoError) -> None:
+        """It does not work."""
+        self.is_usable = False
+        self.error = error
+
+    async def probe(self) -> None:
+        """Connect if need be and ask for a sign of life; usable after that, else it raises."""
+        await self.plane.probe(await self.connected())
+        self.is_usable, self.error = True, None
+
+    async def connected(self) -> RemoteMemory:
+        """The peer's memory on this backend."""
+        if self.is_forgotten:
+            raise ConnectError(f"peer {self.incarnation} was forgotten")
+        if self._remote is None:
+            self._remote = await self.plane.connect(self._bytes)
+        return self._remote
+
+
+class RoutedPeer:
+    """One peer's memory, by every backend that both ends have."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        if not routes:
+            raise ConnectError("no transfer backend in common with the peer")
+        self.routes = list(routes)
+        """In the order of our chain."""
+
+    @property
+    def description(self) -> MemoryDescription:
+        """That of the first backend."""
+        return self.routes[0].described
+
+    @property
+    def usable(self) -> list[str]:
+        """The backends that work, in order."""
+        return [route.backend for route in self.routes if route.is_usable]
+
+    def in_order(self, memory: RoutedMemory) -> list[Route]:
+        """What to try: the routes that work, then the others, as the last hope."""
+        routes = [route for route in self.routes if route.backend in memory.regions]
+        return sorted(routes, key=lambda route: not route.is_usable)

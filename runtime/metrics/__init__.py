@@ -1,0 +1,1 @@
+"""What the processes count, and what `/metrics` shows of it."""

@@ -1,0 +1,134 @@
+"""What `/metrics` shows of engines and KV blocks: an engine's, those told, those a router knows.
+
+Each counts for itself; here it is only read, when `/metrics` is. The label `endpoint` is its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ..engines.generation import GenerationEngine
+from ..kv.events import KvEventSource
+from ..kv.index import KvIndex
+from .metrics import Metrics
+
+__all__ = ["KvSeries"]
+
+_SOURCE_GAUGES: Final = {
+    "blocks": "Full blocks that were told as held",
+    "waiting_blocks": "Blocks in events that wait to be sent",
+}
+_SOURCE_COUNTERS: Final = {
+    "told": "Events that the engine told",
+    "messages": "Messages that the events went out in",
+    "dropped": "Messages not sent: a gap to every follower",
+    "snapshots": "Snapshots, or parts of one, that were sent",
+    "malformed": "Requests for a snapshot that were none",
+}
+_INDEX_GAUGES: Final = {
+    "instances": "Instances that blocks are known of, or might be",
+    "lost": "Instances whose snapshot is awaited",
+    "blocks": "Blocks known, over all instances",
+}
+_INDEX_COUNTERS: Final = {
+    "events": "KV events applied",
+    "snapshots": "Snapshots taken",
+    "gaps": "Times that an event was missing",
+    "backwards": "Times that numbers went back",
+    "duplicates": "Events that came twice",
+    "outdated": "Events and snapshots of an earlier incarnation",
+    "restarts": "Incarnations that followed another one",
+    "malformed": "Messages that made no sense",
+    "unknown": "Events of instances that discovery does not know",
+    "ignored": "Events of instances beyond the bound",
+    "refused_blocks": "Blocks not kept because a bound was reached",
+    "overflowed": "Times that too many events waited for a snapshot",
+}
+
+
+class KvSeries:
+    """All KV series of one process; none until something is shown."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._engines: dict[str, GenerationEngine] = {}
+        self._sources: dict[str, KvEventSource] = {}
+        self._indexes: dict[str, KvIndex] = {}
+        metrics.registry.register(self)
+
+    def show_engine(self, endpoint: str, engine: GenerationEngine) -> None:
+        """Show the engine's blocks, if it has any, its sequences and its tokens."""
+        self._engines[endpoint] = engine
+
+    def show_source(self, endpoint: str, source: KvEventSource) -> None:
+        """Show what is told about an engine's blocks."""
+        self._sources[endpoint] = source
+
+    @contextmanager
+    def showing_index(self, index: KvIndex | None) -> Iterator[None]:
+        """Show what is known of the blocks of an endpoint's instances, while inside."""
+        if index is None:
+            yield
+            return
+        key = str(index.endpoint)
+        self._indexes[key] = index
+        try:
+            yield
+        finally:
+            # Another client of the endpoint may have been opened meanwhile.
+            if self._indexes.get(key) is index:
+                del self._indexes[key]
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        if self._engines:
+            yield from _engine_series(self._engines)
+        told = {name: attrs.asdict(each.statistics()) for name, each in self._sources.items()}
+        yield from _series("trinamo_kv_events", told, _SOURCE_GAUGES, _SOURCE_COUNTERS)
+        known = {name: attrs.asdict(each.statistics()) for name, each in self._indexes.items()}
+        yield from _series("trinamo_kv_index", known, _INDEX_GAUGES, _INDEX_COUNTERS)
+
+
+def _engine_series(engines: Mapping[str, GenerationEngine]) -> Iterator[Metric]:
+    by_state = ["endpoint", "state"]
+    blocks = GaugeMetricFamily(
+        "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=by_state
+    )
+    sequences = GaugeMetricFamily("trinamo_engine_sequences", "Sequences held", labels=by_state)
+    prompt = CounterMetricFamily(
+        "trinamo_engine_prompt_tokens", "Tokens computed in prefill", labels=["endpoint"]
+    )
+    completion = CounterMetricFamily(
+        "trinamo_engine_completion_tokens", "Tokens generated", labels=["endpoint"]
+    )
+    for endpoint, engine in engines.items():
+        statistics = engine.statistics()
+        if engine.info.block_count:
+            blocks.add_metric([endpoint, "used"], statistics.blocks_used)
+            blocks.add_metric([endpoint, "free"], statistics.blocks_free)
+        sequences.add_metric([endpoint, "running"], statistics.running)
+        sequences.add_metric([endpoint, "waiting"], statistics.waiting)
+        prompt.add_metric([endpoint], statistics.prompt_tokens)
+        completion.add_metric([endpoint], statistics.completion_tokens)
+    yield from (blocks, sequences, prompt, completion)
+
+
+def _series(
+    prefix: str,
+    found: Mapping[str, Mapping[str, Any]],
+    gauges: Mapping[str, str],
+    counters: Mapping[str, str],
+) -> Iterator[Metric]:
+    if not found:
+        return
+    for kind, texts in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, text in texts.items():
+            family = kind(f"{prefix}_{name}", text, labels=["endpoint"])
+            for endpoint, values in found.items():
+                family.add_metric([endpoint], values[name])
+            yield family

@@ -1,0 +1,368 @@
+"""What the processes count, in the field's words: one class per role, methods named after events.
+
+Each object owns its registry, so that several runtimes in one process (tests, the simulator) do
+not share numbers. Children are cached per label set, because looking one up costs more than
+counting. The exposition is cached for a second: it blocks the loop, up to 20 ms with 100 models.
+Times come from `env.clock`. What a worker
+counts is in `worker.py`. What this module does not do: serve the text (`http/models/models.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from ..env import Env
+from .tokens import TokenMetrics, TokenTally
+
+__all__ = [
+    "CANCELLED",
+    "CONTENT_TYPE",
+    "DURATION_BUCKETS_S",
+    "SUCCESS",
+    "UNKNOWN_MODEL",
+    "FrontendMetrics",
+    "LeaseState",
+    "Metrics",
+    "RequestRecord",
+]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SUCCESS: Final = "success"
+"""The outcome of a request that ended with its whole answer; others are codes of `errors.py`."""
+CANCELLED: Final = "cancelled"
+"""The outcome of a request whose task was cancelled from outside, before it could say more."""
+UNKNOWN_MODEL: Final = "unknown"
+"""The model label before a model is found: a client's text must never make a new time series."""
+
+_MODELS_GONE_MAX: Final = 16
+"""Models that are served no more and whose series stay: how their last requests ended is asked for
+when a model has just gone, and whoever scrapes comes some seconds later."""
+_RENDER_INTERVAL_S: Final = 1.0
+DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FIRST_TOKEN_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60),
+)
+
+
+class LeaseState(enum.StrEnum):
+    """What a process knows of its lease."""
+
+    NONE = "none"
+    """Never granted, or given back."""
+    GRANTED = "granted"
+    LOST = "lost"
+    """The store forgot it; a new one is being asked for."""
+
+
+@attrs.frozen
+class _Samples:
+    """A view of a registry without the `_created` series, which double the text for nobody."""
+
+    registry: CollectorRegistry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+
+
+class Metrics:
+    """What every process has: a registry, its exposition, lease, live set, connections."""
+
+    def __init__(self, env: Env) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._clock = env.clock
+        self._rendered = b""
+        self._rendered_at: float | None = None
+        self._lease = self._gauge("lease_state", "1 at the lease's state, else 0", "state")
+        self._live = self._gauge("live_instances", "Instances in the live set", "endpoint")
+        self._inhibited = self._gauge(
+            "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
+        )
+        self._lingering = self._gauge(
+            "lingering_instances", "Live instances that discovery has deleted", "endpoint"
+        )
+        self._connections = self._gauge("connections", "Open connections", "kind")
+        self._connections_taken = self._counter(
+            "connections_taken", "HTTP connections closed for new ones, at the bound"
+        )
+        self._entries_refused = self._counter(
+            "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
+        )
+        self._silent = self._counter(
+            "silent_requests", "Requests given up as silent, by why", "endpoint", "reason"
+        )
+        self._fenced = self._counter(
+            "registrations_fenced", "Writes of our keys refused: another process holds them"
+        )
+        self._restored = self._counter(
+            "registrations_restored", "Keys of ours put back: others had removed or changed them"
+        )
+        self._settings_refused = self._counter(
+            "settings_refused", "Values in the control plane that were refused", "setting"
+        )
+        self._settings = self._gauge(
+            "setting_value", "The value in force, of settings that are numbers", "setting"
+        )
+        self.lease_state(LeaseState.NONE)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"trinamo_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"trinamo_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"trinamo_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def now(self) -> float:
+        """The clock the records measure with."""
+        return self._clock.now()
+
+    def lease_state(self, state: LeaseState) -> None:
+        """The lease is now in `state`."""
+        for known in LeaseState:
+            self._lease.labels(known.value).set(known is state)
+
+    def live_set(self, endpoint: str, *, live: int, inhibited: int, lingering: int) -> None:
+        """`endpoint` now has `live` instances, of them `inhibited` avoided and `lingering` deleted."""
+        self._live.labels(endpoint).set(live)
+        self._inhibited.labels(endpoint).set(inhibited)
+        self._lingering.labels(endpoint).set(lingering)
+
+    def endpoint_gone(self, endpoint: str) -> None:
+        """Nobody watches `endpoint` any more: its series end."""
+        for gauge in (self._live, self._inhibited, self._lingering):
+            gauge.remove_by_labels({"endpoint": endpoint})
+
+    def entry_refused(self, kind: str) -> None:
+        """An entry of `kind` (`instance`, `model`) does not decode, or contradicts its key."""
+        self._entries_refused.labels(kind).inc()
+
+    def silent_request(self, endpoint: str, reason: str) -> None:
+        """A request was given up: it was silent, and its worker `left`, `unanswered` or `replaced`."""
+        self._silent.labels(endpoint, reason).inc()
+
+    def registration_fenced(self) -> None:
+        """A key of ours was found in another process's hands."""
+        self._fenced.inc()
+
+    def registration_restored(self) -> None:
+        """A key of ours that somebody had deleted or overwritten is there again."""
+        self._restored.inc()
+
+    def setting_refused(self, setting: str) -> None:
+        """A stored value of `setting` (`unknown` for a key that is none) was refused."""
+        self._settings_refused.labels(setting).inc()
+
+    def setting_value(self, setting: str, value: float) -> None:
+        """`value` is in force for `setting` now."""
+        self._settings.labels(setting).set(value)
+
+    def connection_opened(self, kind: str) -> None:
+        """A connection of `kind` (`http`, `request`, `response`) is open."""
+        self._connections.labels(kind).inc()
+
+    def connection_closed(self, kind: str) -> None:
+        """A connection of `kind` is closed."""
+        self._connections.labels(kind).dec()
+
+    def connection_taken(self) -> None:
+        """An HTTP connection that waited for a request was closed, to let another one in."""
+        self._connections_taken.inc()
+
+    def render(self) -> bytes:
+        """The exposition in Prometheus' text format, at most a second old."""
+        now = self._clock.now()
+        if self._rendered_at is None or now - self._rendered_at >= _RENDER_INTERVAL_S:
+            self._rendered_at = now
+            self._rendered = generate_latest(_Samples(self.registry))
+        return self._rendered
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sample `trinamo_<name>` with exactly these labels, as of now; 0 if there is none."""
+        return self.registry.get_sample_value(f"trinamo_{name}", labels) or 0.0
+
+
+# --- frontend --------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _ModelSeries:
+    """The children of one model and endpoint."""
+
+    in_flight: Gauge
+    duration: Histogram
+    first_token: Histogram
+    tokens_in: Counter
+    tokens_out: TokenTally
+    disconnects: Counter
+
+
+class FrontendMetrics(Metrics):
+    """What a frontend counts about its clients' requests.
+
+    `endpoint` is `chat` or `completions`. A request is counted once, by its outcome, when it ends.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._series: dict[tuple[str, str], _ModelSeries] = {}
+        self._gone: dict[str, None] = {}
+        by_model = ("model", "endpoint")
+        self._requests = self._counter(
+            "requests", "Requests that ended", "model", "endpoint", "outcome"
+        )
+        self._in_flight = self._gauge("requests_in_flight", "Requests not ended yet", *by_model)
+        self._duration = self._histogram(
+            "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
+        )
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "Arrival to the first token",
+            _FIRST_TOKEN_BUCKETS_S,
+            *by_model,
+        )
+        self._tokens_in = self._counter("input_tokens", "Prompt tokens", *by_model)
+        self._tokens_out = TokenMetrics()
+        self.registry.register(self._tokens_out)
+        self._disconnects = self._counter(
+            "client_disconnects", "Clients that left before their answer's end", *by_model
+        )
+        self._cancellations = self._counter(
+            "cancellations", "Requests stopped or killed", "model", "reason"
+        )
+
+    @contextmanager
+    def request(self, model: str, endpoint: str) -> Iterator[RequestRecord]:
+        """Count one request while inside; set `outcome` before leaving."""
+        record = RequestRecord(self, model, endpoint, self._clock.now())
+        record.series.in_flight.inc()
+        try:
+            yield record
+        finally:
+            record.series.in_flight.dec()
+            record.series.duration.observe(self._clock.now() - record.started_at)
+            if self.counts(record):
+                self._requests.labels(model, endpoint, record.outcome).inc()
+
+    def refused(self, endpoint: str, outcome: str) -> None:
+        """A request ended before its model was known."""
+        self._requests.labels(UNKNOWN_MODEL, endpoint, outcome).inc()
+
+    def series(self, model: str, endpoint: str) -> _ModelSeries:
+        """The children for these labels, looked up once."""
+        key = (model, endpoint)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = _ModelSeries(
+                in_flight=self._in_flight.labels(*key),
+                duration=self._duration.labels(*key),
+                first_token=self._first_token.labels(*key),
+                tokens_in=self._tokens_in.labels(*key),
+                tokens_out=self._tokens_out.tally(*key),
+                disconnects=self._disconnects.labels(*key),
+            )
+        return series
+
+    def cancelled(self, record: RequestRecord, reason: str) -> None:
+        """A request was stopped or killed, for `reason`."""
+        if self.counts(record):
+            self._cancellations.labels(record.model, reason).inc()
+
+    def counts(self, record: RequestRecord) -> bool:
+        """Whether the series of a request's model are still there.
+
+        One that outlives them must not make new ones, which nobody would remove.
+        """
+        return self._series.get((record.model, record.endpoint)) is record.series
+
+    def model_came(self, model: str) -> None:
+        """A model is served, perhaps again: its series stay."""
+        self._gone.pop(model, None)
+
+    def model_gone(self, model: str) -> None:
+        """A model is served no more: its series end, once `_MODELS_GONE_MAX` others have gone."""
+        self._gone[model] = None
+        if len(self._gone) <= _MODELS_GONE_MAX:
+            return
+        oldest = next(iter(self._gone))
+        del self._gone[oldest]
+        for endpoint in ("chat", "completions"):
+            self._series.pop((oldest, endpoint), None)
+            self._tokens_out.remove(oldest, endpoint)
+        for metric in (
+            self._requests,
+            self._in_flight,
+            self._duration,
+            self._first_token,
+            self._tokens_in,
+            self._disconnects,
+            self._cancellations,
+        ):
+            metric.remove_by_labels({"model": oldest})
+
+
+class RequestRecord:
+    """One request of a frontend, from arrival to end."""
+
+    __slots__ = (
+        "_last_token_at",
+        "_metrics",
+        "detail",
+        "endpoint",
+        "fault",
+        "model",
+        "outcome",
+        "series",
+        "started_at",
+    )
+
+    def __init__(
+        self, metrics: FrontendMetrics, model: str, endpoint: str, started_at: float
+    ) -> None:
+        self._metrics = metrics
+        self._last_token_at: float | None = None
+        self.model = model
+        self.endpoint = endpoint
+        self.outcome = CANCELLED
+        self.detail = ""
+        """What went wrong, for the log."""
+        self.fault: BaseException | None = None
+        """What of it is ours to mend."""
+        self.series = metrics.series(model, endpoint)
+        self.started_at = started_at
+
+    def prompt(self, tokens: int) -> None:
+        """The prompt has `tokens` tokens."""
+        self.series.tokens_in.inc(tokens)
+
+    def token(self, tokens: int) -> None:
+        """One step brought `tokens` tokens; none is no step."""
+        if tokens <= 0:
+            return
+        now = self._metrics.now()
+        if self._last_token_at is None:
+            self.series.first_token.observe(now - self.started_at)
+        else:
+            self.series.tokens_out.gap((now - self._last_token_at) / tokens)
+        self._last_token_at = now
+        self.series.tokens_out.tokens += tokens
+
+    def disconnected(self) -> None:
+        """The client left before the answer's end."""
+        self.series.disconnects.inc()
+
+    def cancelled(self, reason: str) -> None:
+        """The request was stopped or killed, for `reason`."""
+        self._metrics.cancelled(self, reason)

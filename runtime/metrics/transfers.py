@@ -1,0 +1,164 @@
+"""What a process counts about KV transfers, per backend.
+
+`trinamo_transfer_…` are ours. `nixl_transfer_latency` (seconds), `nixl_bandwidth_gbps` and
+`nixl_error_rate` are the names that dashboards of the field expect; they cover every backend by the
+label `backend`, and the two gauges are over the last 100 attempts. They live in the registry of the
+process's `Metrics`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ..planes import TransferReport
+
+__all__ = ["TransferMetrics"]
+
+_WINDOW: Final = 100
+_LATENCY_BUCKETS_S: Final = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+
+
+@attrs.define
+class _Recent:
+    """The last attempts of one backend: bytes and seconds of those that were done."""
+
+    outcomes: deque[tuple[int, float, bool]] = attrs.field(factory=lambda: deque(maxlen=_WINDOW))
+
+    @property
+    def gigabits_per_s(self) -> float:
+        seconds = sum(each[1] for each in self.outcomes)
+        return sum(each[0] for each in self.outcomes) * 8e-9 / seconds if seconds else 0.0
+
+    @property
+    def error_rate(self) -> float:
+        return sum(not each[2] for each in self.outcomes) / len(self.outcomes)
+
+
+class TransferMetrics:
+    """One per process; methods are named after events."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"trinamo_transfer_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        self._registry = registry
+        self._bytes = counter(
+            "bytes", "KV bytes moved by transfers that are done", "backend", "direction"
+        )
+        self._attempts = counter(
+            "attempts", "Transfers that ended on a backend", "backend", "direction", "outcome"
+        )
+        self._fallbacks = counter(
+            "fallbacks", "Transfers that went on over another backend", "from", "to"
+        )
+        self._in_flight = gauge("trinamo_transfers_in_flight", "Transfers under way", "backend")
+        self._usable = gauge(
+            "trinamo_transfer_backend_usable", "1 if new transfers may use it", "backend", "peer"
+        )
+        self._quarantined = gauge(
+            "trinamo_quarantined_blocks", "Blocks that a transfer may touch which did not stop"
+        )
+        self._readmitted = Counter(
+            "trinamo_readmitted_blocks",
+            "Blocks that left quarantine, since it was proven that nothing touches them",
+            registry=registry,
+        )
+        self._inquiries = counter(
+            "inquiries", "Questions to peers whether they let go of blocks", "standing"
+        )
+        self._latency = Histogram(
+            "nixl_transfer_latency",
+            "Seconds from start to the last verified block",
+            ("backend",),
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._bandwidth = gauge(
+            "nixl_bandwidth_gbps", "Gbit/s while moving, of recent transfers", "backend"
+        )
+        self._error_rate = gauge(
+            "nixl_error_rate", "Part of recent transfers that failed", "backend"
+        )
+        self._open = gauge(
+            "trinamo_transfer_backend_open", "1 if the backend works on this machine", "backend"
+        )
+        self._recent: dict[str, _Recent] = {}
+        self.in_flight: dict[str, int] = {}
+        """Transfers under way, by backend."""
+        self.fallback_count = 0
+        self.quarantined_count = 0
+
+    def opened(self, backend: str, *, is_open: bool) -> None:
+        """A backend of the chain was opened, or cannot be used on this machine."""
+        self._open.labels(backend).set(is_open)
+
+    def started(self, backend: str) -> None:
+        """A transfer is under way on `backend`."""
+        self._in_flight.labels(backend).inc()
+        self.in_flight[backend] = self.in_flight.get(backend, 0) + 1
+
+    def done(self, report: TransferReport) -> None:
+        """One that was started is done."""
+        self._ended(report.backend, report.direction, "success")
+        self._bytes.labels(report.backend, report.direction).inc(report.byte_count)
+        self._latency.labels(report.backend).observe(report.duration_s)
+        self._remember(report.backend, (report.byte_count, report.duration_s, True))
+
+    def failed(self, backend: str, direction: str, outcome: str) -> None:
+        """One that was started failed; `outcome` is the code of its error, or `cancelled`."""
+        self._ended(backend, direction, outcome)
+        if outcome not in ("cancelled", "killed"):
+            self._remember(backend, (0, 0.0, False))
+
+    def _ended(self, backend: str, direction: str, outcome: str) -> None:
+        self._in_flight.labels(backend).dec()
+        self.in_flight[backend] -= 1
+        self._attempts.labels(backend, direction, outcome).inc()
+
+    def _remember(self, backend: str, outcome: tuple[int, float, bool]) -> None:
+        recent = self._recent.setdefault(backend, _Recent())
+        recent.outcomes.append(outcome)
+        self._bandwidth.labels(backend).set(recent.gigabits_per_s)
+        self._error_rate.labels(backend).set(recent.error_rate)
+
+    def fell_back(self, failed: str, to: str) -> None:
+        """A transfer goes on over `to`, because `failed` could not."""
+        self._fallbacks.labels(failed, to).inc()
+        self.fallback_count += 1
+
+    def usable(self, backend: str, peer: str, *, is_usable: bool) -> None:
+        """Whether new transfers with `peer` may use `backend`."""
+        self._usable.labels(backend, peer).set(is_usable)
+
+    def peer_gone(self, backend: str, peer: str) -> None:
+        """The peer was forgotten: its series end."""
+        self._usable.remove_by_labels({"backend": backend, "peer": peer})
+
+    def quarantined(self, count: int) -> None:
+        """`count` more blocks are in quarantine."""
+        self._quarantined.inc(count)
+        self.quarantined_count += count
+
+    def readmitted(self, count: int) -> None:
+        """`count` blocks have left quarantine."""
+        self._quarantined.dec(count)
+        self.quarantined_count -= count
+        self._readmitted.inc(count)
+
+    def inquired(self, standing: str) -> None:
+        """A peer was asked what became of a ticket; what was learned is a `Standing`."""
+        self._inquiries.labels(standing).inc()
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sample with exactly this name and these labels, as of now; 0 if there is none."""
+        return self._registry.get_sample_value(name, labels) or 0.0

@@ -1,0 +1,1 @@
+"""What one process is: the nurseries that own it, what it is made of, and the order in which it ends."""

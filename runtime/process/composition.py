@@ -1,0 +1,83 @@
+"""What a process is put together from: the planes that a `Transports` makes of a configuration.
+
+`runtime.py` opens them in order and owns what runs on them; `trinamo.cli` has the real
+`Transports`, the simulator another one. Nothing here runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import attrs
+
+from ..config.config import Config
+from ..env import Env
+from ..planes import (
+    CallHome,
+    ControlPlane,
+    EventPlane,
+    RequestPlane,
+    RequestServer,
+    ResponsePlane,
+    TransferPlane,
+)
+from ..planes.settlement import SettlementPlane
+
+__all__ = ["DataPlane", "TransferChain", "Transports"]
+
+
+@attrs.frozen(kw_only=True)
+class DataPlane:
+    """What carries requests and responses, both ends of each."""
+
+    request_planes: Mapping[str, RequestPlane]
+    """By transport name, in order of preference."""
+    request_servers: Sequence[RequestServer]
+    """Empty in a process that serves nothing."""
+    response_plane: ResponsePlane
+    call_home: CallHome
+
+
+@attrs.frozen(kw_only=True)
+class TransferChain:
+    """The transfer backends of a process, in the order in which they are tried."""
+
+    planes: Sequence[TransferPlane]
+    """Those that are open."""
+    order: Sequence[str]
+    """The names of all that are configured, open or not."""
+    missing: Mapping[str, str] = attrs.field(factory=dict)
+    """Backends that are configured but cannot be used on this machine, and why, in a sentence."""
+    settlement: SettlementPlane | None = None
+    """Asks peers whether they have let go of our blocks; it is open longer than all of `planes`.
+    None: nobody is asked, and we have no card."""
+
+
+class Transports(Protocol):
+    """Makes concrete planes out of a configuration; `trinamo.cli` has the real one."""
+
+    def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
+        """The control plane; raises `ConfigError` or `ConnectError` with a sentence."""
+        ...
+
+    def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
+        """The event plane."""
+        ...
+
+    def open_data(
+        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
+    ) -> AbstractAsyncContextManager[DataPlane]:
+        """The data plane; `serving` is the instance id of a process that takes requests."""
+        ...
+
+    def open_transfers(
+        self, config: Config, env: Env
+    ) -> AbstractAsyncContextManager[TransferChain]:
+        """The transfer backends of `data_plane`; asked only where there is KV memory to move.
+
+        Raises `ConfigError` for what cannot work as it is configured, such as a device that is
+        not there. A backend whose library is missing is left out, and named in `missing`.
+        """
+        ...

@@ -1,0 +1,141 @@
+"""What one process knows of its cluster at this moment, without asking anybody.
+
+A frontend answers `/status` with it (`FrontendView`), so that `trinamo status` can say something while etcd or NATS
+is away. It names no address and no process, because whoever may ask a frontend for an answer may
+ask for this too. The states are those of `protocol/discovery/instances.py`, the counts those of
+`planes/statistics.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final, Protocol
+
+import msgspec
+
+from ..caller.client import Client
+from ..caller.router import Router
+from ..planes import (
+    ControlPlane,
+    ControlStatistics,
+    CountsControl,
+    CountsEvents,
+    EventPlane,
+    EventStatistics,
+)
+
+__all__ = [
+    "INSTANCES_MAX",
+    "MODELS_MAX",
+    "FrontendView",
+    "InstanceView",
+    "ModelView",
+    "Overview",
+    "describe_planes",
+    "overview",
+]
+
+INSTANCES_MAX: Final = 1024
+MODELS_MAX: Final = 1024
+TEXT_CHARACTERS_MAX: Final = 128
+"""Of a value that another process registered."""
+
+
+class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance as this process sees it."""
+
+    endpoint: str
+    id: str
+    state: str
+    """A `Standing`: `live`, `draining`, `inhibited`, `lingering` or `connection lost`."""
+    in_flight: int
+    """This process's own requests under way to it."""
+    incarnation: int
+    model: str = ""
+    engine: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """The planes and the live sets of one process."""
+
+    control: ControlStatistics | None
+    """None if the plane does not count, as in memory."""
+    events: EventStatistics | None
+    instances: list[InstanceView]
+    """Endpoint by endpoint, at most `INSTANCES_MAX`."""
+    instances_left_out: int = 0
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that a frontend offers; what its card says, as far as it has one."""
+
+    name: str
+    endpoint: str = ""
+    engine: str = ""
+    context_tokens_max: int = 0
+    refused_cards: int = 0
+    """Workers that are not asked, because their cards contradict the one in force."""
+
+
+class FrontendView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a frontend answers at `/status`."""
+
+    status: str
+    """`ready`, `draining`, or `unavailable` without a live instance of any model."""
+    in_flight: int
+    """Requests of its clients."""
+    models: list[ModelView]
+    """At most `MODELS_MAX`, the oldest first."""
+    cluster: Overview | None = None
+    """None for a service without a runtime under it."""
+
+
+class HasPlanes(Protocol):
+    """A process with its planes; `Runtime` is one."""
+
+    @property
+    def control(self) -> ControlPlane: ...
+
+    @property
+    def events(self) -> EventPlane: ...
+
+    @property
+    def clients(self) -> Iterable[Client]: ...
+
+
+def overview(process: HasPlanes) -> Overview:
+    """What `process` knows now. Synchronous, bounded, and costs some microseconds an instance."""
+    control, events = process.control, process.events
+    routers = [client.router for client in process.clients]
+    total = sum(len(router.instances) for router in routers)
+    views = [*islice((view for router in routers for view in _views(router)), INSTANCES_MAX)]
+    return Overview(
+        control=control.statistics() if isinstance(control, CountsControl) else None,
+        events=events.statistics() if isinstance(events, CountsEvents) else None,
+        instances=views,
+        instances_left_out=total - len(views),
+    )
+
+
+def _views(router: Router) -> Iterator[InstanceView]:
+    for instance, standing, in_flight in router.standings():
+        yield InstanceView(
+            endpoint=instance.endpoint,
+            id=instance.id,
+            state=standing.value,
+            in_flight=in_flight,
+            incarnation=instance.incarnation,
+            model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],
+            engine=instance.metadata.get("engine", "")[:TEXT_CHARACTERS_MAX],
+        )
+
+
+def describe_planes(process: HasPlanes) -> dict[str, bool]:
+    """Whether each plane has its server, for `/health`; planes that do not count are left out."""
+    found: dict[str, bool] = {}
+    if isinstance(process.control, CountsControl):
+        found["control_connected"] = process.control.statistics().is_connected
+    if isinstance(process.events, CountsEvents):
+        found["events_connected"] = process.events.statistics().is_connected
+    return found

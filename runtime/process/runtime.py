@@ -1,0 +1,364 @@
+"""The nurseries that own it all, and the order in which they end.
+
+`open_runtime` opens the planes, then one nursery per plane inside one cancel scope:
+
+    one cancel scope for the process
+    ├─ control plane   lease keeper, discovery watches
+    ├─ event plane     subscriptions, publishers
+    └─ data plane      request listeners, handlers
+
+A process with KV memory also opens its transfers (`kv/transfer/engine.py`); they end after the
+handlers, whose blocks they move.
+
+Leaving the `async with` normally shuts down in order, every step bounded by `config.shutdown` and
+visible in the log (`shutdown.py`). Cancelling it instead ends everything at once; what the control
+plane still holds then dies with the lease.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from ..caller.client import Client
+from ..caller.clients import Clients
+from ..config.config import Config
+from ..engines.generation import GenerationEngine
+from ..env import Env
+from ..errors import UnavailableError
+from ..kv.cache import KvCache
+from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
+from ..metrics.kv import KvSeries
+from ..metrics.metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics
+from ..metrics.planes import show_planes
+from ..metrics.queues import show_queues
+from ..metrics.transfers import TransferMetrics
+from ..metrics.worker import WorkerMetrics
+from ..nurseries import open_nursery
+from ..planes import ControlPlane, EventPlane
+from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
+from ..queues.queues import Queues
+from ..worker.registration import LeaseState, Registrar
+from ..worker.reports import Reports
+from ..worker.worker import StreamHandler, Worker
+from .composition import DataPlane, TransferChain, Transports
+from .settings import REQUESTS_MAX, Settings
+from .shutdown import shut_down
+
+__all__ = ["DataPlane", "Runtime", "TransferChain", "Transports", "open_runtime"]
+
+_ID_BITS: Final = 64
+_SETTINGS_WAIT_S: Final = 1.0
+"""How long a start waits for the settings before it goes on with their defaults."""
+
+
+class Runtime:
+    """One process of a cluster: it may serve endpoints, call them, or both."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        env: Env,
+        control: ControlPlane,
+        events: EventPlane,
+        data: DataPlane,
+        metrics: Metrics,
+        instance_id: str | None,
+        control_nursery: trio.Nursery,
+        event_nursery: trio.Nursery,
+        transfers: EngineTransfers | None = None,
+    ) -> None:
+        self.config = config
+        self.env = env
+        self.control = control
+        self.events = events
+        self.metrics = metrics
+        self.instance_id = instance_id
+        """16 hexadecimal digits, or None in a process that serves nothing."""
+        self.transfers = transfers
+        """None in a process without KV memory, or with `data_plane.transfer.enabled: false`."""
+        self.settings = Settings(control, metrics=metrics)
+        """What may change while the cluster runs; followed from the start to the end."""
+        self.queues = Queues(events, env)
+        """The work queues this process opens: counted, and shown in `/metrics` while open."""
+        show_queues(metrics, self.queues, env.clock)
+        self._data = data
+        self._instances: dict[str, Instance] = {}
+        self._cards: dict[str, None] = {}
+        self._reports: Reports | None = None
+        self._kv_series = KvSeries(metrics)
+        self._clients = Clients(
+            config,
+            env,
+            control,
+            events,
+            data,
+            metrics=metrics,
+            series=self._kv_series,
+            nursery=control_nursery,
+        )
+        self._event_nursery = event_nursery
+        self._is_shutting_down = False
+        self._has_shut_down = False
+        self._shutting_down = trio.Lock()
+        self.registrar = Registrar(
+            control,
+            env,
+            ttl_s=config.control_plane.etcd.lease_ttl_s,
+            on_change=self._on_lease,
+            metrics=metrics,
+        )
+        self.worker: Worker | None = None
+        if instance_id is not None:
+            if not isinstance(metrics, WorkerMetrics):
+                raise TypeError("a process that serves counts in `WorkerMetrics`")
+            self.worker = Worker(
+                data.call_home,
+                env,
+                instance_id=instance_id,
+                requests_max=config.worker.requests_max,
+                stop_grace_s=config.worker.stop_grace_s,
+                cancelled_ttl_s=config.worker.cancelled_ttl_s,
+                metrics=metrics,
+            )
+
+    def _on_lease(self, state: LeaseState) -> None:
+        if state.lease_id:
+            self.metrics.lease_state(LeaseMetric.GRANTED)
+        else:
+            lost = state.lost_count and not self._is_shutting_down
+            self.metrics.lease_state(LeaseMetric.LOST if lost else LeaseMetric.NONE)
+
+    async def follow_requests_max(self, worker: Worker) -> None:
+        """Let the cluster's setting replace the worker's own bound while there is one."""
+        value = 0
+        while True:
+            worker.requests_max = value or self.config.worker.requests_max
+            value = await self.settings.wait_change(REQUESTS_MAX, value)
+
+    # --- calling ---
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients that are open, in the order in which they were asked for."""
+        return list(self._clients)
+
+    async def client(self, endpoint: EndpointName) -> Client:
+        """The client of an endpoint; returns once its live set is known, be it empty.
+
+        There is one per endpoint, open until the process ends, or until everybody who asked for it
+        has given it to `release`. Where the store refuses to tell the live set it is empty, and
+        asked for again and again.
+        """
+        return await self._clients.hold(endpoint)
+
+    def release(self, client: Client) -> None:
+        """Undo one call of `client`; the last one closes it. For endpoints that may not come back.
+
+        What is still under way should have ended: nobody watches over it any more.
+        """
+        self._clients.release(client)
+
+    # --- serving ---
+
+    async def serve(
+        self,
+        endpoint: EndpointName,
+        handler: StreamHandler,
+        *,
+        request_type: Any = Any,
+        payload_bytes_max: float = math.inf,
+        metadata: Mapping[str, str] | None = None,
+        engine: GenerationEngine | None = None,
+    ) -> Instance:
+        """Serve a streaming endpoint and register it; returns once it can be found.
+
+        Cancelled or failed, it serves nothing, and may be called again.
+
+        `engine` is what the handler asks: requests for another model than its own are refused, its
+        load and its KV blocks are told to routers that are configured to want them (`worker/reports.py`),
+        and `/metrics` shows them. A request of more than `payload_bytes_max` bytes is refused
+        before it is decoded.
+        """
+        worker = self._serving_worker()
+        worker.add_stream(
+            endpoint,
+            handler,
+            request_type=request_type,
+            payload_bytes_max=payload_bytes_max,
+            model="" if engine is None else engine.info.model,
+        )
+        try:
+            return await self.register(endpoint, metadata=metadata, engine=engine)
+        except BaseException:
+            worker.remove(endpoint)
+            raise
+
+    async def register(
+        self,
+        endpoint: EndpointName,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        engine: GenerationEngine | None = None,
+    ) -> Instance:
+        """Make an endpoint that `worker` already serves findable; `metadata` is for people.
+
+        Cancelled or failed, it is not findable, unless it was before.
+        """
+        worker = self._serving_worker()
+        instance = Instance(
+            endpoint=str(endpoint),
+            id=worker.instance_id,
+            transports={s.transport: s.address for s in self._data.request_servers},
+            metadata=dict(metadata or {}),
+        )
+        await self._put(instance.key, _renderer(instance))
+        self._instances[instance.key] = instance
+        if self._reports is None:
+            self._reports = Reports(
+                self.config.router,
+                self.env,
+                self.events,
+                self._event_nursery,
+                worker,
+                self._kv_series,
+            )
+        self._reports.begin(endpoint, engine)
+        return instance
+
+    async def publish(self, key: str, value: bytes) -> None:
+        """Put a key, such as a model card, that lives as long as this process serves.
+
+        Cancelled or failed, it is not put, unless it was there before.
+        """
+        self._serving_worker()
+        await self._put(key, lambda _: value)
+        self._cards[key] = None
+
+    async def _put(self, key: str, render: Callable[[int], bytes]) -> None:
+        is_new = not (key in self._instances or key in self._cards)
+        try:
+            await self.registrar.register(key, render)
+        except BaseException:
+            if is_new:
+                self.registrar.abandon(key)
+            raise
+
+    def _serving_worker(self) -> Worker:
+        if self.worker is None:
+            raise UnavailableError("this process was opened without an instance id: it only calls")
+        return self.worker
+
+    # --- the end, in order ---
+
+    async def shutdown(self) -> None:
+        """Leave discovery, refuse, drain, stop, kill, drain transfers, revoke, each in its time.
+
+        Called again it does nothing, or goes on where it was cancelled.
+        """
+        async with self._shutting_down:
+            self._is_shutting_down = True
+            if self.worker is not None and not self._has_shut_down:
+                await shut_down(self, self.worker)
+            self._has_shut_down = True
+
+    async def leave_discovery(self) -> None:
+        """Models go at once; instances stay visible as draining until their work is done.
+
+        In this order: a card that goes while its instance is there, and has not said that it
+        leaves, may have gone with a lost lease only, and frontends keep it for a while.
+        """
+        for instance in list(self._instances.values()):
+            draining = msgspec.structs.replace(instance, draining=True)
+            await self.registrar.register(instance.key, _renderer(draining))
+        for card in list(self._cards):
+            await self.registrar.withdraw(card)
+
+
+def _renderer(instance: Instance) -> Callable[[int], bytes]:
+    def render(incarnation: int) -> bytes:
+        return encode_instance(msgspec.structs.replace(instance, incarnation=incarnation))
+
+    return render
+
+
+@asynccontextmanager
+async def open_runtime(
+    config: Config,
+    env: Env,
+    transports: Transports,
+    *,
+    serving: bool = False,
+    metrics: Metrics | None = None,
+    kv: KvCache | None = None,
+) -> AsyncIterator[Runtime]:
+    """Open every plane and yield the runtime; leaving it is the orderly shutdown.
+
+    With `serving` the process gets an instance id, request listeners and a lease. The cache `kv`
+    of its engine, which must stay open for longer, is what peers move blocks to and from; they
+    find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
+    what to do, if a plane cannot be opened; nothing is left behind then.
+    """
+    instance_id = f"{env.rng.getrandbits(_ID_BITS):016x}" if serving else None
+    if metrics is None:
+        metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
+    async with AsyncExitStack() as planes:
+        control = await planes.enter_async_context(transports.open_control(config, env))
+        events = await planes.enter_async_context(transports.open_events(config, env))
+        data = await planes.enter_async_context(
+            transports.open_data(config, env, events, serving=instance_id)
+        )
+        show_planes(metrics, control, events)
+        transfers: EngineTransfers | None = None
+        if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:
+            chain = await planes.enter_async_context(transports.open_transfers(config, env))
+            transfers = await planes.enter_async_context(
+                open_engine_transfers(
+                    chain,
+                    kv,
+                    config,
+                    env,
+                    control,
+                    engine_id=instance_id,
+                    metrics=TransferMetrics(metrics.registry),
+                )
+            )
+        async with (
+            open_nursery() as control_nursery,
+            open_nursery() as event_nursery,
+            open_nursery() as data_nursery,
+        ):
+            runtime = Runtime(
+                config=config,
+                env=env,
+                control=control,
+                events=events,
+                data=data,
+                metrics=metrics,
+                instance_id=instance_id,
+                control_nursery=control_nursery,
+                event_nursery=event_nursery,
+                transfers=transfers,
+            )
+            control_nursery.start_soon(runtime.settings.follow)
+            with trio.move_on_after(_SETTINGS_WAIT_S):
+                await runtime.settings.wait_loaded()
+            if runtime.worker is not None:
+                await data_nursery.start(runtime.worker.run)
+                control_nursery.start_soon(runtime.follow_requests_max, runtime.worker)
+                for server in data.request_servers:
+                    await data_nursery.start(server.serve, runtime.worker)
+                await control_nursery.start(runtime.registrar.run)
+            if transfers is not None:
+                control_nursery.start_soon(transfers.watch)
+                await transfers.offer(runtime.registrar)
+            yield runtime
+            await runtime.shutdown()
+            for nursery in (data_nursery, event_nursery, control_nursery):
+                nursery.cancel_scope.cancel()

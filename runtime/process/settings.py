@@ -1,0 +1,260 @@
+"""Settings that may change while the cluster runs: typed keys under `config/` in the control plane.
+
+Every process runs one `Settings` (`Runtime.settings`), which follows the prefix. A value that does
+not decode, or is out of bounds, is refused with a log line and counted, and the one before it stays
+in force; a key that is deleted falls back to its default. While the store is away the last known
+values hold. What never changes in a running process is in `config.py`. The commands
+`trinamo config get|set|watch` are in `src/trinamo/cli/settings.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import attrs
+import msgspec
+import trio
+from msgspec import Meta
+
+from ..errors import RequestError
+from ..metrics.metrics import Metrics
+from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ..protocol.undecodable import UNDECODABLE
+from ..retries import Retries
+
+__all__ = [
+    "REQUESTS_MAX",
+    "SETTINGS",
+    "SETTINGS_PREFIX",
+    "Setting",
+    "SettingReading",
+    "Settings",
+    "find_setting",
+    "read_settings",
+    "reset_setting",
+    "write_setting",
+]
+
+_log = logging.getLogger("trinamo.settings")
+
+SETTINGS_PREFIX: Final = "config/"
+VALUE_BYTES_MAX: Final = 4096
+T = TypeVar("T")
+
+
+@attrs.frozen(eq=False)
+class Setting(Generic[T]):
+    """One key: its name, the type and bounds of its value, and what holds without it."""
+
+    name: str
+    type: Any
+    """What msgspec decodes the value to, such as `Annotated[int, Meta(ge=0)]`."""
+    default: T
+    about: str
+
+    @property
+    def key(self) -> str:
+        """Where it is in the control plane."""
+        return SETTINGS_PREFIX + self.name
+
+    def decode(self, value: bytes) -> T:
+        """The value in the JSON text `value`; `RequestError` if it is none of this setting's."""
+        if len(value) > VALUE_BYTES_MAX:
+            raise RequestError(f"{self.name}: {len(value)} bytes; {VALUE_BYTES_MAX} fit")
+        try:
+            found: T = msgspec.json.decode(value, type=self.type)
+        except UNDECODABLE as error:
+            raise RequestError(f"{self.name}: {error}", param=self.name) from error
+        return found
+
+    def encode(self, value: T) -> bytes:
+        """The JSON text of `value`."""
+        return msgspec.json.encode(value)
+
+
+REQUESTS_MAX: Final[Setting[int]] = Setting(
+    "worker.requests_max",
+    Annotated[int, Meta(ge=0, le=1_000_000)],
+    0,
+    "Requests at once in each worker; one more is refused. 0: as each is configured.",
+)
+
+SETTINGS: Final[Mapping[str, Setting[Any]]] = {each.name: each for each in (REQUESTS_MAX,)}
+
+
+def find_setting(name: str) -> Setting[Any]:
+    """The setting called `name`; `RequestError` names those there are."""
+    try:
+        return SETTINGS[name]
+    except KeyError:
+        known = ", ".join(SETTINGS)
+        raise RequestError(f"there is no setting {name!r}; there are: {known}") from None
+
+
+class Settings:
+    """The values in force, followed by `run`. Before it has started, the defaults."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        *,
+        metrics: Metrics | None = None,
+        settings: Mapping[str, Setting[Any]] = SETTINGS,
+    ) -> None:
+        self._control = control
+        self._by_key = {setting.key: setting for setting in settings.values()}
+        self._values: dict[str, Any] = {}
+        self._changed = trio.Event()
+        self._loaded = trio.Event()
+        self._refused_count = 0
+        self._metrics = metrics
+        for setting in settings.values():
+            self._show(setting)
+
+    @property
+    def refused_count(self) -> int:
+        """How many values were refused."""
+        return self._refused_count
+
+    def get(self, setting: Setting[T]) -> T:
+        """The value in force now."""
+        value: T = self._values.get(setting.key, setting.default)
+        return value
+
+    async def wait_change(self, setting: Setting[T], known: T) -> T:
+        """Return the value once it differs from `known`. Safe to cancel."""
+        await trio.lowlevel.checkpoint()
+        while (value := self.get(setting)) == known:
+            await self._changed.wait()
+        return value
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow the control plane until cancelled. Started once the first values are in.
+
+        An outage only makes it wait. Raises what is beyond repair, such as a store that does not
+        let this user read the prefix.
+        """
+        is_started = False
+
+        def begun() -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                task_status.started()
+
+        await self._watch(begun)
+
+    async def follow(self) -> None:
+        """`run` for a process that lives without: what is beyond repair is logged, tried again.
+
+        Meanwhile the last known values hold, or the defaults.
+        """
+        await Retries(_log, "settings are not followed").run(self._watch)
+
+    async def _watch(self, begun: Callable[[], None]) -> None:
+        async with self._control.watch(SETTINGS_PREFIX) as events:
+            async for event in events:
+                self.apply(event)
+                begun()
+
+    async def wait_loaded(self) -> None:
+        """Return once what is stored has been read; safe to cancel, for a store may be away."""
+        await self._loaded.wait()
+
+    def apply(self, event: WatchEvent) -> None:
+        """Take one watch event; synchronous."""
+        match event:
+            case Snapshot(_, entries) | Resync(_, entries):
+                self._replace(entries)
+            case Put(entry):
+                self._put(entry)
+            case Delete(key, _):
+                self._delete(key)
+        self._loaded.set()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _replace(self, entries: Sequence[Entry]) -> None:
+        present = {entry.key for entry in entries}
+        for key in [key for key in self._values if key not in present]:
+            self._delete(key)
+        for entry in entries:
+            self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
+        setting = self._by_key.get(entry.key)
+        if setting is None:
+            # A stranger's key must not become a time series of its own.
+            self._refuse("unknown", f"{entry.key[:160]!r} is no setting of this version")
+            return
+        try:
+            value = setting.decode(entry.value)
+        except RequestError as error:
+            kept = self.get(setting)
+            self._refuse(setting.name, f"{error.message}; {kept!r} stays in force")
+            return
+        if value != self.get(setting):
+            _log.info("setting %s is %r now", setting.name, value)
+        self._values[entry.key] = value
+        self._show(setting)
+
+    def _delete(self, key: str) -> None:
+        if self._values.pop(key, None) is not None:
+            setting = self._by_key[key]
+            _log.info("setting %s is back at its default %r", setting.name, setting.default)
+            self._show(setting)
+
+    def _show(self, setting: Setting[Any]) -> None:
+        value = self.get(setting)
+        if self._metrics is not None and isinstance(value, (int, float)):
+            self._metrics.setting_value(setting.name, value)
+
+    def _refuse(self, name: str, why: str) -> None:
+        _log.warning("setting refused: %s", why)
+        self._refused_count += 1
+        if self._metrics is not None:
+            self._metrics.setting_refused(name)
+
+
+@attrs.frozen
+class SettingReading:
+    """What the control plane says of one setting."""
+
+    setting: Setting[Any]
+    value: Any
+    is_default: bool
+    problem: str = ""
+    """Why the stored value is refused by everyone; empty if it is not."""
+
+
+async def read_settings(control: ControlPlane) -> list[SettingReading]:
+    """All settings as stored, in the order they are declared."""
+    snapshot = await control.range(SETTINGS_PREFIX)
+    stored = {entry.key: entry.value for entry in snapshot.entries}
+    return [_reading(setting, stored.get(setting.key)) for setting in SETTINGS.values()]
+
+
+def _reading(setting: Setting[Any], stored: bytes | None) -> SettingReading:
+    if stored is None:
+        return SettingReading(setting, setting.default, is_default=True)
+    try:
+        return SettingReading(setting, setting.decode(stored), is_default=False)
+    except RequestError as error:
+        return SettingReading(setting, setting.default, is_default=True, problem=error.message)
+
+
+async def write_setting(control: ControlPlane, name: str, text: str) -> Any:
+    """Check and store a value given as JSON, and return it; `RequestError` stores nothing."""
+    setting = find_setting(name)
+    value = setting.decode(text.encode())
+    await control.put(setting.key, setting.encode(value))
+    return value
+
+
+async def reset_setting(control: ControlPlane, name: str) -> Any:
+    """Delete the stored value and return the default that is in force then."""
+    setting = find_setting(name)
+    await control.delete(setting.key)
+    return setting.default

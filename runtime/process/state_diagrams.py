@@ -1,0 +1,142 @@
+"""The transition tables as pages: a mermaid diagram and a table for each role.
+
+`python -m trinamo.runtime.process.state_diagrams` writes `docs/protocols/`; a test keeps the pages equal
+to the code. `render` is a pure function of the tables; only `main` touches files.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ..protocol.streams.machine import Role, Tables
+from ..protocol.streams.request_stream import REQUEST_STREAM
+from ..protocol.streams.response_stream import RESPONSE_STREAM
+from ..protocol.streams.silence import PRESENCE, Presence, Sign
+
+__all__ = ["PAGES", "main", "render"]
+
+PresenceTable = Mapping[Presence, Mapping[Sign, Presence]]
+
+PAGES: Final[Mapping[str, Tables | PresenceTable]] = {
+    "response_stream.md": RESPONSE_STREAM,
+    "request_stream.md": REQUEST_STREAM,
+    "presence.md": PRESENCE,
+}
+"""File name in `docs/protocols/` to the tables it shows."""
+
+
+_PREFACE: Final = """\
+Made from the tables in the code by `python -m trinamo.runtime.process.state_diagrams`. A step that is
+not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
+the peer took it.
+"""
+
+
+_PRESENCE_PREFACE: Final = """\
+Made from the table in the code by `python -m trinamo.runtime.process.state_diagrams`; why is in
+decisions [0009](../decisions/0009-silence-of-the-vanished.md) and
+[0013](../decisions/0013-silent-workers-are-asked.md). It begins with the ACK of a stream, or when a
+unary request is sent. Until the first item of a stream, VANISHED has another rule in place of SILENCE:
+the wait ends when the worker is DELETED; where the connection to it stands, once it does not answer
+either, or has not RETURNED within `router.linger_s`
+([decision 0011](../decisions/0011-deleted-but-reached.md)).
+The grace is `router.silence_grace_s`; a probe is waited for until the next is due.
+"""
+
+
+def render(tables: Tables | PresenceTable) -> str:
+    """One page of markdown for one protocol; ends with a newline."""
+    if not isinstance(tables, Tables):
+        return _render_presence(tables)
+    parts = [
+        f"# The {tables.name}\n",
+        _PREFACE,
+    ]
+    for role in Role:
+        parts.append(f"## The {role.value}\n")
+        parts.append(_diagram(tables, role))
+        parts.append(_table(tables.transitions[role]))
+    parts.append("## What one end's step does to the other\n")
+    parts.append(_couplings(tables))
+    return "\n".join(parts)
+
+
+def _render_presence(table: PresenceTable) -> str:
+    lines = ["# The presence of a worker\n", _PRESENCE_PREFACE]
+    lines += ["```mermaid", "stateDiagram-v2", f"    [*] --> {Presence.LISTED.name}"]
+    for state, steps in table.items():
+        lines += [f"    {state.name} --> {into.name}: {sign.name}" for sign, into in steps.items()]
+        if not steps:
+            lines.append(f"    {state.name} --> [*]")
+    lines += ["```", "", "| state | meaning | sign | next state |", "|---|---|---|---|"]
+    for state, steps in table.items():
+        lines += [
+            f"| {state.name} | {state.value} | {sign.name} | {into.name} |"
+            for sign, into in steps.items()
+        ] or [f"| {state.name} | {state.value} | none | |"]
+    lines += ["", "| sign | meaning |", "|---|---|"]
+    lines += [f"| {sign.name} | {sign.value} |" for sign in Sign]
+    return "\n".join([*lines, ""])
+
+
+def _diagram(tables: Tables, role: Role) -> str:
+    rows = tables.transitions[role]
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {tables.start[role].name}"]
+    for state, steps in rows.items():
+        arrows: dict[enum.Enum, list[str]] = {}
+        for event, following in steps.items():
+            arrows.setdefault(following, []).append(event.__name__)
+        lines += [
+            f"    {state.name} --> {following.name}: {', '.join(events)}"
+            for following, events in arrows.items()
+        ]
+        if not steps:
+            lines.append(f"    {state.name} --> [*]")
+    lines += [
+        f"    {before.name} --> {into.name}: {role.other.value} is {other.name}"
+        for before, other, into in _moved(tables, role)
+    ]
+    return "\n".join([*lines, "```", ""])
+
+
+def _moved(tables: Tables, role: Role) -> list[tuple[enum.Enum, enum.Enum, enum.Enum]]:
+    """The couplings that move `role`: its state before, the other end's state, its state after."""
+    return [
+        (worker, caller, into) if role is Role.WORKER else (caller, worker, into)
+        for (worker, caller), (moved, into) in tables.couplings.items()
+        if moved is role
+    ]
+
+
+def _table(rows: Mapping[enum.Enum, Mapping[type, enum.Enum]]) -> str:
+    lines = ["| state | meaning | step | next state |", "|---|---|---|---|"]
+    for state, steps in rows.items():
+        lines += [
+            f"| {state.name} | {state.value} | {event.__name__} | {following.name} |"
+            for event, following in steps.items()
+        ] or [f"| {state.name} | {state.value} | none | |"]
+    return "\n".join([*lines, ""])
+
+
+def _couplings(tables: Tables) -> str:
+    lines = ["| worker | caller | moves |", "|---|---|---|"]
+    lines += [
+        f"| {worker.name} | {caller.name} | the {moved.value} to {into.name} |"
+        for (worker, caller), (moved, into) in tables.couplings.items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Write every page under `docs/protocols/` of the working directory."""
+    folder = Path("docs", "protocols")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tables in PAGES.items():
+        (folder / name).write_text(render(tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What stands in discovery: instances, leases, model cards, addresses; and which instance is chosen."""

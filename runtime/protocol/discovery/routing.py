@@ -1,0 +1,63 @@
+"""Which instance gets a request: pure functions of candidates, load and dice."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Mapping, Sequence
+
+from ...errors import RequestError, UnavailableError
+from .instances import Instance
+
+__all__ = ["Policy", "pick"]
+
+
+class Policy(enum.StrEnum):
+    """How to choose among equals."""
+
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    DIRECT = "direct"
+    """The caller names the instance; inhibition is ignored."""
+    LEAST_LOADED = "least_loaded"
+    """The fewest requests of ours in flight; the first of the least loaded after the last pick."""
+
+
+def pick(
+    policy: Policy,
+    candidates: Sequence[Instance],
+    *,
+    turn: int,
+    load: Mapping[str, int],
+    rng: random.Random,
+    instance_id: str | None = None,
+) -> Instance:
+    """Choose one of `candidates`.
+
+    `turn` counts picks, `load` maps instance ids to requests in flight (absent is 0). A named
+    `instance_id` is honoured under every policy. Raises `UnavailableError` if there is nobody, or
+    not the one named, and `RequestError` if `direct` names none.
+    """
+    if instance_id is not None:
+        for instance in candidates:
+            if instance.id == instance_id:
+                return instance
+        raise UnavailableError(f"instance {instance_id} is not live, or does not serve this")
+    if policy is Policy.DIRECT:
+        raise RequestError(
+            "router.policy is direct: a request must name its instance (over HTTP in the header "
+            "X-Trinamo-Worker)",
+            param="instance_id",
+        )
+    if not candidates:
+        raise UnavailableError("no live instance")
+    count = len(candidates)
+    match policy:
+        case Policy.ROUND_ROBIN:
+            return candidates[turn % count]
+        case Policy.RANDOM:
+            return candidates[rng.randrange(count)]
+        case Policy.LEAST_LOADED:
+            # Rotated by the turn, so that ties do not all fall on the first instance.
+            order = (candidates[(turn + i) % count] for i in range(count))
+            return min(order, key=lambda instance: load.get(instance.id, 0))

@@ -1,0 +1,238 @@
+"""Events that must not be missed over a plane that may lose them: numbers, gaps, snapshots.
+
+Sans-IO. A publisher numbers its events from 1 and puts its incarnation beside the number. Whoever
+follows it keeps a `SequencedView`: in order, events are applied; as soon as something is wrong (a
+number is missing, or goes back, or a new incarnation began) it needs a snapshot, and what arrives
+meanwhile waits in a bounded buffer. The snapshot's own bytes are `snapshot.py`,
+`events/sequenced.py` is the pump.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import attrs
+import msgspec
+
+from ...errors import RemoteProtocolError
+from ..undecodable import UNDECODABLE
+from .snapshot import WholeSnapshot
+
+__all__ = [
+    "SequenceCounts",
+    "SequencedEvent",
+    "SequencedView",
+    "Step",
+    "Trouble",
+    "decode_event",
+    "encode_event",
+]
+
+BUFFERED_MAX: Final = 1024
+BUFFERED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Over all views that share their counts."""
+OUTDATED_EVENTS_MAX: Final = 8
+OUTDATED_ANSWERS_MAX: Final = 5
+"""So many in a row from an earlier incarnation, and nothing from the one known: it is the earlier
+one that lives. The other was a mistake, or has died without a successor."""
+
+
+class SequencedEvent(msgspec.Struct, frozen=True, array_like=True):
+    """One event; a heartbeat if there is no body, and then `sequence` is that of the last event."""
+
+    publisher: str
+    incarnation: int
+    sequence: int
+    body: bytes | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_event_decoder = msgspec.msgpack.Decoder(SequencedEvent)
+
+
+def encode_event(event: SequencedEvent) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(payload: bytes) -> SequencedEvent:
+    """Raises `RemoteProtocolError` for what is no event."""
+    try:
+        event = _event_decoder.decode(payload)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"not a sequenced event: {error}") from error
+    if event.sequence < (event.body is not None) or event.incarnation < 0:
+        raise RemoteProtocolError(f"an event numbered {event.incarnation}/{event.sequence}")
+    return event
+
+
+class Trouble(enum.StrEnum):
+    """What was wrong with an event, in words for the log."""
+
+    NONE = ""
+    GAP = "events were missed"
+    BACKWARDS = "numbers go back"
+    OUTDATED = "an earlier incarnation speaks"
+
+
+@attrs.define
+class SequenceCounts:
+    """What went wrong so far, and what waits, over all views that share this."""
+
+    gaps: int = 0
+    duplicates: int = 0
+    backwards: int = 0
+    outdated: int = 0
+    """Events and snapshots of an incarnation before the one known."""
+    restarts: int = 0
+    """Incarnations that followed another one of the same publisher."""
+    overflowed: int = 0
+    """Buffers given up because they were full."""
+    buffered_bytes: int = 0
+    """Bodies that wait for a snapshot now; at most `BUFFERED_BYTES_MAX`."""
+
+
+@attrs.frozen
+class Step:
+    """What to do, in this order: forget all and take `snapshot`, if there is one; apply `events`."""
+
+    events: tuple[bytes, ...] = ()
+    snapshot: tuple[bytes, ...] | None = None
+    """Its parts; none of them means: nothing yet."""
+
+
+_NOTHING: Final = Step()
+
+
+class SequencedView:
+    """What one follower knows of one publisher. `needs_snapshot` says when to ask for one.
+
+    From then until a snapshot is taken nothing is applied, and what was applied before may be
+    wrong by now.
+    """
+
+    def __init__(
+        self, counts: SequenceCounts | None = None, *, buffered_max: int = BUFFERED_MAX
+    ) -> None:
+        self.counts = counts or SequenceCounts()
+        self.incarnation = -1
+        self.sequence = 0
+        self.needs_snapshot = False
+        self.trouble = Trouble.NONE
+        """What was wrong with the last event."""
+        self._buffered: dict[int, bytes] = {}
+        self._buffered_max = buffered_max
+        self._outdated_events = 0
+        self._outdated_answers = 0
+
+    def receive(self, event: SequencedEvent) -> Step:
+        """Take one event as it arrives."""
+        self.trouble = Trouble.NONE
+        if event.incarnation < self.incarnation:
+            self._meet_outdated()
+            return _NOTHING
+        self._outdated_events = self._outdated_answers = 0
+        if event.incarnation > self.incarnation:
+            # Its first event is all there is to know; a later one means that we missed some.
+            self._begin(event.incarnation)
+            self.needs_snapshot = True
+            if event.sequence == 1 and event.body is not None:
+                self.needs_snapshot = False
+                self.sequence = 1
+                return Step((event.body,), snapshot=())
+        if event.body is None:
+            self._hear(event.sequence)
+            return _NOTHING
+        if self.needs_snapshot:
+            self._buffer(event.sequence, event.body)
+            return _NOTHING
+        if event.sequence == self.sequence + 1:
+            self.sequence += 1
+            return Step((event.body,))
+        if event.sequence == self.sequence:
+            self.counts.duplicates += 1
+            return _NOTHING
+        self._lose(event.sequence)
+        self._buffer(event.sequence, event.body)
+        return _NOTHING
+
+    def take_snapshot(self, snapshot: WholeSnapshot) -> Step:
+        """The answer to what `needs_snapshot` asked for, also if it comes uncalled."""
+        if snapshot.incarnation < self.incarnation:
+            self.counts.outdated += 1
+            self._outdated_answers += 1
+            if self._outdated_answers < OUTDATED_ANSWERS_MAX or not self.needs_snapshot:
+                return _NOTHING
+        self._outdated_answers = 0
+        if snapshot.incarnation != self.incarnation:
+            self._begin(snapshot.incarnation)
+        elif not self.needs_snapshot and snapshot.sequence <= self.sequence:
+            return _NOTHING
+        self.sequence = snapshot.sequence
+        buffered = self._take_buffered()
+        events: list[bytes] = []
+        while (body := buffered.pop(self.sequence + 1, None)) is not None:
+            self.sequence += 1
+            events.append(body)
+        left = {number: body for number, body in buffered.items() if number > self.sequence}
+        self.needs_snapshot = bool(left)
+        if left:
+            # A number is missing among what came after the snapshot.
+            self.counts.gaps += 1
+            for number, body in left.items():
+                self._buffer(number, body)
+        return Step(tuple(events), snapshot=snapshot.bodies)
+
+    def lose(self) -> None:
+        """What was applied last could not be understood: only a snapshot helps."""
+        self.needs_snapshot = True
+
+    def close(self) -> None:
+        """The publisher is followed no more: give back what waits in the buffer."""
+        self._take_buffered()
+
+    def _begin(self, incarnation: int) -> None:
+        self.counts.restarts += self.incarnation >= 0
+        self.incarnation = incarnation
+        self.sequence = 0
+        self._outdated_events = 0
+        self._take_buffered()
+
+    def _meet_outdated(self) -> None:
+        self.trouble = Trouble.OUTDATED
+        self.counts.outdated += 1
+        self._outdated_events += 1
+        if self._outdated_events >= OUTDATED_EVENTS_MAX:
+            # Who is alive? The answer to a request says so, an event need not.
+            self.needs_snapshot = True
+
+    def _hear(self, sequence: int) -> None:
+        """A heartbeat: is the last event we know the last there is?"""
+        if not self.needs_snapshot and sequence != self.sequence:
+            self._lose(sequence)
+
+    def _lose(self, sequence: int) -> None:
+        if sequence > self.sequence:
+            self.trouble = Trouble.GAP
+            self.counts.gaps += 1
+        else:
+            self.trouble = Trouble.BACKWARDS
+            self.counts.backwards += 1
+        self.needs_snapshot = True
+
+    def _buffer(self, sequence: int, body: bytes) -> None:
+        counts = self.counts
+        is_full = len(self._buffered) >= self._buffered_max
+        if is_full or counts.buffered_bytes + len(body) > BUFFERED_BYTES_MAX:
+            # Nothing is lost by this but time: what is dropped shows as a gap once more.
+            counts.overflowed += 1
+            self._take_buffered()
+            if counts.buffered_bytes + len(body) > BUFFERED_BYTES_MAX:
+                return
+        counts.buffered_bytes += len(body) - len(self._buffered.get(sequence, b""))
+        self._buffered[sequence] = body
+
+    def _take_buffered(self) -> dict[int, bytes]:
+        buffered, self._buffered = self._buffered, {}
+        self.counts.buffered_bytes -= sum(map(len, buffered.values()))
+        return buffered

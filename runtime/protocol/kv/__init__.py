@@ -1,0 +1,1 @@
+"""What a worker tells about the KV blocks it holds."""

@@ -1,0 +1,202 @@
+"""What a worker tells about its KV blocks: events, how they are named, and their bytes. Sans-IO.
+
+A full block is named by a hash of its tokens and, through its parent's hash, of all tokens before
+them, so equal prefixes have equal names on every worker. `Stored`, `Removed` and `Cleared` are all
+that can happen; a batch is what one message carries. What the events add up to is in
+`blocks.py`; that none is missed is the business of `protocol/events/sequence.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import attrs
+import msgspec
+
+from ...errors import RemoteProtocolError
+from ..undecodable import UNDECODABLE
+
+__all__ = [
+    "BATCH_EVENTS_MAX",
+    "BATCH_HASHES_MAX",
+    "HASH_BYTES",
+    "Cleared",
+    "KvEvent",
+    "Removed",
+    "Stored",
+    "block_hash",
+    "block_hashes",
+    "decode_batch",
+    "encode_batch",
+    "hash_count",
+    "join_hashes",
+    "next_batch",
+    "split_hashes",
+]
+
+HASH_BYTES: Final = 8
+"""Of a million blocks two have the same 64 bits once in 2**25 clusters."""
+BATCH_EVENTS_MAX: Final = 256
+BATCH_HASHES_MAX: Final = 1024
+_EVENT_BYTES_MAX: Final = 32
+"""What an event adds to its hashes: kind, lengths, parent."""
+_BATCH_BYTES_MAX: Final = BATCH_HASHES_MAX * HASH_BYTES + BATCH_EVENTS_MAX * _EVENT_BYTES_MAX
+
+
+@attrs.frozen
+class Stored:
+    """Full blocks that are new, in order, each the child of the one before."""
+
+    parent_hash: bytes
+    """Of the first of them; empty for the first block of a sequence."""
+    block_hashes: tuple[bytes, ...]
+
+
+@attrs.frozen
+class Removed:
+    """Full blocks that are gone."""
+
+    block_hashes: tuple[bytes, ...]
+
+
+@attrs.frozen
+class Cleared:
+    """No block is left."""
+
+
+KvEvent = Stored | Removed | Cleared
+
+
+def block_hash(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
+    """The name of a full block: its tokens (0 to 2**32 - 1) behind its parent's name."""
+    text = parent_hash + struct.pack(f">{len(token_ids)}I", *token_ids)
+    return hashlib.blake2b(text, digest_size=HASH_BYTES).digest()
+
+
+def block_hashes(token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
+    """The names of all full blocks of a sequence, in order."""
+    hashes: list[bytes] = []
+    parent = b""
+    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
+        parent = block_hash(parent, token_ids[end - block_tokens : end])
+        hashes.append(parent)
+    return hashes
+
+
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
+    """One string of bytes, `HASH_BYTES` for each."""
+    return b"".join(hashes)
+
+
+def split_hashes(joined: bytes) -> tuple[bytes, ...]:
+    """The hashes that were joined; raises `RemoteProtocolError` if one is cut off."""
+    if len(joined) % HASH_BYTES:
+        raise RemoteProtocolError(f"{len(joined)} bytes are no whole number of block hashes")
+    return tuple(joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
+
+
+# --- the wire --------------------------------------------------------------------------------
+
+
+class _StoredWire(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    parent: bytes
+    hashes: bytes
+
+
+class _RemovedWire(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    hashes: bytes
+
+
+class _ClearedWire(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
+    pass
+
+
+_Wire = _StoredWire | _RemovedWire | _ClearedWire
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(
+    Annotated[list[_Wire], msgspec.Meta(min_length=1, max_length=BATCH_EVENTS_MAX)]
+).decode
+
+
+def encode_batch(events: Sequence[KvEvent]) -> bytes:
+    """The bytes of one batch; take it from `next_batch`, which keeps to the bounds."""
+    return _encode([_wire(event) for event in events])
+
+
+def _wire(event: KvEvent) -> _Wire:
+    match event:
+        case Stored(parent_hash, hashes):
+            return _StoredWire(parent_hash, join_hashes(hashes))
+        case Removed(hashes):
+            return _RemovedWire(join_hashes(hashes))
+        case Cleared():
+            return _ClearedWire()
+
+
+def decode_batch(payload: bytes) -> list[KvEvent]:
+    """At least one event and at most `BATCH_EVENTS_MAX`, with `BATCH_HASHES_MAX` hashes together.
+
+    Raises `RemoteProtocolError` for anything else, kinds of events that we do not know included;
+    of such a publisher only a snapshot can tell the blocks.
+    """
+    if len(payload) > _BATCH_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a batch of KV events of {len(payload)} bytes; at most {_BATCH_BYTES_MAX} are taken"
+        )
+    try:
+        wires = _decode(payload)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"not a batch of KV events: {error}") from error
+    events = [_event(wire) for wire in wires]
+    if sum(hash_count(event) for event in events) > BATCH_HASHES_MAX:
+        raise RemoteProtocolError(f"a batch with more than {BATCH_HASHES_MAX} block hashes")
+    return events
+
+
+def _event(wire: _Wire) -> KvEvent:
+    if isinstance(wire, _ClearedWire):
+        return Cleared()
+    hashes = split_hashes(wire.hashes)
+    if not hashes:
+        raise RemoteProtocolError("a KV event about no block")
+    if isinstance(wire, _RemovedWire):
+        return Removed(hashes)
+    if len(wire.parent) not in (0, HASH_BYTES):
+        raise RemoteProtocolError(f"a parent hash of {len(wire.parent)} bytes")
+    return Stored(wire.parent, hashes)
+
+
+def hash_count(event: KvEvent) -> int:
+    """How many blocks the event is about; none for `Cleared`."""
+    return 0 if isinstance(event, Cleared) else len(event.block_hashes)
+
+
+def next_batch(waiting: deque[KvEvent]) -> list[KvEvent]:
+    """Take as many events from the left as one batch holds, cutting one in two if need be."""
+    batch: list[KvEvent] = []
+    room = BATCH_HASHES_MAX
+    while waiting and len(batch) < BATCH_EVENTS_MAX:
+        event = waiting.popleft()
+        if (count := hash_count(event)) <= room:
+            room -= count
+            batch.append(event)
+            continue
+        if room:
+            head, tail = _cut(event, room)
+            batch.append(head)
+            event = tail
+        waiting.appendleft(event)
+        break
+    return batch
+
+
+def _cut(event: KvEvent, count: int) -> tuple[KvEvent, KvEvent]:
+    assert not isinstance(event, Cleared), "it has no hashes"
+    head, tail = event.block_hashes[:count], event.block_hashes[count:]
+    if isinstance(event, Removed):
+        return Removed(head), Removed(tail)
+    return Stored(event.parent_hash, head), Stored(head[-1], tail)

@@ -1,0 +1,325 @@
+"""OpenAI's answers as structs, and how they are built from an engine's deltas.
+
+Clients and tests decode (`decode_answer`) with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per request: feed it every delta in order, take either the
+bytes of the events or, at the end, the whole answer. Sans-IO; who sends what when is
+`runtime/http/chat.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import attrs
+import msgspec
+
+from ...errors import RemoteProtocolError, error_from_wire
+from .generate import Delta
+from .sse import TextTemplate, encode_data
+
+__all__ = [
+    "Answer",
+    "ChatAnswer",
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatReply",
+    "Completion",
+    "CompletionAnswer",
+    "CompletionChoice",
+    "ErrorBody",
+    "ErrorDetail",
+    "Model",
+    "ModelList",
+    "TokenCount",
+    "Usage",
+    "decode_answer",
+    "decode_chunk",
+]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """How many tokens the request and its answer had."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class ChatReply(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatReply
+    finish_reason: str | None
+    logprobs: None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat answer.
+
+    `usage` is left out unless the client asked for it; then it is null in all chunks but the last,
+    which has no choices.
+    """
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer of `/v1/completions`, and one event of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "trinamo"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[Model]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error, and the last event of a broken stream."""
+
+    error: ErrorDetail
+
+
+_ERROR_START = '{"error"'
+_AnswerT = TypeVar("_AnswerT")
+
+
+def decode_answer(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
+    """An answer of type `kind`; raises `RemoteProtocolError` if the server sent something else."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"the server's {kind.__name__} is malformed: {error}") from error
+
+
+def decode_chunk(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
+    """The chunk in one event's data; raises the error that a broken stream ends with.
+
+    It comes back as the class it was on the server, without a claim to be definite. Whoever
+    reads `[DONE]` must not pass it here.
+    """
+    head = data[: len(_ERROR_START)]
+    if head in (_ERROR_START, _ERROR_START.encode()):
+        detail = decode_answer(data, ErrorBody).error
+        raise error_from_wire(detail.code or "internal", detail.message, definite=False)
+    return decode_answer(data, kind)
+
+
+# --- from deltas to answers ------------------------------------------------------------------
+
+
+@attrs.define
+class TokenCount:
+    """The tokens of one request so far."""
+
+    prompt: int = 0
+    completion: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.prompt += delta.prompt_tokens
+        self.completion += len(delta.token_ids)
+
+    def to_usage(self) -> Usage:
+        return Usage(self.prompt, self.completion, self.prompt + self.completion)
+
+
+class Answer(Protocol):
+    """What both kinds of answer offer. `add_*` takes each delta once, in order, in one form."""
+
+    tokens: TokenCount
+
+    def add_event(self, delta: Delta) -> bytes:
+        """Take a delta and return the event that tells it; empty if there is nothing to tell."""
+        ...
+
+    def usage_event(self) -> bytes:
+        """The event after the last chunk; empty unless the client asked for the usage."""
+        ...
+
+    def add_text(self, delta: Delta) -> None:
+        """Take a delta for the whole answer."""
+        ...
+
+    def to_body(self) -> bytes:
+        """The whole answer as JSON."""
+        ...
+
+
+class ChatAnswer:
+    """One answer of `/v1/chat/completions`.
+
+    `created` is in Unix seconds. The role travels in the first chunk, with the first text.
+    """
+
+    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
+        self.tokens = TokenCount()
+        self._id, self._model, self._created = f"chatcmpl-{answer_id}", model, created
+        self._wants_usage = wants_usage
+        self._texts: list[str] = []
+        self._finish_reason: str | None = None
+        self._template: TextTemplate | None = None
+
+    def add_event(self, delta: Delta) -> bytes:
+        self.tokens.add(delta)
+        if self._template is None:
+            self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
+            return self._event(ChatDelta(role="assistant", content=delta.text), delta.finish_reason)
+        if delta.finish_reason is not None:
+            return self._event(ChatDelta(content=delta.text or None), delta.finish_reason)
+        return self._template.render(delta.text) if delta.text else b""
+
+    def usage_event(self) -> bytes:
+        if not self._wants_usage:
+            return b""
+        return encode_data(
+            _encode(
+                ChatChunk(
+                    id=self._id,
+                    created=self._created,
+                    model=self._model,
+                    choices=[],
+                    usage=self.tokens.to_usage(),
+                )
+            )
+        )
+
+    def add_text(self, delta: Delta) -> None:
+        self.tokens.add(delta)
+        self._texts.append(delta.text)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+
+    def to_body(self) -> bytes:
+        return _encode(
+            ChatCompletion(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[
+                    ChatChoice(0, ChatReply("assistant", "".join(self._texts)), self._finish_reason)
+                ],
+                usage=self.tokens.to_usage(),
+            )
+        )
+
+    def _chunk(self, delta: ChatDelta, finish_reason: str | None = None) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[ChatChunkChoice(0, delta, finish_reason)],
+            usage=None if self._wants_usage else msgspec.UNSET,
+        )
+
+    def _event(self, delta: ChatDelta, finish_reason: str | None) -> bytes:
+        return encode_data(_encode(self._chunk(delta, finish_reason)))
+
+
+class CompletionAnswer:
+    """One answer of `/v1/completions`; `created` is in Unix seconds."""
+
+    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
+        self.tokens = TokenCount()
+        self._id, self._model, self._created = f"cmpl-{answer_id}", model, created
+        self._wants_usage = wants_usage
+        self._texts: list[str] = []
+        self._finish_reason: str | None = None
+        self._template: TextTemplate | None = None
+
+    def add_event(self, delta: Delta) -> bytes:
+        self.tokens.add(delta)
+        if delta.finish_reason is not None:
+            return encode_data(_encode(self._chunk(delta.text, delta.finish_reason)))
+        if not delta.text:
+            return b""
+        if self._template is None:
+            self._template = TextTemplate(self._chunk(TextTemplate.MARK))
+        return self._template.render(delta.text)
+
+    def usage_event(self) -> bytes:
+        if not self._wants_usage:
+            return b""
+        return encode_data(_encode(self._completion([], self.tokens.to_usage())))
+
+    def add_text(self, delta: Delta) -> None:
+        self.tokens.add(delta)
+        self._texts.append(delta.text)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+
+    def to_body(self) -> bytes:
+        choice = CompletionChoice(0, "".join(self._texts), self._finish_reason)
+        return _encode(self._completion([choice], self.tokens.to_usage()))
+
+    def _chunk(self, text: str, finish_reason: str | None = None) -> Completion:
+        usage = None if self._wants_usage else msgspec.UNSET
+        return self._completion([CompletionChoice(0, text, finish_reason)], usage)
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+        )

@@ -1,0 +1,1 @@
+"""The model of a work queue, and what its consumer decides."""

@@ -1,0 +1,1 @@
+"""Connections between a caller and a worker: frames, the two state machines, silence, proof of membership."""

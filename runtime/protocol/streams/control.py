@@ -1,0 +1,209 @@
+"""The control frames of a call-home connection: JSON headers to events, and back.
+
+`response_stream.py` and `request_stream.py` say who may send which of them when.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from ...errors import RemoteProtocolError, TrinamoError, error_from_wire
+from ..undecodable import UNDECODABLE
+from .codec import Frame, encode_frame
+from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
+
+__all__ = [
+    "Closed",
+    "Control",
+    "Data",
+    "Declined",
+    "Failed",
+    "Handshake",
+    "Kill",
+    "Opened",
+    "Refused",
+    "Sentinel",
+    "Stop",
+    "encode_control",
+    "parse_frame",
+]
+
+SUBJECT_CHARS_MAX: Final = 128
+
+
+@attrs.frozen
+class Handshake:
+    """The worker's greeting: which subject it answers, and which way the items flow."""
+
+    subject: str
+    stream_type: StreamType
+    proof: str = attrs.field(default="", repr=False)
+    """That it knows the cluster's secret: `membership.call_home_proof`."""
+
+
+@attrs.frozen
+class Opened:
+    """Prologue: the handler has started."""
+
+
+@attrs.frozen
+class Declined:
+    """Prologue: there will be no item, and why."""
+
+    error: TrinamoError
+
+
+@attrs.frozen
+class Data:
+    """One item."""
+
+    payload: bytes
+
+
+@attrs.frozen
+class Sentinel:
+    """The only proof that what was sent is complete."""
+
+
+@attrs.frozen
+class Failed:
+    """The handler failed after the prologue; terminal."""
+
+    error: TrinamoError
+
+
+@attrs.frozen
+class Stop:
+    """Please finish early."""
+
+
+@attrs.frozen
+class Kill:
+    """No more is wanted."""
+
+
+@attrs.frozen
+class Refused:
+    """The caller does not know the subject, or it is taken, or the handshake was bad."""
+
+    code: str
+    message: str
+
+
+@attrs.frozen
+class Closed:
+    """The connection ended, by FIN or RST; no frame, but a step all the same."""
+
+
+Control = Handshake | Opened | Declined | Data | Sentinel | Failed | Stop | Kill | Refused | Closed
+
+
+class _WireRefusal(msgspec.Struct, frozen=True):
+    code: str
+    message: str = ""
+
+
+class _WireHandshake(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    subject: str
+    stream_type: StreamType
+    proof: str = ""
+
+
+class _WirePrologue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    error: WireError | None
+
+
+class _WireFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    failed: WireError
+
+
+class _WireRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    refused: _WireRefusal
+
+
+_WORDS: Final[dict[type, str]] = {Sentinel: "Sentinel", Stop: "Stop", Kill: "Kill"}
+_EVENTS: Final[dict[str, Control]] = {"Sentinel": Sentinel(), "Stop": Stop(), "Kill": Kill()}
+_WIRE: Final[dict[str, type[msgspec.Struct]]] = {
+    "subject": _WireHandshake,
+    "error": _WirePrologue,
+    "failed": _WireFailed,
+    "refused": _WireRefused,
+}
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode_control(event: Control) -> bytes:
+    """The frame that says `event`; `Data` becomes a data-only frame, `Closed` has none."""
+    if isinstance(event, Data):
+        assert event.payload, "an empty item would be an empty frame, which means nothing"
+        return encode_frame(b"", event.payload)
+    assert not isinstance(event, Closed), "the end of a connection is not a frame"
+    return encode_frame(_encode(_to_wire(event)))
+
+
+def _to_wire(event: Control) -> Any:
+    match event:
+        case Handshake(subject, stream_type, proof):
+            return _WireHandshake(subject, stream_type, proof)
+        case Opened():
+            return {"error": None}
+        case Declined(error):
+            return {"error": wire_error(error)}
+        case Failed(error):
+            return {"failed": wire_error(error)}
+        case Refused(code, message):
+            return {"refused": {"code": code, "message": message[:MESSAGE_CHARS_MAX]}}
+        case _:
+            return _WORDS[type(event)]
+
+
+def parse_frame(frame: Frame) -> Control | None:
+    """The event a frame of a call-home connection stands for; None for an empty frame.
+
+    Raises `RemoteProtocolError` for JSON that is no control message, and for a control message
+    that carries data.
+    """
+    header, data = frame
+    if not header:
+        return Data(data) if data else None
+    if data:
+        raise RemoteProtocolError(f"a control frame carries {len(data)} bytes of data")
+    try:
+        return _from_wire(_decode(header))
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"malformed control frame: {error}") from error
+
+
+def _from_wire(value: Any) -> Control:
+    if isinstance(value, str) and value in _EVENTS:
+        return _EVENTS[value]
+    kind = next((_WIRE[key] for key in value if key in _WIRE), None) if _is_object(value) else None
+    if kind is None:
+        raise RemoteProtocolError(f"unknown control frame {str(value)[:80]!r}")
+    match msgspec.convert(value, kind):
+        case _WireHandshake(subject, stream_type, proof):
+            if not 0 < len(subject) <= SUBJECT_CHARS_MAX:
+                raise RemoteProtocolError(f"a subject of {len(subject)} characters")
+            return Handshake(subject, stream_type, proof)
+        case _WirePrologue(None):
+            return Opened()
+        case _WirePrologue(WireError() as error):
+            return Declined(_error(error))
+        case _WireFailed(error):
+            return Failed(_error(error))
+        case _WireRefused(refusal):
+            return Refused(refusal.code, refusal.message)
+        case other:
+            raise AssertionError(other)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _error(error: WireError) -> TrinamoError:
+    return error_from_wire(error.code, error.message, definite=error.definite)

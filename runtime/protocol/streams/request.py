@@ -1,0 +1,269 @@
+"""The request envelope and its typed answer: what travels on every request plane.
+
+Nothing here touches a wire: `encode_*` and `decode_*` turn structs into the header part of a
+two-part frame and back. An answer that is none of `AckStatus` is a `RemoteProtocolError`, never a
+success.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from typing import TypeVar
+
+import msgspec
+
+from ...errors import (
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+    UnknownModelError,
+    error_to_wire,
+)
+from ..undecodable import UNDECODABLE
+
+__all__ = [
+    "CONTEXT_ID_CHARS_MAX",
+    "Ack",
+    "AckStatus",
+    "Answer",
+    "ConnectionInfo",
+    "Envelope",
+    "RequestKind",
+    "StreamType",
+    "WireError",
+    "attempt_id",
+    "decode_answer",
+    "decode_cancel",
+    "decode_envelope",
+    "encode_answer",
+    "encode_cancel",
+    "encode_envelope",
+    "failure",
+    "raise_for_nack",
+    "readable_id",
+    "wire_error",
+]
+
+REQUEST_ID_CHARS_MAX = 128
+_ATTEMPT_CHARS = 9
+CONTEXT_ID_CHARS_MAX = REQUEST_ID_CHARS_MAX - _ATTEMPT_CHARS
+"""What a request may be called where it enters, so that each of its attempts has room for its own."""
+_READABLE_ID_CHARS_MAX = 1024
+"""Whoever sent a longer one may be told so, but not in an answer that is as long."""
+MESSAGE_CHARS_MAX = 4096
+"""Longer error texts are cut: a header over its bound would cost the receiver the connection."""
+
+
+class StreamType(enum.StrEnum):
+    """Which way the items of a call-home connection flow."""
+
+    REQUEST = "Request"
+    RESPONSE = "Response"
+
+
+class RequestKind(enum.StrEnum):
+    """How the answer comes back."""
+
+    STREAM = "stream"
+    """Over a response stream: the worker calls home."""
+    UNARY = "unary"
+    """As one value on the request plane itself."""
+    PROBE = "probe"
+    """The ACK or NACK is the answer: who is here, and whether it serves this. Nothing runs."""
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the worker must call home: the caller's advertised `host:port` and the subject."""
+
+    address: str
+    subject: str
+    stream_type: StreamType
+    transport: str = "tcp"
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request on its way to one instance. The payload travels beside it as bytes."""
+
+    id: str
+    endpoint: str
+    """`namespace/component/endpoint`."""
+    instance_id: str = ""
+    kind: RequestKind = RequestKind.STREAM
+    response: ConnectionInfo | None = None
+    request: ConnectionInfo | None = None
+    """Set when the caller also streams input to the worker."""
+    metadata: dict[str, str] = {}
+
+
+class AckStatus(enum.StrEnum):
+    """The worker's decision about an envelope."""
+
+    ACCEPTED = "accepted"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+    UNKNOWN_ENDPOINT = "unknown_endpoint"
+    UNKNOWN_MODEL = "unknown_model"
+    """The endpoint is here, and serves another model than the request names."""
+    INVALID = "invalid"
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The typed ACK (`accepted`) or NACK (anything else) to the envelope with this `id`."""
+
+    id: str
+    status: AckStatus
+    message: str = ""
+    instance_id: str = ""
+    """Who answers; only a probe asks for it."""
+
+
+class WireError(msgspec.Struct, frozen=True):
+    """An error as it travels; `errors.error_from_wire` rebuilds it."""
+
+    code: str
+    message: str = ""
+    definite: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes back on the request plane: exactly one of `status` and `error` is set.
+
+    For a unary request `status` is `accepted` and the result is the data part of the frame;
+    `error` is what the handler raised. A streaming request is answered with a `status` alone.
+    """
+
+    id: str
+    status: AckStatus | None = None
+    message: str = ""
+    instance_id: str = ""
+    error: WireError | None = None
+
+    @property
+    def ack(self) -> Ack:
+        """The answer as an ACK or NACK; raises `RemoteProtocolError` if it is an error."""
+        if self.status is None:
+            raise RemoteProtocolError(f"request {self.id}: an error where an ACK was due")
+        return Ack(
+            id=self.id,
+            status=self.status,
+            message=self.message,
+            instance_id=self.instance_id,
+        )
+
+
+class _Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cancel: str
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    id: str
+
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+_envelope_decoder = msgspec.json.Decoder(Envelope)
+_answer_decoder = msgspec.json.Decoder(Answer)
+_cancel_decoder = msgspec.json.Decoder(_Cancel)
+_id_decoder = msgspec.json.Decoder(_Identified)
+_CANCEL_PREFIX = b'{"cancel":'
+
+
+def attempt_id(context_id: str, rng: random.Random) -> str:
+    """The id of one attempt of a request; of a longer name than the wire takes the end is kept.
+
+    The end, because what makes a name unlike others is appended to it.
+    """
+    return f"{context_id[-CONTEXT_ID_CHARS_MAX:]}.{rng.getrandbits(32):08x}"
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """The header part that carries `envelope`."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(header: bytes) -> Envelope:
+    """The envelope in a header part; raises `RemoteProtocolError` on anything else."""
+    envelope = _decode(_envelope_decoder, header, "request envelope")
+    if not 0 < len(envelope.id) <= REQUEST_ID_CHARS_MAX:
+        raise RemoteProtocolError(
+            f"request id of {len(envelope.id)} characters; 1 to {REQUEST_ID_CHARS_MAX} allowed"
+        )
+    if envelope.kind is RequestKind.STREAM and envelope.response is None:
+        raise RemoteProtocolError("a streaming request without a response connection")
+    return envelope
+
+
+def readable_id(header: bytes) -> str:
+    """The request id in a header that is otherwise no envelope or answer; empty if there is none.
+
+    So that what is wrong with one request is said about that request alone.
+    """
+    try:
+        found = _id_decoder.decode(header).id
+    except UNDECODABLE:
+        return ""
+    return found if len(found) <= _READABLE_ID_CHARS_MAX else ""
+
+
+def encode_answer(answer: Ack | Answer) -> bytes:
+    """The header part that carries an ACK, a NACK or the header of a unary answer."""
+    return _encoder.encode(answer)
+
+
+def decode_answer(header: bytes) -> Answer:
+    """The answer in a header part; an unknown status raises `RemoteProtocolError`."""
+    answer = _decode(_answer_decoder, header, "request-plane answer")
+    if (answer.status is None) is (answer.error is None):
+        raise RemoteProtocolError("an answer must have either a status or an error")
+    return answer
+
+
+def failure(request_id: str, error: TrinamoError) -> Answer:
+    """The answer that says a unary request failed with `error`."""
+    return Answer(id=request_id, error=wire_error(error))
+
+
+def wire_error(error: TrinamoError) -> WireError:
+    """`error` as it travels, its text cut to `MESSAGE_CHARS_MAX`."""
+    fields = error_to_wire(error)
+    return WireError(**fields | {"message": fields["message"][:MESSAGE_CHARS_MAX]})
+
+
+def encode_cancel(request_id: str) -> bytes:
+    """The header part that says: no answer to this request is wanted any more."""
+    return _encoder.encode(_Cancel(request_id))
+
+
+def decode_cancel(header: bytes) -> str | None:
+    """The request id if this header part is a cancel, None if it is something else."""
+    if not header.startswith(_CANCEL_PREFIX):
+        return None
+    return _decode(_cancel_decoder, header, "cancel").cancel[:REQUEST_ID_CHARS_MAX]
+
+
+def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:
+    try:
+        return decoder.decode(header)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"malformed {what}: {error}") from error
+
+
+def raise_for_nack(ack: Ack) -> None:
+    """Raise the error a NACK stands for; return if it is an ACK."""
+    match ack.status:
+        case AckStatus.ACCEPTED:
+            return
+        case AckStatus.OVERLOADED:
+            raise OverloadedError(ack.message or "the worker is full", bound="requests_max")
+        case AckStatus.DRAINING:
+            raise UnavailableError(ack.message or "the worker is draining")
+        case AckStatus.UNKNOWN_ENDPOINT:
+            raise UnavailableError(ack.message or "the worker has no such endpoint")
+        case AckStatus.UNKNOWN_MODEL:
+            raise UnknownModelError(ack.message or "the worker serves another model")
+        case AckStatus.INVALID:
+            raise RequestError(ack.message or "the worker calls the request invalid")

@@ -1,0 +1,1 @@
+"""Moving KV blocks: descriptions, access, settlement, the messages of a tcp transfer."""

@@ -1,0 +1,187 @@
+"""What two transfer planes tell each other about memory: the description, its bounds, its checks.
+
+A description travels through any other plane, as bytes that a stranger may have made: it is
+bounded and checked when parsed. Sans-IO; the steps of the tcp backend's stream are in
+`stream.py`, the interface is `planes/transfer.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from ...errors import RemoteProtocolError, RequestError, StaleMemoryError
+from ..undecodable import UNDECODABLE
+
+__all__ = [
+    "ADDRESS_BYTES_MAX",
+    "BLOCKS_MAX",
+    "BLOCK_BYTES_MAX",
+    "DESCRIPTION_BYTES_MAX",
+    "NOTIFY_BYTES_MAX",
+    "Direction",
+    "MemoryDescription",
+    "check_blocks",
+    "check_compatible",
+    "check_transfer",
+    "decode_description",
+    "encode_description",
+    "runs",
+]
+
+BLOCKS_MAX: Final = 1 << 17
+"""Blocks of one transfer."""
+BLOCK_BYTES_MAX: Final = 1 << 30
+DESCRIPTION_BYTES_MAX: Final = 128 * 1024
+ADDRESS_BYTES_MAX: Final = 96 * 1024
+NOTIFY_BYTES_MAX: Final = 4096
+_VERSION: Final = 1
+
+
+class Direction(enum.StrEnum):
+    """Which way the blocks go, seen by the side that starts the transfer."""
+
+    READ = "read"
+    """From the peer's memory to ours."""
+    WRITE = "write"
+    """From our memory to the peer's."""
+
+
+_U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$")]
+
+
+class MemoryDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One region of one plane in one process, as its peers see it."""
+
+    backend: _Name
+    """Which transfer plane it belongs to, such as `tcp`."""
+    incarnation: _Name
+    """The plane that registered it; a restarted process has another."""
+    region: _U63
+    """Its number there."""
+    generation: _Positive
+    """Counted up when the owner declares all earlier descriptions void."""
+    fingerprint: Annotated[str, msgspec.Meta(max_length=512)]
+    """What the bytes mean; equal on both sides of a transfer."""
+    base: _U63
+    """The address of its first byte in the owner's process, or 0 if peers need not know."""
+    length: _Positive
+    """Bytes, a multiple of `block_bytes`."""
+    block_bytes: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_BYTES_MAX)]
+    address: Annotated[bytes, msgspec.Meta(max_length=ADDRESS_BYTES_MAX)] = b""
+    """How to reach the owner, in the backend's own form."""
+    version: Annotated[int, msgspec.Meta(ge=_VERSION, le=_VERSION)] = _VERSION
+
+    @property
+    def block_count(self) -> int:
+        """Blocks are numbered from 0 to one less than this."""
+        return self.length // self.block_bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(MemoryDescription)
+
+
+def encode_description(description: MemoryDescription) -> bytes:
+    """The bytes that `decode_description` takes."""
+    return _encoder.encode(description)
+
+
+def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDescription:
+    """The description in `data`, bounds checked; `RemoteProtocolError` for anything else.
+
+    With `backend`, one of another backend is refused too.
+    """
+    if len(data) > DESCRIPTION_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a memory description of {len(data)} bytes; at most {DESCRIPTION_BYTES_MAX} are taken"
+        )
+    try:
+        found = _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"not a memory description: {error}") from error
+    if found.length % found.block_bytes:
+        raise RemoteProtocolError(
+            f"described memory of {found.length} bytes is no whole number of blocks "
+            f"of {found.block_bytes}"
+        )
+    if found.base + found.length > 2**63:
+        raise RemoteProtocolError("described memory ends beyond every address space")
+    if backend is not None and found.backend != backend:
+        raise RemoteProtocolError(f"described memory is of {found.backend}, not of {backend}")
+    return found
+
+
+def check_blocks(
+    blocks: Sequence[int], block_count: int, *, whose: str, is_target: bool = False
+) -> None:
+    """Raise `RequestError` unless all `blocks` are in a region of `block_count` blocks.
+
+    With `is_target` also if one is named twice: two blocks cannot both arrive in one place.
+    """
+    if not blocks:
+        return
+    if len(blocks) > BLOCKS_MAX:
+        raise RequestError(f"{len(blocks)} blocks in one transfer; at most {BLOCKS_MAX} are moved")
+    if min(blocks) < 0 or max(blocks) >= block_count:
+        wrong = next(b for b in blocks if not 0 <= b < block_count)
+        raise RequestError(f"block {wrong} is not of the {whose} region of {block_count} blocks")
+    if is_target and len(set(blocks)) != len(blocks):
+        raise RequestError(f"a block of the {whose} region is named twice as a target")
+
+
+def check_compatible(local: MemoryDescription, remote: MemoryDescription) -> None:
+    """Raise `StaleMemoryError` unless blocks mean the same on both sides."""
+    if local.block_bytes != remote.block_bytes:
+        raise StaleMemoryError(
+            f"blocks of {local.block_bytes} bytes here, of {remote.block_bytes} there"
+        )
+    if local.fingerprint != remote.fingerprint:
+        raise StaleMemoryError(
+            f"memory laid out as {local.fingerprint!r} here, as {remote.fingerprint!r} there"
+        )
+
+
+def check_transfer(
+    direction: Direction,
+    local: MemoryDescription,
+    local_blocks: Sequence[int],
+    remote: MemoryDescription,
+    remote_blocks: Sequence[int],
+    *,
+    notify: bytes | None,
+    ticket: int,
+) -> None:
+    """Raise what `TransferPlane.start` says unless these blocks may be moved."""
+    check_compatible(local, remote)
+    if len(local_blocks) != len(remote_blocks):
+        raise RequestError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} there")
+    is_read = direction is Direction.READ
+    check_blocks(local_blocks, local.block_count, whose="local", is_target=is_read)
+    check_blocks(remote_blocks, remote.block_count, whose="remote", is_target=not is_read)
+    if notify is not None and not ticket:
+        raise RequestError("a notification completes a grant, and needs its ticket")
+    if notify is not None and len(notify) > NOTIFY_BYTES_MAX:
+        raise RequestError(f"a notification of {len(notify)} bytes, over {NOTIFY_BYTES_MAX}")
+
+
+def runs(*lists: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """`(position, count)` of the longest runs in which every list counts up by one.
+
+    So `lists[k][position] + i` is block `position + i` of list `k`: one descriptor each.
+    """
+    if not lists or not lists[0]:
+        return
+    start, length = 0, len(lists[0])
+    for position in range(1, length):
+        for each in lists:
+            if each[position] != each[position - 1] + 1:
+                yield start, position - start
+                start = position
+                break
+    yield start, length - start

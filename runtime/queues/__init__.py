@@ -1,0 +1,1 @@
+"""Work queues: jobs that one worker does, and the consumer that takes them."""

@@ -1,0 +1,248 @@
+"""The work queues a process uses: opened, consumed, counted, and looked at now and then.
+
+`Queues` belongs to the runtime (`Runtime.queues`). A queue opened here counts what this process does
+with it, and while it is open its depth and age are read from the broker every few seconds; both are
+what `/metrics` shows (`metrics/queues.py`). What this module does not do: work on jobs
+(`consumer.py`), or keep them (`transports`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import attrs
+import trio
+
+from ..env import Env
+from ..errors import TrinamoError, UnavailableError
+from ..nurseries import open_nursery
+from ..planes import (
+    DeadLetter,
+    EventPlane,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+    WorkQueue,
+)
+from .consumer import Consumer, ConsumerLimits, JobOutcome, open_consumer
+
+__all__ = ["CountedQueue", "QueueTally", "Queues"]
+
+_log = logging.getLogger("trinamo.queues")
+READ_INTERVAL_S: Final = 5.0
+SHOWN_MAX: Final = 64
+"""How many queues of one process are counted by name; more work all the same."""
+FAILED: Final = "failed"
+T = TypeVar("T")
+
+
+@attrs.define
+class QueueTally:
+    """What this process did with a queue, and what it last knew of it."""
+
+    operations: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    """By operation (`put`, `take`, `extend`, `ack`, `nak`) and the word it was answered with."""
+    outcomes: dict[JobOutcome, int] = attrs.field(factory=lambda: dict.fromkeys(JobOutcome, 0))
+    """What became of the jobs that consumers here took."""
+    consumers: list[Consumer[Any]] = attrs.field(factory=list)
+    """Those that run now."""
+    handles: int = 0
+    """How often it is open now."""
+    statistics: QueueStatistics | None = None
+    """As last read; stays while the broker is away, ends when the queue is closed."""
+    read_at: float = 0.0
+    """When that was, on the environment's clock."""
+
+    @property
+    def working(self) -> int:
+        """Jobs that consumers here have in hand."""
+        return sum(consumer.counts.working for consumer in self.consumers)
+
+    def count(self, operation: str, result: str) -> None:
+        key = (operation, result)
+        self.operations[key] = self.operations.get(key, 0) + 1
+
+
+class CountedQueue:
+    """A `WorkQueue` that counts how its operations are answered; everything else is the queue's."""
+
+    def __init__(self, queue: WorkQueue, tally: QueueTally) -> None:
+        self._queue = queue
+        self._tally = tally
+
+    @property
+    def name(self) -> str:
+        return self._queue.name
+
+    @property
+    def limits(self) -> QueueLimits:
+        return self._queue.limits
+
+    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+        return await self._counted("put", self._queue.put(job_id, payload, timeout_s=timeout_s))
+
+    async def take(self, *, wait_s: float) -> LeasedJob | None:
+        try:
+            job = await self._queue.take(wait_s=wait_s)
+        except TrinamoError:
+            self._tally.count("take", FAILED)
+            raise
+        if job is not None:
+            self._tally.count("take", "leased")
+        return job
+
+    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._counted("extend", self._queue.extend(job, timeout_s=timeout_s))
+
+    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._counted("ack", self._queue.ack(job, timeout_s=timeout_s))
+
+    async def nak(
+        self,
+        job: LeasedJob,
+        *,
+        delay_s: float = 0.0,
+        reason: str = "",
+        timeout_s: float = 10.0,
+    ) -> Settlement:
+        return await self._counted(
+            "nak", self._queue.nak(job, delay_s=delay_s, reason=reason, timeout_s=timeout_s)
+        )
+
+    async def _counted(self, operation: str, step: Awaitable[_Answer]) -> _Answer:
+        try:
+            result = await step
+        except TrinamoError:
+            self._tally.count(operation, FAILED)
+            raise
+        self._tally.count(operation, result.value)
+        return result
+
+    async def statistics(self) -> QueueStatistics:
+        return await self._queue.statistics()
+
+    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
+        return await self._queue.dead_letters(count_max=count_max)
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        return await self._queue.dead_letter(job_id)
+
+    async def requeue(self, job_id: str) -> bool:
+        return await self._queue.requeue(job_id)
+
+    async def purge_dead(self, job_id: str | None = None) -> int:
+        return await self._queue.purge_dead(job_id)
+
+
+_Answer = TypeVar("_Answer", PutResult, Settlement)
+
+
+class Queues:
+    """The queues of one process."""
+
+    def __init__(
+        self, events: EventPlane, env: Env, *, read_interval_s: float = READ_INTERVAL_S
+    ) -> None:
+        self._events = events
+        self._env = env
+        self._read_interval_s = read_interval_s
+        self._tallies: dict[str, QueueTally] = {}
+
+    @property
+    def tallies(self) -> dict[str, QueueTally]:
+        """What was counted, by the names of the queues; `SHOWN_MAX` of them at most."""
+        return self._tallies
+
+    @asynccontextmanager
+    async def open(
+        self, name: str, *, limits: QueueLimits | None = None
+    ) -> AsyncIterator[CountedQueue]:
+        """Open a queue as `EventPlane.work_queue` does, counted and shown while inside.
+
+        A queue opened with `limits` that the broker has lost, with the disk of its server, is made
+        again, empty, as soon as that is noticed.
+        """
+        async with self._events.work_queue(name, limits=limits) as queue:
+            tally = self._tally(name)
+            tally.handles += 1
+            try:
+                async with open_nursery() as nursery:
+                    nursery.start_soon(self._look, queue, tally, limits)
+                    yield CountedQueue(queue, tally)
+                    nursery.cancel_scope.cancel()
+            finally:
+                tally.handles -= 1
+                if not tally.handles:
+                    # Nobody looks any more, so what it was soon says nothing.
+                    tally.statistics = None
+
+    @asynccontextmanager
+    async def consume(
+        self,
+        name: str,
+        handler: Callable[[LeasedJob, T], Awaitable[object]],
+        *,
+        decode: Callable[[bytes], T],
+        queue_limits: QueueLimits | None = None,
+        limits: ConsumerLimits | None = None,
+    ) -> AsyncIterator[Consumer[T]]:
+        """Open a queue and work on its jobs while inside; leaving drains. See `Consumer`."""
+        async with self.open(name, limits=queue_limits) as queue:
+            tally = self._tally(name)
+
+            def count(outcome: JobOutcome) -> None:
+                tally.outcomes[outcome] += 1
+
+            opened: Consumer[T] | None = None
+            try:
+                async with open_consumer(
+                    queue, handler, decode=decode, env=self._env, limits=limits, on_outcome=count
+                ) as opened:
+                    tally.consumers.append(opened)
+                    yield opened
+            finally:
+                # Only now, because what it still has in hand while it drains counts too.
+                if opened is not None:
+                    tally.consumers.remove(opened)
+
+    def _tally(self, name: str) -> QueueTally:
+        tally = self._tallies.get(name)
+        if tally is None:
+            tally = QueueTally()
+            if len(self._tallies) < SHOWN_MAX:
+                self._tallies[name] = tally
+            else:
+                _log.warning("queue %s is not shown: %d others are", name, SHOWN_MAX)
+        return tally
+
+    async def _look(self, queue: WorkQueue, tally: QueueTally, limits: QueueLimits | None) -> None:
+        """Read depth and age, for as long as the queue is open."""
+        is_away = False
+        while True:
+            try:
+                await self._read(queue, tally, limits)
+                is_away = False
+            except TrinamoError as error:
+                if not is_away:
+                    _log.warning(
+                        "queue %s cannot be read: %s; its last numbers stay", queue.name, error
+                    )
+                is_away = True
+            # Processes that started together must not ask together for ever.
+            await trio.sleep(self._read_interval_s * self._env.rng.uniform(0.8, 1.2))
+
+    async def _read(self, queue: WorkQueue, tally: QueueTally, limits: QueueLimits | None) -> None:
+        try:
+            found = await queue.statistics()
+        except UnavailableError:
+            if limits is None:
+                raise
+            async with self._events.work_queue(queue.name, limits=limits):
+                found = await queue.statistics()
+            _log.error("queue %s was gone and is made again; its jobs are lost", queue.name)
+        tally.statistics, tally.read_at = found, self._env.clock.now()

@@ -1,0 +1,1 @@
+"""The worker's side of a request: being found, admitting, running the handler, streaming back."""

@@ -1,0 +1,103 @@
+"""What one endpoint runs: the handler, what it takes, and what its exceptions become."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import attrs
+import msgspec
+
+from ..context import Context
+from ..errors import EngineError, RequestError, TrinamoError, UnknownModelError
+from ..nurseries import single
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.streams.request import Envelope, RequestKind
+from ..protocol.undecodable import UNDECODABLE
+
+__all__ = ["Endpoint", "single_error"]
+
+_log = logging.getLogger("trinamo.worker")
+
+
+@attrs.frozen(eq=False)
+class Endpoint:
+    """A name and exactly one handler: streaming, unary or bidirectional."""
+
+    name: EndpointName
+    request_type: Any = Any
+    stream: Callable[[Any, Context], AsyncGenerator[Any, None]] | None = None
+    unary: Callable[[Any, Context], Awaitable[Any]] | None = None
+    bidirectional: (
+        Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]] | None
+    ) = None
+    input_type: Any = Any
+    payload_bytes_max: float = math.inf
+    """A longer payload is refused before it is decoded."""
+    model: str = ""
+    """The one model it serves; a request whose field `model` names another is refused."""
+    _decoder: Any = attrs.field(init=False)
+
+    @_decoder.default
+    def _make_decoder(self) -> Any:
+        return msgspec.msgpack.Decoder(self.request_type)
+
+    def accept(self, envelope: Envelope, payload: bytes) -> Any:
+        """The decoded request.
+
+        Raises `RequestError` if it is invalid, `UnknownModelError` if it is for another model.
+        """
+        if (envelope.kind is RequestKind.UNARY) is not (self.unary is not None):
+            raise RequestError(f"endpoint {self.name} does not answer {envelope.kind} requests")
+        if (envelope.request is not None) is not (self.bidirectional is not None):
+            expects = "expects" if self.bidirectional else "does not take"
+            raise RequestError(f"endpoint {self.name} {expects} an input stream")
+        if len(payload) > self.payload_bytes_max:
+            raise RequestError(f"the payload is longer than {self.payload_bytes_max:.0f} bytes")
+        try:
+            request = self._decoder.decode(payload)
+        except UNDECODABLE as error:
+            raise RequestError(f"the payload does not decode: {error}") from error
+        wanted = getattr(request, "model", self.model)
+        if self.model and wanted != self.model:
+            # An answer of this model under the other's name would be a wrong one.
+            raise UnknownModelError(f"this worker serves {self.model!r}, not {wanted[:80]!r}")
+        return request
+
+    def run_stream(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        """Start the streaming handler."""
+        assert self.stream is not None
+        return self.stream(request, context)
+
+    async def run_unary(self, request: Any, context: Context) -> Any:
+        """Run the unary handler."""
+        assert self.unary is not None
+        return await self.unary(request, context)
+
+    def run_bidirectional(
+        self, request: Any, context: Context, raw: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
+        """Start the bidirectional handler over decoded input items."""
+        assert self.bidirectional is not None
+        return self.bidirectional(request, context, _decoded(raw, self.input_type))
+
+
+async def _decoded(raw: AsyncIterator[bytes], item_type: Any) -> AsyncIterator[Any]:
+    decode = msgspec.msgpack.Decoder(item_type).decode
+    async for item in raw:
+        yield decode(item)
+
+
+def single_error(raised: Exception, what: str) -> TrinamoError:
+    """The one error to tell the caller: ours as it is, a stranger's as an `EngineError`.
+
+    A group, from a handler with nurseries of its own, is taken apart (`nurseries.single`). What is
+    not ours is logged here, once, with its traceback.
+    """
+    error = single(raised)
+    if isinstance(error, TrinamoError):
+        return error
+    _log.error("%s: the handler raised", what, exc_info=raised)
+    return EngineError(f"{type(error).__name__}: {error}")

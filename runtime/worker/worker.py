@@ -1,0 +1,399 @@
+"""The worker's end: admit envelopes, run handlers, stream their items home.
+
+`Worker` is what every request plane calls into (`RequestService`). An admitted stream is one task
+in the worker's nursery: dial the caller, then run the handler inside the context's scope. A
+handler is user code: whatever it raises ends its own stream with a typed error and one log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from ..context import Context, Reason, State
+from ..env import Env
+from ..errors import (
+    ConnectError,
+    DeadlineError,
+    DisconnectedError,
+    KilledError,
+    RequestError,
+    TrinamoError,
+    UnknownModelError,
+)
+from ..logs.fields import log_fields
+from ..logs.requests import log_request
+from ..metrics.metrics import SUCCESS
+from ..metrics.worker import WorkerMetrics, WorkerRecord
+from ..nurseries import open_nursery
+from ..planes import CallHome, ResponseSender
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.streams.request import Ack, AckStatus, Envelope, RequestKind, raise_for_nack
+from .endpoint import Endpoint, single_error
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("trinamo.worker")
+_ITEMS_PER_CHECKPOINT: Final = 32
+_CANCELLED_MAX: Final = 4096
+"""Cancels remembered for requests that have not arrived; the oldest are forgotten first."""
+
+StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
+InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
+
+
+@attrs.define(eq=False)
+class _Active:
+    """One request being served."""
+
+    context: Context
+    endpoint: str
+
+
+class Worker:
+    """Serves endpoints of one instance; bounded by `requests_max` requests at once."""
+
+    def __init__(
+        self,
+        call_home: CallHome,
+        env: Env,
+        *,
+        instance_id: str,
+        requests_max: int = 256,
+        stop_grace_s: float = 5.0,
+        cancelled_ttl_s: float = 60.0,
+        metrics: WorkerMetrics | None = None,
+    ) -> None:
+        self.instance_id = instance_id
+        self._call_home = call_home
+        self._env = env
+        self.requests_max = requests_max
+        self._stop_grace_s = stop_grace_s
+        self._cancelled_ttl_s = cancelled_ttl_s
+        self._metrics = metrics or WorkerMetrics(env)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._active: dict[str, _Active] = {}
+        self._cancelled: dict[str, float] = {}
+        self._nursery: trio.Nursery | None = None
+        self._draining = False
+        self._idle = trio.Event()
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    # --- what it serves ---
+
+    def add_stream(
+        self,
+        name: EndpointName,
+        handler: StreamHandler,
+        *,
+        request_type: Any = Any,
+        payload_bytes_max: float = math.inf,
+        model: str = "",
+    ) -> None:
+        """Serve `handler(request, context)`, an async generator function, under `name`.
+
+        With `model`, requests whose `model` is another are refused with `unknown_model`.
+        """
+        self._add(
+            Endpoint(
+                name,
+                request_type,
+                stream=handler,
+                payload_bytes_max=payload_bytes_max,
+                model=model,
+            )
+        )
+
+    def add_unary(
+        self, name: EndpointName, handler: UnaryHandler, *, request_type: Any = Any
+    ) -> None:
+        """Serve `handler(request, context)`, an async function, under `name`."""
+        self._add(Endpoint(name, request_type, unary=handler))
+
+    def add_bidirectional(
+        self,
+        name: EndpointName,
+        handler: InputHandler,
+        *,
+        request_type: Any = Any,
+        input_type: Any = Any,
+    ) -> None:
+        """Serve `handler(request, context, items)`, which also takes a stream of input items."""
+        self._add(Endpoint(name, request_type, bidirectional=handler, input_type=input_type))
+
+    def _add(self, endpoint: Endpoint) -> None:
+        key = str(endpoint.name)
+        if key in self._endpoints:
+            raise RequestError(f"endpoint {key} is served already")
+        self._endpoints[key] = endpoint
+
+    def remove(self, name: EndpointName) -> None:
+        """Serve `name` no more; requests under way go on."""
+        del self._endpoints[str(name)]
+
+    @property
+    def active_count(self) -> int:
+        """Requests being served; zero at quiescence."""
+        return len(self._active)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._draining
+
+    # --- RequestService: called by the request plane ---
+
+    def admit(self, envelope: Envelope, payload: bytes) -> Ack:
+        """Decide about a streaming request; if accepted its task is started. Synchronous.
+
+        A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
+        """
+        if envelope.kind is RequestKind.PROBE:
+            found = self._absence(envelope) or Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+            return msgspec.structs.replace(found, instance_id=self.instance_id)
+        ack, request = self._judge(envelope, payload)
+        if ack.status is not AckStatus.ACCEPTED:
+            self._metrics.refused(self._label(envelope), ack.status)
+            return ack
+        assert self._nursery is not None, "admitted before run()"
+        endpoint = self._endpoints[envelope.endpoint]
+        context = self._begin(envelope)
+        self._nursery.start_soon(self._serve_stream, endpoint, envelope, request, context)
+        return ack
+
+    async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
+        """Run a unary request; raises what it failed with, always a `TrinamoError`."""
+        ack, request = self._judge(envelope, payload)
+        if ack.status is not AckStatus.ACCEPTED:
+            self._metrics.refused(self._label(envelope), ack.status)
+            raise_for_nack(ack)
+        endpoint = self._endpoints[envelope.endpoint]
+        context = self._begin(envelope)
+        with log_fields(request_id=envelope.id), self._metrics.request(envelope.endpoint) as record:
+            result: bytes | None = None
+            try:
+                with context.scope:
+                    result = self._encode(await endpoint.run_unary(request, context))
+            except Exception as raised:
+                error = single_error(raised, f"request {envelope.id}")
+                record.failed(error)
+                raise error from raised
+            else:
+                if result is None:
+                    error = self._why_cancelled(context)
+                    record.failed(error)
+                    raise error
+                record.outcome = SUCCESS
+                return result
+            finally:
+                self._end(envelope.id, context, record)
+
+    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
+        """Kill a request, or remember that it is not wanted should it still arrive."""
+        active = self._active.get(request_id)
+        if active is not None:
+            active.context.kill(Reason.CONSUMER_DROPPED)
+        if active is not None or has_arrived:
+            return
+        now = trio.current_time()
+        # Oldest first, as they were put in: all have the same time to live.
+        self._cancelled.pop(request_id, None)
+        while self._cancelled:
+            oldest = next(iter(self._cancelled))
+            if self._cancelled[oldest] > now and len(self._cancelled) < _CANCELLED_MAX:
+                break
+            del self._cancelled[oldest]
+        self._cancelled[request_id] = now + self._cancelled_ttl_s
+
+    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Ack, Any]:
+        absent = self._absence(envelope)
+        if absent is not None:
+            return absent, None
+        endpoint = self._endpoints[envelope.endpoint]
+        request: Any = None
+        status, message = AckStatus.ACCEPTED, ""
+        if len(self._active) >= self.requests_max:
+            status = AckStatus.OVERLOADED
+            message = f"requests_max {self.requests_max} are in flight"
+        elif self._cancelled.get(envelope.id, 0) > trio.current_time():
+            status, message = AckStatus.INVALID, "the request was cancelled before it arrived"
+        elif envelope.id in self._active:
+            status, message = AckStatus.INVALID, f"request id {envelope.id} is in use"
+        else:
+            try:
+                request = endpoint.accept(envelope, payload)
+            except UnknownModelError as error:
+                status, message = AckStatus.UNKNOWN_MODEL, error.message
+            except RequestError as error:
+                status, message = AckStatus.INVALID, error.message
+        return Ack(id=envelope.id, status=status, message=message), request
+
+    def _absence(self, envelope: Envelope) -> Ack | None:
+        """The NACK for what no patience helps: it leaves, or is not the one that is meant."""
+        if self._draining or self._nursery is None:
+            status, message = AckStatus.DRAINING, "this worker is shutting down"
+        elif envelope.endpoint not in self._endpoints:
+            status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
+        elif envelope.instance_id not in ("", self.instance_id):
+            status = AckStatus.UNKNOWN_ENDPOINT
+            message = f"this is instance {self.instance_id}, not {envelope.instance_id}"
+        else:
+            return None
+        return Ack(id=envelope.id, status=status, message=message)
+
+    def _label(self, envelope: Envelope) -> str:
+        # A stranger's text must not become a time series of its own.
+        return envelope.endpoint if envelope.endpoint in self._endpoints else "unknown"
+
+    def _begin(self, envelope: Envelope) -> Context:
+        context = Context(envelope.id)
+
+        def limit(state: State) -> None:
+            kind = "cancel.kill" if state is State.KILLED else "cancel.stop"
+            self._env.note(kind, request=envelope.id, reason=str(context.reason))
+            if state is State.STOPPED:
+                context.scope.deadline = trio.current_time() + self._stop_grace_s
+
+        context.on_change(limit)
+        self._active[envelope.id] = _Active(context, envelope.endpoint)
+        self._env.note("worker.begin", request=envelope.id)
+        return context
+
+    def _end(self, request_id: str, context: Context, record: WorkerRecord) -> None:
+        del self._active[request_id]
+        if context.reason is not None:
+            record.cancelled(context.reason)
+        self._env.note("worker.end", request=request_id, outcome=record.outcome)
+        log_request(
+            _log,
+            record.outcome,
+            is_success=record.outcome == SUCCESS,
+            duration_s=record.duration_s,
+            detail=record.detail,
+            endpoint=record.endpoint,
+        )
+        if not self._active:
+            self._idle.set()
+            self._idle = trio.Event()
+
+    # --- one stream ---
+
+    async def _serve_stream(
+        self, endpoint: Endpoint, envelope: Envelope, request: Any, context: Context
+    ) -> None:
+        with (
+            log_fields(request_id=envelope.id),
+            self._metrics.request(envelope.endpoint) as record,
+            self._metrics.stream(),
+        ):
+            try:
+                assert envelope.response is not None, "checked when the envelope was decoded"
+                async with self._call_home.call_home(envelope.response, context) as sender:
+                    await self._run_handler(endpoint, envelope, request, context, sender, record)
+            except (ConnectError, KilledError) as error:
+                # The caller sees its own end of this: no call came, or it has gone.
+                record.failed(error)
+            except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
+                record.failed(single_error(raised, f"request {envelope.id}"))
+            finally:
+                if context.is_killed:
+                    record.outcome = KilledError.code
+                self._end(envelope.id, context, record)
+
+    async def _run_handler(
+        self,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        request: Any,
+        context: Context,
+        sender: ResponseSender,
+        record: WorkerRecord,
+    ) -> None:
+        error: TrinamoError | None = None
+        try:
+            # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
+            # the scope has taken its Cancelled out.
+            with context.scope:
+                if envelope.request is None:
+                    await self._pump(endpoint.run_stream(request, context), sender, record)
+                else:
+                    async with self._call_home.receive_input(envelope.request, context) as raw:
+                        items = endpoint.run_bidirectional(request, context, raw)
+                        await self._pump(items, sender, record)
+        except Exception as raised:  # noqa: BLE001 -- handlers are user code
+            error = single_error(raised, f"request {envelope.id}")
+        if error is None and context.scope.cancelled_caught:
+            error = self._why_cancelled(context)
+        if error is not None:
+            record.failed(error)
+            sender.fail(error)
+        else:
+            record.outcome = SUCCESS
+            sender.finish()
+
+    def _why_cancelled(self, context: Context) -> TrinamoError:
+        if not context.is_killed:
+            context.kill(Reason.DEADLINE)
+            return DeadlineError(f"the handler did not finish within {self._stop_grace_s:g} s")
+        if context.reason is Reason.WORKER_SHUTDOWN:
+            return DisconnectedError("the worker shut down before the answer was complete")
+        return KilledError("the request was killed", reason=str(context.reason))
+
+    async def _pump(
+        self, items: AsyncGenerator[Any, None], sender: ResponseSender, record: WorkerRecord
+    ) -> None:
+        """The handler's items to the caller: the loop that runs once for every token."""
+        encode, send, tally = self._encode, sender.send_nowait, record.tally
+        is_open, since_checkpoint = False, 0
+        async with aclosing(items):
+            async for item in items:
+                if not is_open:
+                    is_open = True
+                    sender.open()
+                tally.items += 1
+                if not send(encode(item)):
+                    since_checkpoint = 0
+                    await sender.drain()
+                    continue
+                since_checkpoint += 1
+                if since_checkpoint >= _ITEMS_PER_CHECKPOINT:
+                    # A generator that never waits must still let others run.
+                    since_checkpoint = 0
+                    await trio.lowlevel.checkpoint()
+        if not is_open:
+            sender.open()
+
+    # --- its life ---
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the handlers' tasks until cancelled."""
+        async with open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is being served. Safe to cancel."""
+        while self._active:
+            await self._idle.wait()
+
+    def refuse_new(self) -> None:
+        """From now on answer `draining`. Synchronous, final."""
+        self._draining = True
+
+    def stop_all(self) -> None:
+        """Ask every request to finish early."""
+        for active in tuple(self._active.values()):
+            active.context.stop(Reason.WORKER_SHUTDOWN)
+
+    def kill_all(self) -> None:
+        """End every request now."""
+        for active in tuple(self._active.values()):
+            active.context.kill(Reason.WORKER_SHUTDOWN)

@@ -1,0 +1,1 @@
+"""A whole cluster in one world: real code, a host for each process."""

@@ -1,0 +1,178 @@
+"""A whole cluster in one world: frontends, workers, store, broker and clients, all real code.
+
+Hosts are called `store`, `broker`, `frontend0`…, `worker0`…, and `client0`… in the order of the
+load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
+cut off like any other; after a restart it is a new process with a new identity.
+
+What this module does not do: decide what happens to it (`scenario/scenario.py`) or judge it (`checks/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.engines.mocker.engine import MockerOptions
+
+from ..core.env import SimEnv
+from ..core.errors import Violation
+from ..core.host import HostState
+from ..core.world import World
+from ..net.network import Network
+from .load import Manner, RequestRecord, ask_over_http, ask_through_runtime
+from .planes import SimTransports
+from .roles import Process, run_frontend, run_worker
+from .services import BROKER, STORE, NetworkServices, NotedStore, Services
+
+if TYPE_CHECKING:
+    from ..scenario.faults import FaultPlan
+
+__all__ = ["Cluster", "ClusterPlan"]
+
+
+@attrs.frozen(kw_only=True)
+class ClusterPlan:
+    """How many of what, and how it is configured."""
+
+    frontends: int = 1
+    workers: int = 2
+    load: tuple[Manner, ...] = (Manner(),)
+    config: Config = attrs.Factory(Config)
+    engine: MockerOptions = attrs.Factory(MockerOptions)
+    ready_timeout_s: float = 10.0
+
+
+class Cluster:
+    """The hosts of one run. Make it before `world.run`, then `await start()` inside it."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        plan: ClusterPlan,
+        *,
+        services: Services | None = None,
+    ) -> None:
+        self.world, self.network, self.plan = world, network, plan
+        self.services = NetworkServices(world, network) if services is None else services
+        """Store and broker; on the simulated network if nothing else is given."""
+        self.processes: dict[str, Process] = {}
+        """The present life of every frontend, worker and caller host."""
+        self.records: list[RequestRecord] = []
+        """Every request asked, in order."""
+        self.frontends = [f"frontend{n}" for n in range(plan.frontends)]
+        self.workers = [f"worker{n}" for n in range(plan.workers)]
+        self._manners: dict[str, Manner] = {}
+        for manner in plan.load:
+            for _ in range(manner.clients):
+                self._manners[f"client{len(self._manners)}"] = manner
+        self.clients = list(self._manners)
+
+    @property
+    def store(self) -> NotedStore:
+        """What the store holds."""
+        return self.services.store
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all hosts."""
+        return [STORE, BROKER, *self.frontends, *self.workers, *self.clients]
+
+    async def start(self) -> None:
+        """Boot everything but the clients; returns once every frontend knows every worker.
+
+        Raises `Violation` if that takes longer than `ready_timeout_s`.
+        """
+        for name in (STORE, BROKER, *self.workers, *self.frontends):
+            self.boot(name)
+        timeout_s = self.plan.ready_timeout_s
+        with trio.move_on_after(timeout_s):
+            for name in (*self.workers, *self.frontends):
+                await self.processes[name].ready.wait()
+            while not all(map(self._knows_workers, self.frontends)):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            return
+        for name in (*self.workers, *self.frontends):
+            if not self.processes[name].ready.is_set():
+                raise Violation("I15", f"{name} is not ready after {timeout_s:g} s")
+        raise Violation("I13", f"a frontend does not know all workers after {timeout_s:g} s")
+
+    def _knows_workers(self, frontend: str) -> bool:
+        service = self.processes[frontend].service
+        views = self.processes[frontend].transports.control
+        assert service is not None
+        assert views is not None
+        instances = [v for v in views.views if v.prefix.startswith("instances/")]
+        return any(len(view.known) == len(self.workers) for view in instances)
+
+    def start_clients(self) -> None:
+        """Boot the clients, which begin to ask at once."""
+        for name in self.clients:
+            self.boot(name)
+
+    def boot(self, name: str) -> None:
+        """Start the process of host `name`, a new one if it had one before."""
+        if name in (STORE, BROKER):
+            self.services.boot(name)
+        else:
+            self.world.boot(name, *self._main(name))
+
+    def _main(self, name: str) -> tuple[Callable[..., Awaitable[object]], *tuple[Any, ...]]:
+        generation = self.world.host(name).generation + 1
+        env = SimEnv(self.world, f"{name}.{generation}")
+        process = Process(name, env, SimTransports(name, self.services))
+        self.processes[name] = process
+        config = self.plan.config
+        if name in self.workers:
+            return run_worker, process, config, self.plan.engine
+        if name in self.frontends:
+            return run_frontend, process, config
+        manner = self._manners[name]
+        rng = self.world.choices.stream(f"load/{name}")
+        if manner.via == "runtime":
+            return ask_through_runtime, process, manner, rng, self.records, config
+        return ask_over_http, process, manner, rng, self.records
+
+    def strike(self, fault: FaultPlan, host: str) -> None:
+        """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
+        match fault.do:
+            case "stop":
+                self.processes[host].told.set()
+            case "lose_replies":
+                self.services.lose_replies(host, fault.count)
+            case "compact":
+                self.services.compact()
+            case _:
+                pass  # One of the link's.
+
+    def is_up(self, name: str) -> bool:
+        """Whether the host's process runs and may take a step."""
+        return self.world.host(name).state is HostState.UP
+
+    def clients_of(self, frontends: Collection[str]) -> list[str]:
+        """The clients that ask one of these frontends, or workers through the runtime."""
+        return [
+            name
+            for name, manner in self._manners.items()
+            if manner.via == "runtime" or manner.to in frontends
+        ]
+
+    def open_requests(self, clients: Collection[str]) -> list[RequestRecord]:
+        """Requests of those of these clients that live which have no end yet."""
+        return [
+            r
+            for r in self.records
+            if not r.terminals and r.client in clients and self.is_up(r.client)
+        ]
+
+    def are_done(self, clients: Collection[str]) -> bool:
+        """Whether each of these clients that lives has asked all it had to, and knows every end."""
+        return not self.open_requests(clients) and all(map(self._is_done, clients))
+
+    def _is_done(self, name: str) -> bool:
+        asked = [r for r in self.records if r.client == name]
+        return not self.is_up(name) or len(asked) == self._manners[name].requests

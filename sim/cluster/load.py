@@ -1,0 +1,322 @@
+"""Clients of a simulated cluster: over HTTP with httpx, or through the runtime's own client.
+
+A client host asks one request after the other, waits for its end, and writes down what it saw in
+a `RequestRecord`; the checkers compare that with what the engines did. How a client misbehaves (it
+quits, stops, kills or drops after so many tokens, reads slowly) is part of its `Manner`.
+
+What this module does not do: speak nonsense on purpose (`rogues.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import attrs
+import httpx
+import trio
+
+from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.engines.mocker.engine import expected_text
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+
+from .roles import HTTP_PORT, MODEL, RAISE_WORD, Process, run_caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+__all__ = [
+    "COMPLETE",
+    "Manner",
+    "RequestRecord",
+    "Via",
+    "ask_over_http",
+    "ask_through_runtime",
+]
+
+Via = Literal["http", "runtime"]
+COMPLETE: Final = "complete"
+
+
+@attrs.frozen(kw_only=True)
+class Manner:
+    """How the clients of one group behave. Numbers of tokens that are -1 mean never.
+
+    Pairs are ranges, drawn evenly, both ends included.
+    """
+
+    via: Via = "http"
+    clients: int = 1
+    requests: int = 1
+    """Of each client, one after the other."""
+    to: str = "frontend0"
+    start_s: float = 0.0
+    pause_s: tuple[float, float] = (0.0, 0.02)
+    """Before each request."""
+    prompt_words: tuple[int, int] = (1, 20)
+    output_tokens: tuple[int, int] = (5, 20)
+    stream: bool = True
+    timeout_s: float = 60.0
+    """A client over HTTP waits so long for the next byte, one of the cluster for the whole."""
+    read_pause_s: float = 0.0
+    """What a slow reader does after each piece."""
+    quit_after: int = -1
+    """Close the connection."""
+    quit_after_s: float = -1.0
+    """Close the connection so long after the question, answered or not."""
+    stop_after: int = -1
+    kill_after: int = -1
+    drop_after: int = -1
+    """Leave the iterator."""
+    raise_after: int = -1
+    """Have the engine fail."""
+
+
+@attrs.define
+class RequestRecord:
+    """One request as its client saw it."""
+
+    name: str
+    client: str
+    via: Via
+    manner: Manner
+    output_tokens: int
+    request: GenerateRequest
+    started_s: float = 0.0
+    ended_s: float | None = None
+    status: int = 0
+    """Of the HTTP answer; 0 if none came."""
+    text: str = ""
+    finish_reason: str = ""
+    terminals: list[str] = attrs.Factory(list)
+    """Every end the client was told, in order; exactly one is right."""
+    late: int = 0
+    """Items after the end."""
+
+    @property
+    def outcome(self) -> str:
+        """The first end the client was told; empty while there is none."""
+        return self.terminals[0] if self.terminals else ""
+
+    @property
+    def expected(self) -> str:
+        """The whole answer a correct cluster gives."""
+        return expected_text(self.request, self.output_tokens)
+
+
+def make_request(name: str, manner: Manner, rng: random.Random) -> tuple[GenerateRequest, int]:
+    """A request called `name`, and the number of tokens it asks for."""
+    words = [f"w{rng.randrange(1000)}" for _ in range(rng.randint(*manner.prompt_words))]
+    if manner.raise_after >= 0:
+        words.append(f"{RAISE_WORD}{manner.raise_after}")
+    tokens = rng.randint(*manner.output_tokens)
+    message = ChatMessage("user", " ".join([name, *words]))
+    return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens), tokens
+
+
+class Client:
+    """What both kinds of client share: the requests, one by one, and their records."""
+
+    def __init__(
+        self, process: Process, manner: Manner, rng: random.Random, records: list[RequestRecord]
+    ) -> None:
+        self.process, self.manner = process, manner
+        self._rng, self._records = rng, records
+
+    async def pause_and_begin(self, number: int) -> RequestRecord:
+        """The next request, after the pause before it."""
+        await trio.sleep(self._rng.uniform(*self.manner.pause_s))
+        name = f"{self.process.name}.{number}"
+        request, tokens = make_request(name, self.manner, self._rng)
+        record = RequestRecord(
+            name, self.process.name, self.manner.via, self.manner, tokens, request,
+            started_s=trio.current_time(),
+        )  # fmt: skip
+        self._records.append(record)
+        self.process.note("request.begin", request=name, tokens=tokens)
+        return record
+
+    def take(self, record: RequestRecord, text: str) -> None:
+        """Some tokens came: one character each."""
+        if record.terminals:
+            record.late += 1
+        for token in text:
+            self.process.note("stream.token", request=record.name, index=len(record.text))
+            record.text += token
+
+    def end(self, record: RequestRecord, terminal: str) -> None:
+        """The client was told, or decided, that this request is over."""
+        record.terminals.append(terminal)
+        if record.ended_s is None:
+            record.ended_s = trio.current_time()
+        self.process.note(
+            "request.end", request=record.name, outcome=terminal, tokens=len(record.text)
+        )
+
+
+async def ask_over_http(
+    process: Process, manner: Manner, rng: random.Random, records: list[RequestRecord]
+) -> None:
+    """The main function of a client host that speaks HTTP."""
+    client = _HttpClient(process, manner, rng, records)
+    await trio.sleep(manner.start_s)
+    base = f"http://{manner.to}:{HTTP_PORT}"
+    timeout = httpx.Timeout(manner.timeout_s)
+    async with httpx.AsyncClient(
+        base_url=base,
+        verify=False,  # noqa: S501 -- there is no TLS here
+        trust_env=False,
+        timeout=timeout,
+    ) as http:
+        for number in range(manner.requests):
+            await client.ask(http, await client.pause_and_begin(number))
+
+
+class _HttpClient(Client):
+    async def ask(self, http: httpx.AsyncClient, record: RequestRecord) -> None:
+        terminal = "quit"
+        try:
+            with trio.CancelScope() as scope:
+                if self.manner.quit_after_s >= 0:
+                    scope.deadline = trio.current_time() + self.manner.quit_after_s
+                terminal = await self._exchange(http, record, scope)
+        except httpx.HTTPError as error:
+            terminal = type(error).__name__
+        if terminal:
+            self.end(record, terminal)
+
+    async def _exchange(
+        self, http: httpx.AsyncClient, record: RequestRecord, scope: trio.CancelScope
+    ) -> str:
+        """Ask and read; the terminal, or nothing if it has been written down already."""
+        body = _http_body(record, stream=self.manner.stream)
+        headers = {"x-request-id": record.name}
+        async with http.stream(
+            "POST", "/v1/chat/completions", json=body, headers=headers
+        ) as answer:
+            record.status = answer.status_code
+            if answer.status_code != 200 or not self.manner.stream:
+                return self._whole(record, await answer.aread())
+            return await self._events(record, answer, scope)
+
+    def _whole(self, record: RequestRecord, body: bytes) -> str:
+        if record.status != 200:
+            return f"error {record.status}"
+        choice = json.loads(body)["choices"][0]
+        record.finish_reason = choice["finish_reason"]
+        self.take(record, choice["message"]["content"] or "")
+        return COMPLETE
+
+    async def _events(
+        self, record: RequestRecord, answer: httpx.Response, scope: trio.CancelScope
+    ) -> str:
+        parser = SseParser()
+        told = False
+        raw = cast("AsyncGenerator[bytes, None]", answer.aiter_raw())
+        async with aclosing(raw) as pieces:
+            async for piece in pieces:
+                for event in parser.feed(piece):
+                    told |= self._take_event(record, event.data)
+                if 0 <= self.manner.quit_after <= len(record.text) and not told:
+                    # Left by an exception, httpx closes all its generators; by a return, not.
+                    scope.cancel()
+                if self.manner.read_pause_s:
+                    await trio.sleep(self.manner.read_pause_s)
+        if not told:
+            # The stream ended, as HTTP goes in good order, without saying how.
+            return "cut short"
+        return ""
+
+    def _take_event(self, record: RequestRecord, data: str) -> bool:
+        """Take one event; whether it ends the answer."""
+        if data == DONE_DATA:
+            self.end(record, COMPLETE)
+            return True
+        event: dict[str, Any] = json.loads(data)
+        if "error" in event:
+            self.end(record, f"error {event['error'].get('code') or event['error'].get('type')}")
+            return True
+        for choice in event.get("choices", ()):
+            self.take(record, choice.get("delta", {}).get("content") or "")
+            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+        return False
+
+
+def _http_body(record: RequestRecord, *, stream: bool) -> dict[str, Any]:
+    messages = [{"role": m.role, "content": m.content} for m in record.request.messages or ()]
+    return {
+        "model": MODEL,
+        "messages": messages,
+        "max_tokens": record.output_tokens,
+        "stream": stream,
+    }
+
+
+async def ask_through_runtime(
+    process: Process,
+    manner: Manner,
+    rng: random.Random,
+    records: list[RequestRecord],
+    config: Any,
+) -> None:
+    """The main function of a client host that is a member of the cluster."""
+    client = _RuntimeClient(process, manner, rng, records)
+    await trio.sleep(manner.start_s)
+    section = config.worker
+    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
+    async with run_caller(process, config) as runtime:
+        routed = await runtime.client(endpoint)
+        await routed.router.wait_instances()
+        for number in range(manner.requests):
+            await client.ask(routed, await client.pause_and_begin(number))
+        process.note("caller.done")
+        await process.told.wait()
+
+
+class _RuntimeClient(Client):
+    async def ask(self, routed: Any, record: RequestRecord) -> None:
+        terminal = "left alone"
+        # The same name twice would be cancelled with the first.
+        with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
+            try:
+                with trio.move_on_after(self.manner.timeout_s) as deadline:
+                    terminal = await self._consume(routed, record, context)
+                if deadline.cancelled_caught:
+                    context.kill(Reason.DEADLINE)
+                    terminal = "deadline"
+            except TrinamoError as error:
+                terminal = error.code
+            self.process.note("caller.state", request=record.name, state=context.state)
+        self.end(record, terminal)
+
+    async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
+        manner = self.manner
+        if manner.kill_after == 0:
+            context.kill(Reason.CLIENT_DISCONNECT)
+        async with routed.stream(record.request, Delta, context=context) as deltas:
+            self.process.note("stream.open", request=record.name, instance=deltas.instance.id)
+            async for delta in deltas:
+                self.take(record, delta.text)
+                record.finish_reason = delta.finish_reason or record.finish_reason
+                if manner.read_pause_s:
+                    await trio.sleep(manner.read_pause_s)
+                self._decide(record, context)
+                if 0 <= manner.drop_after <= len(record.text):
+                    return "dropped"
+        return COMPLETE
+
+    def _decide(self, record: RequestRecord, context: Context) -> None:
+        manner, count = self.manner, len(record.text)
+        if 0 <= manner.stop_after <= count and not context.is_stopped:
+            self.process.note("caller.stop", request=record.name, tokens=count)
+            context.stop(Reason.STOP_REQUESTED)
+        if 0 <= manner.kill_after <= count and not context.is_killed:
+            self.process.note("caller.kill", request=record.name, tokens=count)
+            context.kill(Reason.CLIENT_DISCONNECT)
+            # Upstream's stop after kill downgraded it; ours must not hear it.
+            context.stop(Reason.STOP_REQUESTED)

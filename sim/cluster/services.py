@@ -1,0 +1,354 @@
+"""Store and broker of a simulated cluster, and how each host reaches them.
+
+`NetworkServices` puts the simulated servers of `services/` under the cluster: two hosts, reached over
+simulated TCP, so cuts, resets, frozen and killed servers, latency and torn reads harm the control and
+the event plane as they harm everything else. `conformance/services.py` has the same in real time.
+
+Everything the store does to a lease, and everything a watch delivers, becomes a note: the checkers
+(`checks/`) compare what was promised with what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+from typing_extensions import override
+
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.planes import (
+    ControlPlane,
+    Delete,
+    Entry,
+    EventPlane,
+    Lease,
+    Put,
+    PutOutcome,
+    Resync,
+    Snapshot,
+    WatchEvent,
+)
+from trinamo.transports.memory.store import MemoryStore
+
+from ..core.host import HostState
+from ..core.world import World
+from ..net.bus import DROP, Message, Verdict
+from ..services import SimulatedEtcd, SimulatedNats, open_simulated_etcd, open_simulated_nats
+from ..services.etcd.server import WRITES
+from ..services.interception import Done
+
+if TYPE_CHECKING:
+    from ..net.network import Network
+
+__all__ = [
+    "BROKER",
+    "STORE",
+    "NetworkServices",
+    "NotedControlPlane",
+    "NotedStore",
+    "Services",
+    "WatchView",
+]
+
+STORE: Final = "store"
+BROKER: Final = "broker"
+
+
+class NotedStore(MemoryStore):
+    """A store that notes what becomes of every lease and of every key under one."""
+
+    def __init__(self, world: World, **bounds: int) -> None:
+        super().__init__(**bounds)
+        self._world = world
+
+    @override
+    def grant_lease(self, ttl_s: float, *, now: float) -> Lease:
+        lease = super().grant_lease(ttl_s, now=now)
+        self._world.note("store.grant", lease=lease.id, ttl_s=lease.ttl_s)
+        return lease
+
+    @override
+    def keep_alive(self, lease_id: int, *, now: float) -> float:
+        remaining_s = super().keep_alive(lease_id, now=now)
+        self._world.note("store.renew", lease=lease_id)
+        return remaining_s
+
+    @override
+    def revoke_lease(self, lease_id: int, *, now: float) -> None:
+        super().revoke_lease(lease_id, now=now)
+        self._world.note("store.revoke", lease=lease_id)
+
+    @override
+    def expire(self, now: float) -> None:
+        before = set(self._leases)
+        super().expire(now)
+        for lease_id in sorted(before - set(self._leases)):
+            self._world.note("store.expire", lease=lease_id)
+
+    @override
+    def restart(self, *, now: float) -> None:
+        self._world.note("store.restart", leases=sorted(self._leases))
+        super().restart(now=now)
+
+    def holders(self) -> dict[str, int]:
+        """The keys now, and the lease of each; what is due and not removed yet included."""
+        return {key: entry.lease_id for key, entry in sorted(self._entries.items())}
+
+    def live_leases(self) -> list[int]:
+        """The leases now, without looking at the clock."""
+        return sorted(self._leases)
+
+    def values(self, prefix: str) -> dict[str, tuple[int, bytes]]:
+        """The entries under `prefix` now: modification revision and value."""
+        return {
+            key: (entry.mod_revision, entry.value)
+            for key, entry in sorted(self._entries.items())
+            if key.startswith(prefix)
+        }
+
+
+class Services(Protocol):
+    """What a cluster asks of its store and broker, whatever carries their messages."""
+
+    @property
+    def store(self) -> NotedStore:
+        """The store's data now."""
+        ...
+
+    def boot(self, name: str) -> None:
+        """Start the process of `STORE` or `BROKER`."""
+        ...
+
+    def is_reachable(self, name: str) -> bool:
+        """Whether the store runs, and messages pass between it and host `name`, both ways."""
+        ...
+
+    def lose_replies(self, name: str, count: int) -> None:
+        """The next `count` writes of host `name` take effect, and it is not told."""
+        ...
+
+    def compact(self) -> None:
+        """Have the store forget its history."""
+        ...
+
+    def open_control(
+        self, name: str, config: Config, env: Env
+    ) -> AbstractAsyncContextManager[ControlPlane]:
+        """The control plane of a process on host `name`."""
+        ...
+
+    def open_events(
+        self, name: str, config: Config, env: Env
+    ) -> AbstractAsyncContextManager[EventPlane]:
+        """The event plane of a process on host `name`."""
+        ...
+
+
+class NetworkServices:
+    """The simulated servers on hosts `store` and `broker`."""
+
+    def __init__(self, world: World, network: Network) -> None:
+        self.world, self.network = world, network
+        self.etcd = SimulatedEtcd(world, name=STORE, new_store=lambda: NotedStore(world))
+        self.nats = SimulatedNats(world, name=BROKER)
+
+    @property
+    def store(self) -> NotedStore:
+        """See `Services`."""
+        store = self.etcd.store
+        assert isinstance(store, NotedStore)
+        return store
+
+    def boot(self, name: str) -> None:
+        """See `Services`. What was on the disk is there again."""
+        if name == STORE:
+            self.etcd.boot()
+        else:
+            self.nats.boot()
+
+    def is_reachable(self, name: str) -> bool:
+        """See `Services`."""
+        there, back = self.network.link(name, STORE), self.network.link(STORE, name)
+        is_up = self.world.host(STORE).state is HostState.UP
+        return is_up and not (there.is_cut or back.is_cut)
+
+    def lose_replies(self, name: str, count: int) -> None:
+        """See `Services`."""
+        left = count
+
+        def rule(message: Message) -> Verdict | None:
+            nonlocal left
+            done = message.payload
+            is_meant = isinstance(done, Done) and done.op in WRITES and message.destination == name
+            if not left or not is_meant:
+                return None
+            left -= 1
+            return DROP
+
+        self.etcd.interceptor.rules.append(rule)
+
+    def compact(self) -> None:
+        """See `Services`."""
+        self.etcd.compact()
+
+    def open_control(
+        self,
+        name: str,  # noqa: ARG002 -- the interface's parameter
+        config: Config,
+        env: Env,
+    ) -> AbstractAsyncContextManager[ControlPlane]:
+        """See `Services`. Opened on the running task's host; waits for nobody."""
+        section = config.control_plane.etcd
+        return open_simulated_etcd(
+            STORE,
+            rng=env.rng,
+            timeout_s=section.request_timeout_s,
+            per_try_timeout_s=section.attempt_timeout_s,
+            silence_s=section.silence_s,
+            # As gRPC: keep-alive only while a call or a watch is open.
+            asks_idly=False,
+        )
+
+    @asynccontextmanager
+    async def open_events(
+        self,
+        name: str,  # noqa: ARG002 -- the interface's parameter
+        config: Config,
+        env: Env,
+    ) -> AsyncIterator[EventPlane]:
+        """See `Services`. A broker that is away is waited for.
+
+        A real process ends then and is started again by whoever supervises it, with the same effect.
+        """
+        section = config.event_plane.nats
+        async with AsyncExitStack() as stack:
+            plane: EventPlane | None = None
+            while plane is None:
+                opening = open_simulated_nats(
+                    BROKER,
+                    rng=env.rng,
+                    buffered_max=section.outgoing_messages_max,
+                    connect_timeout_s=section.connect_timeout_s,
+                    reconnect_pause_max_s=section.reconnect_wait_max_s,
+                    # Asked at half of it; the second unanswered question ends the connection.
+                    silence_s=2 * section.ping_interval_s,
+                    # A real client always asks; it is left out for speed where nobody listens.
+                    asks_idly=False,
+                )
+                try:
+                    plane = await stack.enter_async_context(opening)
+                except ConnectError:
+                    env.note("broker.away")
+            yield plane
+
+
+class NotedControlPlane:
+    """The control plane of one process; what its watches deliver is noted.
+
+    Implements `ControlPlane` by handing every call on.
+    """
+
+    def __init__(self, plane: ControlPlane, env: Env, name: str) -> None:
+        self._plane, self._env, self._name = plane, env, name
+        self._watches = 0
+        self.views: list[WatchView] = []
+        """What each open watch has told its reader so far."""
+
+    async def get(self, key: str) -> Entry | None:
+        """See `ControlPlane.get`."""
+        return await self._plane.get(key)
+
+    async def range(self, prefix: str) -> Snapshot:
+        """See `ControlPlane.range`."""
+        return await self._plane.range(prefix)
+
+    async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
+        """See `ControlPlane.put`."""
+        return await self._plane.put(key, value, lease_id=lease_id)
+
+    async def compare_and_put(
+        self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
+    ) -> PutOutcome:
+        """See `ControlPlane.compare_and_put`."""
+        return await self._plane.compare_and_put(
+            key, value, mod_revision=mod_revision, lease_id=lease_id
+        )
+
+    async def delete(self, key: str) -> bool:
+        """See `ControlPlane.delete`."""
+        return await self._plane.delete(key)
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """See `ControlPlane.delete_prefix`."""
+        return await self._plane.delete_prefix(prefix)
+
+    async def grant_lease(self, ttl_s: float) -> Lease:
+        """See `ControlPlane.grant_lease`."""
+        return await self._plane.grant_lease(ttl_s)
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """See `ControlPlane.keep_alive`."""
+        return await self._plane.keep_alive(lease_id)
+
+    async def revoke_lease(self, lease_id: int) -> None:
+        """See `ControlPlane.revoke_lease`."""
+        await self._plane.revoke_lease(lease_id)
+
+    async def check_health(self) -> str:
+        """See `ControlPlane.check_health`."""
+        return await self._plane.check_health()
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """See `ControlPlane.watch`."""
+        self._watches += 1
+        view = WatchView(f"{self._name}#{self._watches}", prefix)
+        self.views.append(view)
+        try:
+            async with (
+                self._plane.watch(prefix) as events,
+                aclosing(self._noted(view, events)) as noted,
+            ):
+                yield noted
+        finally:
+            self.views.remove(view)
+
+    async def _noted(
+        self, view: WatchView, events: AsyncIterator[WatchEvent]
+    ) -> AsyncGenerator[WatchEvent, None]:
+        async for event in events:
+            view.take(event)
+            self._env.note(
+                "watch.event",
+                watch=view.name,
+                prefix=view.prefix,
+                what=type(event).__name__,
+                revision=revision_of(event),
+            )
+            yield event
+
+
+class WatchView:
+    """What somebody who believed every event of one watch would believe now."""
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self.name, self.prefix = name, prefix
+        self.known: dict[str, tuple[int, bytes]] = {}
+
+    def take(self, event: WatchEvent) -> None:
+        """Apply one event as any reader would."""
+        match event:
+            case Snapshot(_, entries) | Resync(_, entries):
+                self.known = {e.key: (e.mod_revision, e.value) for e in entries}
+            case Put(entry):
+                self.known[entry.key] = (entry.mod_revision, entry.value)
+            case Delete(key, _):
+                self.known.pop(key, None)
+
+
+def revision_of(event: WatchEvent) -> int:
+    """The store revision an event speaks of."""
+    return event.entry.mod_revision if isinstance(event, Put) else event.revision

@@ -1,0 +1,1 @@
+"""The simulator held to the kernel: one scenario on loopback sockets in real time, compared."""

@@ -1,0 +1,397 @@
+"""One deterministic run: virtual time, the hosts in it, its limits, and what ended it.
+
+The clock is the event engine (`clock.py`), the scheduler stands in for trio's dice
+(`scheduler.py`). All decisions come from one `Choices`, everything that happens goes into one
+`Trace`. A process ends by returning, by `stop` (SIGTERM), `kill` (SIGKILL: its kernel says goodbye
+for it) or `power_off` (silence, and what its disk had not synced is lost).
+
+What this module does not do: sockets (`net/network.py`) and fault plans (scenarios call `after`,
+`after_note`, `kill`, `pause` and the network's faults). Two approximations are known: a killed
+host's timers still wake the loop, without effect; and cancellation callbacks of a paused task run
+at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+from typing_extensions import override
+
+from trinamo.runtime.nurseries import single
+
+from ..isolation.guard import Ambient, Loop, armed, closed_world
+from .choices import Choices
+from .clock import WALL_EPOCH_S
+from .disk import Disk
+from .errors import Deadlock, StepLimit, TimeLimit, parted
+from .host import CURRENT, Host, HostState, Incarnation, incarnation_of
+from .machines import Machines
+from .policies import is_interleaved
+from .scheduler import Policy, Scheduler
+from .stacks import TaskLabels, await_stacks, host_of, task_name
+from .strikes import Strikes
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from trio.lowlevel import Task
+
+__all__ = ["WALL_EPOCH_S", "World"]
+
+_END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
+UNWINDING_STEPS_MAX = 200_000
+"""How many steps the cancelled tasks may take after the run before it is given up."""
+
+
+class World(Machines):
+    """A run to be; `run` may be called once.
+
+    `steps_max` bounds task steps, `virtual_s_max` virtual time. `trace_steps` False leaves the
+    steps out of the trace: shorter, and blind to differences that never become visible. With
+    `keep_rows` False the trace holds its digest only. `ambient` says what reading real time or dice
+    does (see `isolation/guard.py`).
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        *,
+        policy: Policy = "batch",
+        steps_max: int = 2_000_000,
+        virtual_s_max: float = 3600.0,
+        ambient: Ambient = "raise",
+        buggify: bool = False,
+        trace_steps: bool = True,
+        keep_rows: bool = True,
+    ) -> None:
+        super().__init__(Trace(keep=keep_rows), is_interleaved=is_interleaved(policy))
+        if choices.world is not None:
+            raise ValueError("these choices belong to another world; make new ones")
+        self.choices = choices
+        choices.world = self
+        self.policy: Policy = policy
+        self.power_was_cut = False
+        """Whether any host was ever without power; spares the wires a look at every one."""
+        self.steps = self._unwinding_steps = 0
+        self.buggify_enabled = buggify
+        self.ended_s = 0.0
+        """When `main` returned or the run failed, in virtual seconds."""
+        self.error: BaseException | None = None
+        self.is_unwinding = False
+        self.missed: list[str] = []
+        """See `untested`."""
+        self.on_start: list[Callable[[], None]] = []
+        """Called inside the run before anything else, such as: install the network."""
+        self.on_end: list[Callable[[Host], None]] = []
+        """Called when a process ends; its host's state says how, and what its kernel does now."""
+        self.on_power: list[Callable[[Host], None]] = []
+        """Called when a host that was without power is booted, before its process starts."""
+        self._steps_max, self._virtual_s_max = steps_max, virtual_s_max
+        self._ambient: Ambient = ambient
+        self._trace_steps = trace_steps
+        self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
+        self._disks: dict[str, Disk] = {}
+        self._graves: list[Task] = []
+        self._strikes = Strikes(self._on_event_error, self.after)
+        self._labels = TaskLabels()
+        self._main_scope = trio.CancelScope()
+        self._loop: Loop | None = None
+        self._nursery: trio.Nursery | None = None
+
+    # --- running -----------------------------------------------------------------------------
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> str:
+        """Run `main` on the driver host until it returns; the digest of the trace.
+
+        Hosts still up then are cancelled, outside the trace. Raises what `main` or a host's main
+        function raised, one error of a group (`runtime/nurseries.py`), or a `SimulationError`, or `Escape`.
+        """
+        if self._loop is not None:
+            raise RuntimeError("a world runs once; make another")
+        with closed_world(
+            self._scheduler,
+            ambient=self._ambient,
+            wall=self.wall,
+            now=self.current_time,
+            rng=self.choices.stream("ambient"),
+            on_escape=self._fail,
+        ):
+            trio.run(self._shell, main, clock=self)
+        if self.error is not None:
+            raise self.error
+        return self.trace.digest
+
+    async def _shell(self, main: Callable[[], Awaitable[None]]) -> None:
+        # Armed round the nursery, so that cancelled hosts clean up under the guard too.
+        with armed(self._fail):
+            async with trio.open_nursery() as self._nursery:
+                try:
+                    with self._main_scope:
+                        for start in self.on_start:
+                            start()
+                        await main()
+                except BaseException as error:  # noqa: BLE001 -- run() raises it
+                    self._fail(error)
+                self._unwind()
+                self._nursery.cancel_scope.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run with `error`, unless it already failed; callable from anywhere inside it."""
+        if self.error is None:
+            self.error = single(error)
+        if not self.is_unwinding and self._loop is not None:
+            self._unwind()
+            self._main_scope.cancel()
+
+    def _unwind(self) -> None:
+        """Let everything run that was held back, so that it can be cancelled; mute the trace."""
+        if self.is_unwinding:
+            return
+        self.ended_s = self._time_s
+        # Draws that changed nothing one can see make another run all the same.
+        self.add_row("drawn", **self.choices.drawn())
+        self.is_unwinding = self._scheduler.is_unwinding = self.trace.is_muted = True
+        for host in self._hosts.values():
+            self._thaw(host)
+        self._running_loop.requeue(self._graves)
+        self._graves = []
+
+    @property
+    def _running_loop(self) -> Loop:
+        if self._loop is None:
+            raise RuntimeError("the world is not running")
+        return self._loop
+
+    def _requeue(self, tasks: list[Task]) -> None:
+        self._running_loop.requeue(tasks)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    @override
+    def start_clock(self) -> None:
+        self._loop = Loop()
+
+    @override
+    def _on_idle(self, target_s: float) -> float | None:
+        loop = self._loop
+        assert loop is not None
+        if loop.has_idle_waiter:
+            return math.inf
+        if target_s == math.inf:
+            if self.is_unwinding:
+                self._unwinding_steps += 1
+                self._check_unwinding()
+            elif not loop.has_pending_callback:
+                self._fail(Deadlock(f"nothing can run, nothing will happen\n{self.waiting()}"))
+            return 0
+        if target_s > self._virtual_s_max and not self.is_unwinding:
+            happening = ", ".join(self.pending_events()) or "no event"
+            self._fail(
+                TimeLimit(f"{self._virtual_s_max} virtual seconds; {happening}\n{self.waiting()}")
+            )
+            return 0
+        return None
+
+    @override
+    def next_happening_s(self) -> float:
+        """When the next event or deadline is due, if it may be before the next step; or infinity."""
+        loop = self._running_loop
+        if loop.has_idle_waiter:
+            return math.inf
+        next_s = self.next_s(loop.next_deadline)
+        return next_s if next_s <= self._virtual_s_max else math.inf
+
+    @override
+    def _on_event_error(self, error: BaseException) -> None:
+        # Faults planned for later still strike while the run is unwound, and may not find their host.
+        if not self.is_unwinding:
+            self._fail(error)
+
+    def after_note(
+        self,
+        kind: str,
+        nth: int,
+        call: Callable[..., object],
+        *args: Any,
+        delay_s: float = 0.0,
+        name: str = "a fault",
+    ) -> None:
+        """Call `call(*args)` at the `nth` note of `kind` (from 1) that is made from now on.
+
+        It comes when the step ends that made the note, or `delay_s` later. Faults tied to notes
+        survive changes of timing better than those tied to times. `untested` calls it `name`.
+        """
+        self._strikes.add(name, kind, nth, partial(call, *args), delay_s)
+
+    @override
+    def _after_event(self) -> None:
+        self._strikes.strike()
+
+    @property
+    def untested(self) -> list[str]:
+        """What a scenario is about and did not come to pass in this run, in sentences.
+
+        Chance may keep it from a run; what no run of a swarm shows was not tested at all. Calls of
+        `after_note` whose note never came are among it; scenarios add to `missed`.
+        """
+        return [*self._strikes.missed(), *self.missed]
+
+    # --- what happened -------------------------------------------------------------------------
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Add a fact the simulated code (or the scenario) reports, and set off what waits for it."""
+        if self.is_unwinding:
+            return
+        self.add_row(kind, **fields)
+        self._strikes.count(kind)
+
+    def _on_batch(self, order: list[Task]) -> None:
+        if self.is_unwinding:
+            self._unwinding_steps += len(order)
+            self._check_unwinding()
+            return
+        self.steps += len(order)
+        if self.steps > self._steps_max:
+            runnable = ", ".join(f"{host_of(task)} {task_name(task)}" for task in order)
+            self._fail(
+                StepLimit(f"{self._steps_max} task steps; runnable: {runnable}\n{self.waiting()}")
+            )
+        if self._trace_steps and order:
+            add, now_s, label_of = self.trace.add_plain, self._time_s, self._labels.of
+            for task in order:
+                host, fields = label_of(task)
+                add(now_s, host, "step", fields)
+
+    def _check_unwinding(self) -> None:
+        if self._unwinding_steps > UNWINDING_STEPS_MAX:
+            raise StepLimit(f"cancelled tasks do not end\n{self.waiting()}")
+
+    def waiting(self) -> str:
+        """One line for each live task: its host, its name, its await stack, innermost first."""
+        return await_stacks(self._running_loop.tasks())
+
+    # --- hosts ---------------------------------------------------------------------------------
+
+    def disk(self, name: str) -> Disk:
+        """The disk of host `name`; it outlives the host's processes."""
+        if name not in self._disks:
+            self._disks[name] = Disk(self, name)
+        return self._disks[name]
+
+    def boot(
+        self,
+        name: str,
+        main: Callable[..., Awaitable[object]],
+        *args: Any,
+        keep_disk: bool = True,
+    ) -> Host:
+        """Start a process on host `name`; an exception that leaves `main` fails the run.
+
+        Power comes back if it was off. Without `keep_disk` the host gets an empty disk first.
+        """
+        host = self.host(name)
+        if host.state in (HostState.UP, HostState.PAUSED):
+            raise ValueError(f"{host} is running")
+        if self._nursery is None:
+            raise RuntimeError("the world is not running")
+        self._graves += host.frozen
+        host.frozen = []
+        host.generation += 1
+        was_off = host.state is HostState.OFF
+        host.state = HostState.UP
+        if not keep_disk:
+            self._disks.pop(name, None)
+        host.scope, host.ended = trio.CancelScope(), trio.Event()
+        self.add_row("boot", host=name, generation=host.generation)
+        if was_off:
+            for call in self.on_power:
+                call(host)
+        token = CURRENT.set(Incarnation(host))
+        try:
+            self._nursery.start_soon(self._host_main, host, main, args, name=f"{name}:main")
+        finally:
+            CURRENT.reset(token)
+        return host
+
+    async def _host_main(
+        self, host: Host, main: Callable[..., Awaitable[object]], args: tuple[Any, ...]
+    ) -> None:
+        incarnation = CURRENT.get()
+        assert incarnation is not None
+        try:
+            with host.scope:
+                await main(*args)
+        except BaseException as error:  # noqa: BLE001 -- run() raises it
+            failure, rest = parted(error)
+            # What a zombie raises, unwound after the run, is nobody's fault.
+            if failure is not None and not incarnation.is_buried:
+                self._fail(failure)
+            if rest is not None:  # Cancelled, maybe together with a failure.
+                raise rest from None
+        if not incarnation.is_buried:
+            self._end(host, HostState.DOWN)
+
+    def _end(self, host: Host, state: HostState) -> None:
+        host.state = state
+        self.add_row(_END_ROWS[state], host=host.name, generation=host.generation)
+        self._scheduler.hold_back()
+        host.ended.set()
+        for call in self.on_end:
+            call(host)
+
+    def stop(self, name: str) -> None:
+        """Cancel the host's main function, as a handled SIGTERM would; its cleanup runs."""
+        self.add_row("stop", host=name)
+        self.host(name).scope.cancel()
+
+    def kill(self, name: str) -> None:
+        """End it as SIGKILL does: no more step of its tasks, no cleanup; its kernel closes its sockets."""
+        host = self.host(name)
+        if host.state in (HostState.UP, HostState.PAUSED):
+            self._end(host, HostState.DEAD)
+
+    def power_off(self, name: str) -> None:
+        """End it as a power cut does: no cleanup, its kernel is silent, unsynced data is lost.
+
+        Peers hear nothing at all until `boot` brings the power back. A host without a process may
+        lose its power too.
+        """
+        host = self.host(name)
+        if host.state is not HostState.OFF:
+            self.power_was_cut = True
+            self._end(host, HostState.OFF)
+            if name in self._disks:
+                self._disks[name].lose_power()
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: none of its tasks takes a step until `resume`; its kernel goes on."""
+        host = self.host(name)
+        if host.state is HostState.UP:
+            host.state = HostState.PAUSED
+            self.add_row("pause", host=name)
+            self._scheduler.hold_back()
+
+    def resume(self, name: str) -> None:
+        """SIGCONT after `pause`; nothing happens to a host that is not paused."""
+        host = self.host(name)
+        if host.state is HostState.PAUSED:
+            host.state = HostState.UP
+            self.add_row("resume", host=name)
+            self._thaw(host)
+
+    def _thaw(self, host: Host) -> None:
+        tasks, host.frozen = host.frozen, []
+        self._running_loop.requeue(tasks)
+
+    def task_count(self, name: str) -> int:
+        """How many live tasks the host's present incarnation has; its main function is one."""
+        host = self.host(name)
+        count = 0
+        for task in self._running_loop.tasks():
+            incarnation = incarnation_of(task)
+            if incarnation is not None and incarnation.host is host:
+                count += incarnation.generation == host.generation
+        return count

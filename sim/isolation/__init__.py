@@ -1,0 +1,1 @@
+"""What a run may not touch, and what it sees instead."""

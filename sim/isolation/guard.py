@@ -1,0 +1,297 @@
+"""Keeps a run closed: whatever would make two runs of one seed differ is replaced or refused.
+
+Our own code that reads time or dice gets an `Escape` that names the call; libraries get virtual ones
+(`ambient.py`). Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. The
+collector of cyclic garbage is off, because when it comes depends on what went before.
+
+This is the only file that touches trio's private names. `check_trio` proves that they are where
+they should be, and do what they should, before anything relies on them.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import math
+import random
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import trio
+from trio._core import _run as trio_run
+from trio._core._run import GLOBAL_RUN_CONTEXT
+from typing_extensions import override
+
+from ..core.errors import Escape, UnsupportedTrio
+from .ambient import Ambient, Patch, stand_ins, unbind
+
+if TYPE_CHECKING:
+    from trio.lowlevel import Task
+
+    from ..core.scheduler import Scheduler
+
+__all__ = ["Ambient", "Loop", "armed", "check_trio", "closed_world", "task_number"]
+
+_REFUSED_EVENTS = (
+    "socket.",
+    "_thread.start_new_thread",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+)
+_trap: Callable[[str], None] | None = None
+"""What the audit hook calls with a refused event; None outside runs."""
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    # Numeric look-ups are made by trio itself and reach no network; others are refused by the
+    # stand-in for socket.getaddrinfo.
+    if _trap is not None and event.startswith(_REFUSED_EVENTS) and event != "socket.getaddrinfo":
+        _trap(f"{event} {args!r:.100}")
+
+
+@cache
+def _install_audit_hook() -> None:
+    # An audit hook can never be removed, so there is one for all runs, and a switch.
+    sys.addaudithook(_audit)
+
+
+@contextmanager
+def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
+    """Refuse real sockets, threads and processes inside; entered once trio's loop has its own."""
+    global _trap
+
+    def trap(what: str) -> None:
+        escape = Escape(f"the simulated code reached for the real world: {what}{_call_site()}")
+        on_escape(escape)
+        raise escape
+
+    _install_audit_hook()
+    _trap = trap
+    try:
+        yield
+    finally:
+        _trap = None
+
+
+@contextmanager
+def closed_world(
+    scheduler: Scheduler,
+    *,
+    ambient: Ambient,
+    wall: Callable[[], float],
+    now: Callable[[], float],
+    rng: random.Random,
+    on_escape: Callable[[Escape], None],
+) -> Iterator[None]:
+    """Put the stand-ins in place for one run, and everything back as it was afterwards."""
+    check_trio()
+
+    def refuse(what: str) -> Callable[..., Any]:
+        def refused(*_args: Any, **_keywords: Any) -> Any:
+            escape = Escape(f"the simulated code called {what}{_call_site()}")
+            on_escape(escape)
+            raise escape
+
+        return refused
+
+    patches: list[Patch] = [
+        (trio_run, "_r", scheduler),
+        (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        (threading.Thread, "start", refuse("threading.Thread.start")),
+        (_thread, "start_new_thread", refuse("_thread.start_new_thread")),
+        (trio.to_thread, "run_sync", refuse("trio.to_thread.run_sync")),
+        (trio.lowlevel, "start_thread_soon", refuse("trio.lowlevel.start_thread_soon")),
+        (trio, "run_process", refuse("trio.run_process")),
+        (trio.lowlevel, "open_process", refuse("trio.lowlevel.open_process")),
+        (time, "sleep", refuse("time.sleep")),
+        (uuid, "uuid1", refuse("uuid.uuid1")),
+        (socket, "getaddrinfo", _numeric_only(refuse("socket.getaddrinfo for a name"))),
+    ]
+    dice_before = random.getstate()
+    collected = gc.isenabled()
+    # When a collection comes depends on what the process did before, and it runs finalisers.
+    gc.disable()
+    patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
+    random.seed(rng.getrandbits(64))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, stand_in in patches:
+        setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        for owner, name, real in reversed(before):
+            setattr(owner, name, real)
+        unbind(
+            {
+                id(stand_in): real
+                for (_, _, stand_in), (_, _, real) in zip(patches, before, strict=True)
+            }
+        )
+        random.setstate(dice_before)
+        if collected:
+            gc.enable()
+
+
+def _call_site() -> str:
+    """Where the simulated code was, in words: the innermost frames outside this folder."""
+    frames = [
+        f"{frame.filename}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_stack(sys._getframe(2), limit=12)  # noqa: SLF001
+        if not frame.filename.endswith(("sim/isolation/guard.py", "sim/isolation/ambient.py"))
+    ]
+    return "".join(f"\n  {line}" for line in reversed(frames[-4:]))
+
+
+def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *args: int, **keywords: int) -> Any:
+        flags = keywords.get("flags", args[3] if len(args) > 3 else 0)
+        if host is None or flags & socket.AI_NUMERICHOST:
+            return real(host, port, *args, **keywords)
+        return refused()
+
+    return getaddrinfo
+
+
+# --- trio's private parts -----------------------------------------------------------------------
+
+
+def task_number(task: Task) -> int:
+    """The place of `task` in the order of creation, counted over all runs of the process."""
+    return task._counter  # noqa: SLF001 -- checked by check_trio
+
+
+class Loop:
+    """The running trio loop, as far as the world must look into it."""
+
+    def __init__(self) -> None:
+        self._runner = GLOBAL_RUN_CONTEXT.runner
+
+    @property
+    def has_idle_waiter(self) -> bool:
+        """Whether a task sits in `trio.testing.wait_all_tasks_blocked`."""
+        return bool(self._runner.waiting_for_idle)
+
+    @property
+    def has_pending_callback(self) -> bool:
+        """Whether `run_sync_soon` was called and its callback has not run."""
+        return self._runner.entry_queue.size() > 0
+
+    @property
+    def next_deadline(self) -> float:
+        """Trio's next deadline, in seconds of its clock; infinite if there is none."""
+        return self._runner.deadlines.next_deadline()
+
+    def requeue(self, tasks: list[Task]) -> None:
+        """Put back runnable tasks that the scheduler had taken out."""
+        self._runner.runq.extend(tasks)
+
+    def tasks(self) -> list[Task]:
+        """All live tasks, oldest first."""
+        return sorted(self._runner.tasks, key=task_number)
+
+
+class _Probe(trio.abc.Clock):
+    """Clock and dice of a tiny run that records how trio uses them."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.asked: list[float] = []
+        self.batches: list[list[int]] = []
+        self.order: list[int] = []
+        self.has_put_back = False
+
+    @override
+    def start_clock(self) -> None:
+        pass
+
+    @override
+    def current_time(self) -> float:
+        return self.time_s
+
+    @override
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        if deadline != math.inf:
+            self.asked.append(deadline)
+            self.time_s = deadline
+        return 0
+
+    def shuffle(self, batch: list[Task]) -> None:
+        self.batches.append([task_number(task) for task in batch])
+        if len(batch) >= 4 and not self.has_put_back:
+            self.has_put_back = True
+            Loop().requeue([batch.pop()])
+        batch.reverse()
+
+    def random(self) -> float:
+        raise _moved("batches are not shuffled in deterministic mode")
+
+    async def main(self) -> None:
+        async def child(number: int) -> None:
+            self.order.append(number)
+
+        await trio.sleep(5)
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(child, number)
+        loop = Loop()
+        assert not loop.has_idle_waiter
+        assert not loop.has_pending_callback
+        assert loop.next_deadline == math.inf
+        with trio.move_on_after(7):
+            assert loop.next_deadline == self.time_s + 7
+            await trio.lowlevel.checkpoint()
+        assert trio.lowlevel.current_task() in loop.tasks()
+        loop.requeue([])
+
+    def findings(self) -> Iterator[str]:
+        if self.asked != [5.0]:
+            yield "the clock is not asked exactly once when nothing can run"
+        if not any(len(batch) >= 4 for batch in self.batches):
+            yield "batches are not shuffled as a whole"
+        if any(batch != sorted(batch) for batch in self.batches):
+            yield "batches are not sorted by creation before they are shuffled"
+        if self.has_put_back and 3 not in self.order:
+            yield "a task put back while a batch is shuffled does not run with the next one"
+        if self.order != [0, 1, 2, 3]:
+            yield "a batch is not worked through from its end after it was shuffled"
+
+
+@cache
+def check_trio() -> None:
+    """Prove that trio still has, and uses, what the simulator stands in for.
+
+    Raises `UnsupportedTrio` naming the release and what moved. Runs once per process.
+    """
+    for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
+        if not hasattr(trio_run, name):
+            raise _moved(f"trio._core._run.{name} is gone")
+    probe = _Probe()
+    with (
+        patch.object(trio_run, "_r", probe),
+        patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
+    ):
+        try:
+            trio.run(probe.main, clock=probe)
+        except (AttributeError, AssertionError, trio.TrioInternalError) as error:
+            raise _moved(f"{error!r}, caused by {error.__cause__!r}") from error
+    for finding in probe.findings():
+        raise _moved(finding)
+
+
+def _moved(what: str) -> UnsupportedTrio:
+    return UnsupportedTrio(f"trio {trio.__version__}: {what}")

@@ -1,0 +1,339 @@
+"""Mistakes of other systems, and possible ones of ours, to be put back into a run on purpose.
+
+A simulator that finds nothing may be blind. So each scenario has twins: the same play with one of
+these mistakes planted (`planting.py`), which some seed must show. Those of the control and event planes are in
+`plane_bugs.py`, those of transfers in `transfer_bugs.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import trio
+
+from trinamo.runtime.caller import client, liveness as silence
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.liveness import SilenceWatch
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.http.server import server
+from trinamo.runtime.http.streaming import AnswerWriter
+from trinamo.runtime.protocol.streams.codec import FrameDecoder
+from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
+from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.response_stream import WorkerState
+from trinamo.runtime.protocol.streams.silence import Inquiry, Reply
+from trinamo.transports.tcp import accepting, sockets
+from trinamo.transports.tcp.streams import server as stream_server
+from trinamo.transports.tcp.streams.channel import Channel
+from trinamo.transports.tcp.streams.client import TcpResponseSender, _Conversation
+from trinamo.transports.tcp.streams.response_connection import ResponseRegistration
+from trinamo.transports.tcp.streams.server import TcpStreamServer
+
+from . import plane_bugs, transfer_bugs
+from .planting import BUGS, Patch, bug, planted
+
+__all__ = ["BUGS", "plane_bugs", "planted", "transfer_bugs"]
+
+# --- the response stream --------------------------------------------------------------------------
+
+
+@bug
+def eof_is_complete() -> list[Patch]:
+    """A connection that ends without an end mark passes for a complete answer."""
+
+    def disconnected(self: Any, why: str) -> None:  # noqa: ARG001 -- the method's parameter
+        self.channel.complete()
+
+    return [(ResponseRegistration, "_disconnected", disconnected)]
+
+
+@bug
+def eof_ignored() -> list[Patch]:
+    """The worker takes the caller's FIN or RST for nothing, and works on."""
+    return [(_Conversation, "_closed", lambda _: None)]
+
+
+@bug
+def error_becomes_sentinel() -> list[Patch]:
+    """A handler's failure is told as the end of its answer."""
+
+    def fail(self: Any, error: object) -> None:  # noqa: ARG001 -- the method's parameter
+        if self._machine.states[Role.WORKER] is WorkerState.OPENING:
+            self.open()
+        self.finish()
+
+    return [(TcpResponseSender, "fail", fail)]
+
+
+@bug
+def close_drops_the_queue() -> list[Patch]:
+    """Closing a stream does not wait for what is queued."""
+
+    async def hang_up(self: Any) -> None:
+        self._outbox.discard()
+        await self._sent.wait()
+
+    return [(_Conversation, "hang_up", hang_up)]
+
+
+@bug
+def stop_unheard() -> list[Patch]:
+    """The worker reads Stop and does nothing."""
+    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+
+    def deaf(self: Any, event: object) -> None:
+        if not isinstance(event, Stop):
+            take(self, event)
+
+    return [(_Conversation, "_take", deaf)]
+
+
+@bug
+def kill_unheard() -> list[Patch]:
+    """The worker reads Kill, and the end of the connection, and does nothing."""
+    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+
+    def deaf(self: Any, event: object) -> None:
+        if not isinstance(event, Kill):
+            take(self, event)
+
+    return [(_Conversation, "_take", deaf), (_Conversation, "_closed", lambda _: None)]
+
+
+@bug
+def stop_downgrades_kill() -> list[Patch]:
+    """`stop()` sets the state without looking, so that a killed context is only stopped."""
+
+    def stop(self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
+        for child in tuple(self._children):
+            child.stop(reason)
+        self.stop_reason = reason
+        self._advance(State.STOPPED)
+
+    return [(Context, "stop", stop)]
+
+
+@bug
+def drop_leaves_the_stream() -> list[Patch]:
+    """A consumer that leaves its iterator forgets the subject and tells nobody."""
+
+    def close(self: Any) -> None:
+        self._server.forget(self.connection.subject)
+        self._context.off_change(self._on_context)
+
+    return [(ResponseRegistration, "close", close)]
+
+
+@bug
+def kill_delivers_the_queue() -> list[Patch]:
+    """What was queued when the caller said Kill is still handed out."""
+    return [(Channel, "abandon", Channel.fail)]
+
+
+@bug
+def reader_has_no_bound() -> list[Patch]:
+    """The caller's reader goes on reading for a consumer that does not."""
+
+    async def wait_room(self: Any) -> None:
+        pass
+
+    return [(Channel, "wait_room", wait_room)]
+
+
+@bug
+def items_out_of_order() -> list[Patch]:
+    """A batch that arrives in one read is queued in the wrong order."""
+    extend = Channel.extend
+
+    def reversed_extend(self: Any, items: list[bytes]) -> None:
+        extend(self, items[::-1])
+
+    return [(Channel, "extend", reversed_extend)]
+
+
+# --- connections ------------------------------------------------------------------------------------
+
+
+@bug
+def no_keep_alive() -> list[Patch]:
+    """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
+
+    def untuned(stream: object, options: object) -> None:
+        pass
+
+    return [(module, "tune", untuned) for module in (sockets, accepting)]
+
+
+@bug
+def http_without_keep_alive() -> list[Patch]:
+    """The frontend does not set its clients' sockets up to notice a silent peer."""
+
+    def untuned(socket: object, **_bounds: float) -> None:
+        pass
+
+    return [(server, "configure_socket", untuned)]
+
+
+@bug
+def refusal_unsaid() -> list[Patch]:
+    """Whoever calls home wrongly is cut off without a word."""
+
+    async def refuse(self: Any, _stream: object, refusal: object) -> None:
+        self._count_refusal(str(refusal))
+
+    return [(TcpStreamServer, "_refuse", refuse)]
+
+
+@bug
+def subject_taken_twice() -> list[Patch]:
+    """A second connection for a subject replaces the first."""
+    take = TcpStreamServer._take  # noqa: SLF001 -- what is replaced
+
+    def careless(self: Any, handshake: Any) -> Any:
+        registration = self._registrations.get(handshake.subject)
+        if registration is None:
+            return take(self, handshake)
+        return registration
+
+    return [(TcpStreamServer, "_take", careless)]
+
+
+@bug
+def proof_unchecked() -> list[Patch]:
+    """Who knows a subject is taken for the worker, with whatever proof."""
+    return [(stream_server, "compare_digest", lambda *_: True)]
+
+
+@bug
+def strangers_are_told() -> list[Patch]:
+    """Who is no member hears why."""
+    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
+
+    async def talkative(self: Any, stream: Any) -> Any:
+        try:
+            return await greet(self, stream)
+        except RemoteProtocolError as error:
+            await stream.send_all(encode_control(Refused("bad_handshake", error.message)))
+            raise
+
+    return [(TcpStreamServer, "_greet", talkative)]
+
+
+@bug
+def no_handshake_timeout() -> list[Patch]:
+    """Whoever connects and says nothing may stay."""
+    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
+
+    async def patient(self: Any, stream: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            return await greet(self, stream)
+
+    return [(TcpStreamServer, "_greet", patient)]
+
+
+@bug
+def frames_without_bound() -> list[Patch]:
+    """The decoder believes any length and waits for the rest."""
+    start = FrameDecoder.__init__
+
+    def unbounded(self: Any, **_: int) -> None:
+        start(self, header_bytes_max=1 << 40, data_bytes_max=1 << 40)
+
+    return [(FrameDecoder, "__init__", unbounded)]
+
+
+@bug
+def accept_gives_up() -> list[Patch]:
+    """A failing accept ends the listener, and the process with it."""
+    return [(accepting, "_EXHAUSTED", set())]
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+@bug
+def nack_is_success() -> list[Patch]:
+    """Any answer to an envelope passes for its acceptance, and the call home is waited for."""
+    return [(client, "raise_for_nack", lambda _: None), *waits_are_unwatched()]
+
+
+@bug
+def waits_are_unwatched() -> list[Patch]:
+    """While a caller waits for a worker it looks neither at discovery nor at the clock."""
+    start, announce = Client.__init__, Router._announce  # noqa: SLF001 -- what is replaced
+
+    def patient(self: Any, *args: Any, **options: Any) -> None:
+        start(self, *args, **{**options, "call_home_timeout_s": math.inf})
+
+    def silent(self: Any, change: Any) -> None:
+        for instance in change.left:
+            for flight in self._flights.of(instance.id):
+                flight.on_gone = None
+        announce(self, change)
+
+    return [(Client, "__init__", patient), (Router, "_announce", silent)]
+
+
+@bug
+def silence_unheard() -> list[Patch]:
+    """From its first item on a stream trusts its connection alone, which a stopped process keeps."""
+
+    async def deaf(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+
+    # Either would end it: it is deleted, and it does not answer.
+    return [(SilenceWatch, "_keep_vigil", deaf), *silent_unasked()]
+
+
+@bug
+def silent_unasked() -> list[Patch]:
+    """As long as discovery names a worker, or cannot be asked, its silence is waited out."""
+
+    async def incurious(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+
+    return [(SilenceWatch, "_question", incurious)]
+
+
+@bug
+def silence_is_death() -> list[Patch]:
+    """A silent request is given up whatever its worker answers."""
+    take = Inquiry.take
+
+    def hasty(self: Any, reply: Reply, asked_at: float, now: float) -> Any:  # noqa: ARG001 -- the method's parameter
+        return take(self, Reply.REPLACED, asked_at, now)
+
+    return [(Inquiry, "take", hasty)]
+
+
+@bug
+def answers_unheard() -> list[Patch]:
+    """Workers are asked, and what they answer is not heard."""
+
+    async def ask(*_: object) -> Reply:
+        await trio.lowlevel.checkpoint()
+        return Reply.NOTHING
+
+    return [(silence, "question", ask)]
+
+
+@bug
+def disconnect_unseen() -> list[Patch]:
+    """Nobody waits for the HTTP client to leave while its answer is made."""
+
+    async def blind(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.sleep_forever()
+
+    return [(AnswerWriter, "_watch_client", blind)]
+
+
+# --- the small queue ---------------------------------------------------------------------------------
+
+
+@bug
+def stale_ack() -> list[Patch]:
+    """The queue takes an acknowledgement under a token that is no longer lent (see the scenario)."""
+    return []

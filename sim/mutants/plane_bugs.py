@@ -1,0 +1,213 @@
+"""Mistakes in leases, watches and events: what outages of the servers bring out; see `bugs.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from trinamo.runtime.caller import router
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
+from trinamo.runtime.planes import Snapshot
+from trinamo.runtime.protocol.discovery.instances import InstanceChange, LiveSet
+from trinamo.runtime.protocol.discovery.lease import LeaseTimer
+from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
+from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.worker.registration import Registrar
+from trinamo.transports.memory.store import MemoryStore
+
+from ..cluster.services import NotedStore
+from ..services import SimulatedControlPlane, SimulatedEventPlane
+from ..services.connector import Connector
+from .planting import Patch, bug
+
+__all__: list[str] = []
+
+
+# --- leases and watches -------------------------------------------------------------------------------
+
+
+@bug
+def lease_loss_exits() -> list[Patch]:
+    """A lost lease ends the process."""
+    hold = Registrar._hold  # noqa: SLF001 -- what is replaced
+
+    async def exiting(self: Any, timer: Any) -> None:
+        try:
+            await hold(self, timer)
+        except LeaseLostError as error:
+            raise RuntimeError("the primary lease is lost: shutting down") from error
+
+    return [(Registrar, "_hold", exiting)]
+
+
+@bug
+def lease_loss_unnoticed() -> list[Patch]:
+    """A renewal or a write that the store refuses is tried again for ever."""
+    renew, put = Registrar._renew, Registrar._put  # noqa: SLF001 -- what is replaced
+
+    async def hopeful(self: Any, timer: Any) -> float:
+        try:
+            return await renew(self, timer)
+        except LeaseLostError:
+            return trio.current_time() + 1.0
+
+    async def stubborn(self: Any, key: Any) -> None:
+        try:
+            await put(self, key)
+        except LeaseLostError as error:
+            raise ControlPlaneError(error.message) from error
+
+    return [(Registrar, "_renew", hopeful), (Registrar, "_put", stubborn)]
+
+
+@bug
+def leases_outlive_their_time() -> list[Patch]:
+    """The store ends leases long after it said it would."""
+    keep_alive = MemoryStore.keep_alive
+
+    def generous(self: MemoryStore, lease_id: int, *, now: float) -> float:
+        left_s = keep_alive(self, lease_id, now=now)
+        self._leases[lease_id].deadline += 1000.0
+        return left_s
+
+    return [(MemoryStore, "keep_alive", generous)]
+
+
+@bug
+def leases_end_twice() -> list[Patch]:
+    """The store says of a lease that was revoked that its time is over."""
+    revoke = NotedStore.revoke_lease
+
+    def forgetful(self: Any, lease_id: int, *, now: float) -> None:
+        revoke(self, lease_id, now=now)
+        self._world.note("store.expire", lease=lease_id)
+
+    return [(NotedStore, "revoke_lease", forgetful)]
+
+
+@bug
+def renewal_at_a_fixed_period() -> list[Patch]:
+    """Renewals come every TTL/2, also after one that failed."""
+
+    def fixed(self: Any, now: float) -> float:  # noqa: ARG001 -- the method's parameter
+        return float(self.ttl_s / 2)
+
+    return [(LeaseTimer, "wait_s", fixed), (LeaseTimer, "retry_s", fixed)]
+
+
+@bug
+def herd_without_jitter() -> list[Patch]:
+    """Everyone who lost the store at one moment comes back at one moment."""
+    return [
+        (owner, "_jitter", lambda _, seconds: seconds)
+        # Either would do to keep a herd apart: one dials, the other asks.
+        for owner in (Registrar, Connector)
+    ]
+
+
+@bug
+def list_then_watch_from_now() -> list[Patch]:
+    """A watch begins at the present, some time after its snapshot was read."""
+    read = SimulatedControlPlane.range
+
+    async def late(self: Any, prefix: str) -> Snapshot:
+        found = await read(self, prefix)
+        await trio.sleep(0.05)
+        now = await read(self, prefix)
+        return Snapshot(now.revision, found.entries)
+
+    return [(SimulatedControlPlane, "range", late)]
+
+
+@bug
+def resync_without_deletes() -> list[Patch]:
+    """After a gap only what is new is taken; what vanished meanwhile stays."""
+
+    def merge(self: Any, entries: Any) -> InstanceChange:
+        joined: list[Any] = []
+        for key, value in entries:
+            joined += self.put(key, value).joined
+        return InstanceChange(tuple(joined), (), ())
+
+    return [(LiveSet, "replace", merge)]
+
+
+@bug
+def silence_is_health() -> list[Patch]:
+    """A connection that says nothing is trusted for ever, as long as no FIN comes."""
+
+    async def trusting(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
+        await trio.sleep_forever()
+
+    return [
+        (Connector, "_listen_for_silence", trusting),
+        (Connector, "doubt", lambda *_: None),
+    ]
+
+
+@bug
+def deleted_is_gone() -> list[Patch]:
+    """What discovery deletes is dropped in that moment, however well its connection stands."""
+    return [(router, "LiveSet", lambda **_: LiveSet())]
+
+
+@bug
+def cards_gone_at_once() -> list[Patch]:
+    """A model is gone with its last card, though its workers are there."""
+    return [(Router, "patience_s", lambda *_: 0.0)]
+
+
+@bug
+def lingering_unasked() -> list[Patch]:
+    """A connection that stands is enough to be kept; nobody asks whether the process answers."""
+
+    async def trusting(self: Any, *_: object) -> bool:  # noqa: ARG001 -- the method's parameter
+        await trio.lowlevel.checkpoint()
+        return True
+
+    return [(Router, "_answers", trusting)]
+
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+@bug
+def gaps_unseen() -> list[Patch]:
+    """A follower applies what comes, whatever its number, and believes every heartbeat."""
+    receive = SequencedView.receive
+
+    def blind(self: Any, event: SequencedEvent) -> Step:
+        is_known = event.incarnation == self.incarnation and not self.needs_snapshot
+        if is_known and event.sequence > self.sequence:
+            self.sequence = event.sequence - (event.body is not None)
+        return receive(self, event)
+
+    return [(SequencedView, "receive", blind)]
+
+
+@bug
+def snapshot_adds_only() -> list[Patch]:
+    """A snapshot adds to what was known; what is gone meanwhile stays."""
+    replace = BlockTable.replace
+
+    def add(self: Any, bodies: Any) -> None:
+        before = dict(self.parents)
+        replace(self, bodies)
+        self._parents = before | self._parents
+
+    return [(BlockTable, "replace", add), (BlockTable, "clear", lambda _: None)]
+
+
+@bug
+def subscriptions_forgotten() -> list[Patch]:
+    """After a reconnect only the inbox is subscribed again."""
+    opened = SimulatedEventPlane.opened
+
+    def forgetful(self: Any, peer: Any) -> None:
+        interests, self._interests = self._interests, {}
+        opened(self, peer)
+        self._interests = interests
+
+    return [(SimulatedEventPlane, "opened", forgetful)]

@@ -1,0 +1,188 @@
+"""Mistakes in the life of KV blocks and of what moves them; see `bugs.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from trinamo.runtime.errors import DisconnectedError
+from trinamo.runtime.kv import BlockLeases, NixlMetadata, NixlMetadataStore, TransferRouter
+from trinamo.runtime.kv.transfer import grants, leases as transfers
+from trinamo.runtime.kv.transfer.engine import EngineTransfers
+from trinamo.runtime.kv.transfer.grants import Grant, Inquiries
+from trinamo.runtime.kv.transfer.tickets import Tickets
+from trinamo.runtime.protocol.transfer.access import AccessTable
+from trinamo.runtime.protocol.transfer.settlement import Sign, Standing, standing_of
+
+from ..services.memory.transfer import SimulatedTransfer
+from .planting import Patch, bug
+
+__all__: list[str] = []
+
+
+@bug
+def transfers_hold_no_lease() -> list[Patch]:
+    """Blocks of a transfer belong to whoever asked for it, and are free once that has given up."""
+    return [(BlockLeases, "start", lambda _, start, *__: start())]
+
+
+@bug
+def withdrawal_frees_at_once() -> list[Patch]:
+    """Blocks granted to a peer are used again as soon as we want no more, whatever it does."""
+
+    def withdraw(self: Any) -> None:
+        self._settled.set()
+        self._end()
+
+    return [(Grant, "withdraw", withdraw)]
+
+
+@bug
+def resumed_behind_the_confirmed() -> list[Patch]:
+    """What was sent passes for confirmed, and the next backend goes on behind it."""
+    return [(SimulatedTransfer, "confirmed_count", property(lambda self: self._next))]
+
+
+@bug
+def fallback_before_settled() -> list[Patch]:
+    """The next backend moves the blocks while the last one may still write them."""
+
+    async def hurry(_: Any, transfer: Any, *_rest: Any) -> None:
+        transfer.abort()
+        await trio.lowlevel.checkpoint()
+
+    return [(TransferRouter, "_settle", hurry)]
+
+
+@bug
+def lost_peer_is_done() -> list[Patch]:
+    """A transfer whose peer is gone passes for done."""
+    attempt = TransferRouter._attempt  # noqa: SLF001 -- what is replaced
+
+    async def hopeful(self: Any, *args: Any) -> Any:
+        try:
+            return await attempt(self, *args)
+        except DisconnectedError:
+            return None
+
+    return [(TransferRouter, "_attempt", hopeful)]
+
+
+# --- engines that find each other -------------------------------------------------------------------
+
+
+@bug
+def missing_is_gone() -> list[Patch]:
+    """A peer that the store does not name any more is forgotten, however well it answers."""
+
+    async def silent(self: Any, agent_name: str) -> bool:  # noqa: ARG001 -- the method's parameters
+        await trio.lowlevel.checkpoint()
+        return False
+
+    return [(EngineTransfers, "_answers", silent)]
+
+
+@bug
+def unregistered_is_nobody() -> list[Patch]:
+    """A peer that is not in the store in the moment when it is looked for cannot be found."""
+
+    async def hasty(self: Any, engine_id: str, **_: Any) -> NixlMetadata:
+        found: NixlMetadata = await self.get(engine_id)
+        return found
+
+    return [(NixlMetadataStore, "find", hasty)]
+
+
+@bug
+def metadata_kept() -> list[Patch]:
+    """What was once read of an engine is believed for ever."""
+    return [
+        (NixlMetadataStore, "drop", lambda *_: None),
+        (NixlMetadataStore, "_learn", lambda *_: []),
+    ]
+
+
+@bug
+def tickets_unchecked() -> list[Patch]:
+    """Memory is open to whoever knows where it is."""
+    admit, is_open_to = AccessTable.admit, AccessTable.is_open_to
+
+    def without_tickets(method: Any) -> Any:
+        def careless(self: Any, *args: Any, **options: Any) -> Any:
+            grants, self._grants = self._grants, None
+            try:
+                return method(self, *args, **options)
+            finally:
+                self._grants = grants
+
+        return careless
+
+    return [
+        (AccessTable, "admit", without_tickets(admit)),
+        (AccessTable, "is_open_to", without_tickets(is_open_to)),
+    ]
+
+
+@bug
+def leaves_undrained() -> list[Patch]:
+    """A process that leaves does not wait for the transfers of its blocks."""
+
+    async def hasty(self: Any) -> None:
+        self._is_draining = True
+        await trio.lowlevel.checkpoint()
+
+    return [(EngineTransfers, "drain", hasty)]
+
+
+# --- blocks that a peer may still write ---------------------------------------------------------------
+
+
+@bug
+def nobody_asked() -> list[Patch]:
+    """Whoever granted blocks waits for a word, which the dead do not say."""
+
+    async def patient(self: Any, *_: Any, **__: Any) -> float:  # noqa: ARG001 -- the method's
+        await trio.sleep_forever()
+        raise AssertionError("sleeps for ever")
+
+    return [(Inquiries, "prove", patient)]
+
+
+@bug
+def missed_answer_is_death() -> list[Patch]:
+    """A peer that cannot be reached, or does not answer, passes for dead."""
+
+    def rash(sign: Sign, *, is_known: bool) -> Standing:
+        if sign in (Sign.SILENT, Sign.UNREACHED):
+            return Standing.GONE
+        return standing_of(sign, is_known=is_known)
+
+    return [(grants, "standing_of", rash)]
+
+
+@bug
+def settled_while_moving() -> list[Patch]:
+    """Asked for a ticket, a process says that nothing moves, without a look."""
+    return [(Tickets, "is_settled", lambda *_: True)]
+
+
+@bug
+def strangers_are_granted() -> list[Patch]:
+    """Nobody looks whether a peer that asked some time ago is still there."""
+
+    async def careless(*_: Any) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    return [(EngineTransfers, "meet", careless)]
+
+
+@bug
+def lands_at_once() -> list[Patch]:
+    """Once a peer is proven to have stopped, nothing of it is thought to be on its way."""
+
+    async def hasty(_: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return [(transfers, "linger", hasty)]

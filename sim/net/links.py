@@ -1,0 +1,135 @@
+"""The wires between hosts: latency, jitter, bandwidth, loss and cuts, per direction.
+
+`Links` holds one `Link` for every ordered pair of hosts that ever talked. `shape` gives a profile
+to all links whose ends match two patterns, those to come included; a later `shape` wins, field by
+field. Whether a segment passes, and when it arrives, is asked here by TCP (`connection.py`) and by
+the message bus (`bus.py`), so that one cut silences both.
+
+What this module does not do: repeat what was lost. TCP does, and so feels loss as delay; the bus
+does not, and loses the message.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..core.host import HostState
+
+if TYPE_CHECKING:
+    from ..core.world import World
+
+__all__ = ["Link", "Links"]
+
+JITTER_STEPS = 16
+
+
+@attrs.define
+class Link:
+    """One direction between two hosts; its fields may be changed at any time.
+
+    `bytes_per_s` 0 means unlimited. `loss_one_in` n loses one segment or message in n (0: none).
+    `fin_delay_s` holds back the end of a connection, as a peer does that closes slowly.
+    """
+
+    latency_s: float = 0.0005
+    jitter_s: float = 0.0002
+    bytes_per_s: float = 0.0
+    loss_one_in: int = 0
+    fin_delay_s: float = 0.0
+    is_cut: bool = False
+    free_at_s: float = 0.0
+    """When the last byte handed to this link will have left it."""
+
+
+PROFILE_FIELDS = ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s")
+
+
+class Links:
+    """All links of a world; `default` is what a link nobody shaped is like."""
+
+    def __init__(self, world: World, default: Link) -> None:
+        self._world = world
+        self._default = default
+        self._links: dict[tuple[str, str], Link] = {}
+        self._profiles: list[tuple[str, str, dict[str, float]]] = []
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link in this direction; made from the default and the profiles on first use."""
+        key = (source, destination)
+        found = self._links.get(key)
+        if found is None:
+            found = self._links[key] = attrs.evolve(self._default)
+            for pattern, to, profile in self._profiles:
+                if fnmatchcase(source, pattern) and fnmatchcase(destination, to):
+                    _apply(found, profile)
+        return found
+
+    def shape(self, source: str = "*", destination: str = "*", /, **profile: float) -> None:
+        """Give every link from `source` to `destination` (patterns with `*`) these fields.
+
+        Raises `ValueError` for a field a profile does not have, or a negative value.
+        """
+        for name, value in profile.items():
+            if name not in PROFILE_FIELDS:
+                raise ValueError(f"a link has no {name!r}; it has {', '.join(PROFILE_FIELDS)}")
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, and is {value}")
+        self._profiles.append((source, destination, profile))
+        for (left, right), link in self._links.items():
+            if fnmatchcase(left, source) and fnmatchcase(right, destination):
+                _apply(link, profile)
+
+    def passes(self, source: str, destination: str) -> bool:
+        """Whether anything gets from `source` to `destination` now: no cut, both machines on."""
+        if self.link(source, destination).is_cut:
+            return False
+        world = self._world
+        return not world.power_was_cut or (
+            world.host(source).state is not HostState.OFF
+            and world.host(destination).state is not HostState.OFF
+        )
+
+    def delay_s(
+        self, source: str, destination: str, *, size: int = 0, has_jitter: bool = True
+    ) -> float:
+        """How long `size` bytes handed over now take to arrive; they occupy the link meanwhile."""
+        return self.delay_on(self.link(source, destination), size=size, has_jitter=has_jitter)
+
+    def delay_on(self, link: Link, *, size: int, has_jitter: bool) -> float:
+        """As `delay_s`, for who has the link at hand."""
+        delay_s = link.latency_s
+        if size and link.bytes_per_s:
+            now_s = self._world.current_time()
+            link.free_at_s = max(now_s, link.free_at_s) + size / link.bytes_per_s
+            delay_s += link.free_at_s - now_s
+        if has_jitter and link.jitter_s:
+            step = self._world.choices.below(JITTER_STEPS, "jitter")
+            delay_s += link.jitter_s * step / (JITTER_STEPS - 1)
+        return delay_s
+
+    def loses(self, source: str, destination: str) -> bool:
+        """Whether the next segment or message is lost on the way; a decision of its own."""
+        return self.loses_on(self.link(source, destination))
+
+    def loses_on(self, link: Link) -> bool:
+        """As `loses`, for who has the link at hand."""
+        one_in = link.loss_one_in
+        return one_in > 0 and self._world.choices.chance(max(2, one_in), "loss")
+
+    def cut(self, source: str, destination: str, *, one_way: bool = False) -> None:
+        """Nothing passes from `source` to `destination`, nor back unless `one_way`."""
+        self.link(source, destination).is_cut = True
+        if not one_way:
+            self.link(destination, source).is_cut = True
+
+    def heal(self, source: str, destination: str) -> None:
+        """Undo `cut` in both directions."""
+        self.link(source, destination).is_cut = self.link(destination, source).is_cut = False
+
+
+def _apply(link: Link, profile: dict[str, float]) -> None:
+    for name, value in profile.items():
+        setattr(link, name, int(value) if name == "loss_one_in" else float(value))

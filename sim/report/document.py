@@ -1,0 +1,150 @@
+"""The file itself: events as JSON, the style and the script in place, the policy that seals it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..core.trace import Row
+from .events import ITEMS_MAX, Events, events_of
+
+__all__ = ["BYTES_MAX", "About", "page"]
+
+BYTES_MAX = 2_000_000
+HOSTS_MAX = 200
+REQUESTS_MAX = 2000
+FOLDER = Path(__file__).parent
+TEXT_MAX = 20_000
+
+
+@attrs.frozen(kw_only=True)
+class About:
+    """What the page says of the run beside its picture."""
+
+    title: str
+    invariant: str = ""
+    """The rule that was broken; empty if none was."""
+    text: str = ""
+    at_s: float = 0.0
+    end_s: float = 0.0
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def page(rows: Sequence[Row], about: About, *, bytes_max: int = BYTES_MAX) -> str:
+    """The page for a trace, at most `bytes_max` bytes as UTF-8.
+
+    If not all fits, the latest events are shown and the page says what is missing. Raises
+    `ValueError` if not even an empty picture fits.
+    """
+    items_max = ITEMS_MAX
+    while True:
+        text = _document(events_of(rows, end_s=about.end_s, items_max=items_max), about)
+        if len(text.encode()) <= bytes_max:
+            return text
+        if items_max < 10:
+            raise ValueError(f"no picture of this run fits in {bytes_max} bytes")
+        items_max //= 2
+
+
+def _document(events: Events, about: About) -> str:
+    style, script = _asset("diagram.css"), _asset("diagram.js")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}';"
+        " img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": html.escape(policy, quote=True),
+        "TITLE": html.escape(_clean(about.title)[:200]),
+        "STYLE": style,
+        "DATA": _embedded(_data(events, about)),
+        "SCRIPT": script,
+    }
+    # Split before anything is put in: data that holds a marker stays data.
+    pieces = _asset("diagram.html").split("@@")
+    return "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))
+
+
+def _asset(name: str) -> str:
+    return (FOLDER / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embedded(data: Any) -> str:
+    """JSON that ends no script element and opens no comment, whatever texts it holds."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _data(events: Events, about: About) -> dict[str, Any]:
+    hosts = {name: index for index, name in enumerate(events.hosts[:HOSTS_MAX])}
+    requests = {name: index for index, name in enumerate(events.requests[:REQUESTS_MAX])}
+    kinds: dict[str, int] = {}
+
+    def kind(name: str) -> int:
+        return kinds.setdefault(name[:100], len(kinds))
+
+    def time(seconds: float) -> float:
+        return round(seconds, 7)
+
+    messages = [
+        [
+            time(m.sent_s), None if m.land_s is None else time(m.land_s), hosts[m.source],
+            hosts[m.target], kind(m.kind), m.text, requests.get(m.request, -1), m.fate,
+        ]
+        for m in events.messages
+        if m.source in hosts and m.target in hosts
+    ]  # fmt: skip
+    notes = [
+        [
+            time(n.time_s), hosts[n.host], kind(n.kind), n.text, requests.get(n.request, -1),
+            n.count, time(n.last_s),
+        ]
+        for n in events.notes
+        if n.host in hosts
+    ]  # fmt: skip
+    omitted = [events.omitted] if events.omitted else []
+    if len(events.hosts) > HOSTS_MAX:
+        omitted.append(f"Only the first {HOSTS_MAX} of {len(events.hosts)} hosts are shown.")
+    if len(events.requests) > REQUESTS_MAX:
+        omitted.append(f"Only {REQUESTS_MAX} of {len(events.requests)} requests have a name here.")
+    return {
+        "title": about.title[:200],
+        "invariant": about.invariant[:200],
+        "text": about.text[:TEXT_MAX],
+        "at": time(about.at_s),
+        "end": time(events.end_s),
+        "facts": [[name[:100], value[:500]] for name, value in about.facts],
+        "steps": events.step_count,
+        "guessed": events.sends_are_guessed,
+        "omitted": " ".join(omitted),
+        "hosts": list(hosts),
+        "requests": list(requests),
+        "kinds": list(kinds),
+        "lives": [
+            [hosts[host], time(start), time(end), generation, how]
+            for host, start, end, generation, how in events.lives
+            if host in hosts
+        ],
+        "bands": [
+            [hosts[b.host], time(b.start_s), time(b.end_s), b.kind, b.text]
+            for b in events.bands
+            if b.host in hosts
+        ],
+        "messages": messages,
+        "notes": notes,
+    }

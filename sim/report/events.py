@@ -1,0 +1,336 @@
+"""From the rows of a trace to what a space-time diagram draws: hosts, messages, notes, bands.
+
+Task steps are left out. Runs of one request's tokens on one host become one note with a count. If
+there is more than `items_max` of messages and notes, the latest are kept, since a run ends where its
+failure is; `omitted` says what is missing. Faults, lifelines and the end are always whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import attrs
+
+from ..core.host import DRIVER
+from ..core.trace import Row
+from .attribution import Attribution, host_name, request_of
+
+__all__ = ["Events", "Message", "Note", "events_of"]
+
+ITEMS_MAX = 9000
+TEXT_MAX = 300
+LATENCY_GUESS_S = 0.0005
+"""What a segment is taken to need if its row does not say when it was sent."""
+TOKENS = ("engine.token", "stream.token")
+ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
+UNDRAWN = ("block", "drawn")
+"""Kinds of rows that are there for the digest alone."""
+SILENT = (
+    "step",
+    "connect",
+    "arrive",
+    "held",
+    "lost",
+    "send",
+    "deliver",
+    "drop",
+    "overflow",
+    "heal",
+)
+
+
+@attrs.define
+class Message:
+    """One segment or bus message; `land_s` is None if it never landed."""
+
+    sent_s: float
+    land_s: float | None
+    source: str
+    target: str
+    kind: str
+    text: str
+    request: str
+    fate: str = ""
+
+
+@attrs.define
+class Note:
+    """Something that happened on one host."""
+
+    time_s: float
+    host: str
+    kind: str
+    text: str
+    request: str
+    count: int = 1
+    last_s: float = 0.0
+
+
+@attrs.define
+class Band:
+    """What was wrong with a host for a while."""
+
+    host: str
+    start_s: float
+    end_s: float
+    kind: str
+    text: str
+
+
+@attrs.define
+class Events:
+    """Everything the page knows of a run."""
+
+    hosts: list[str] = attrs.field(factory=list)
+    lives: list[tuple[str, float, float, int, str]] = attrs.field(factory=list)
+    """Host, from, to, incarnation, how it ended."""
+    bands: list[Band] = attrs.field(factory=list)
+    messages: list[Message] = attrs.field(factory=list)
+    notes: list[Note] = attrs.field(factory=list)
+    end_s: float = 0.0
+    step_count: int = 0
+    sends_are_guessed: bool = False
+    omitted: str = ""
+
+    @property
+    def requests(self) -> list[str]:
+        """Every request that was named, in the order of its first appearance."""
+        return list(dict.fromkeys(note.request for note in self.notes if note.request))
+
+    def latest(self, items_max: int) -> None:
+        """Keep at most so many messages and notes, those at the end; say what went."""
+        times = sorted(
+            [message.sent_s for message in self.messages] + [note.time_s for note in self.notes]
+        )
+        if len(times) <= items_max:
+            return
+        start_s = times[-items_max]
+        before = len(self.messages), len(self.notes)
+        self.messages = [m for m in self.messages if m.sent_s >= start_s][-items_max:]
+        kept = items_max - len(self.messages)
+        self.notes = [n for n in self.notes if n.time_s >= start_s][-kept:] if kept > 0 else []
+        self.omitted = (
+            f"Left out to keep this page small: {before[0] - len(self.messages)} of {before[0]}"
+            f" messages and {before[1] - len(self.notes)} of {before[1]} notes, those before"
+            f" {start_s:.6f} s. Lifelines and faults are complete."
+        )
+
+
+def events_of(rows: Sequence[Row], *, end_s: float = 0.0, items_max: int = ITEMS_MAX) -> Events:
+    """Read a whole trace. `end_s` is when the run ended, if later than its last row."""
+    reader = _Reader(rows)
+    for row in rows:
+        reader.take(row)
+    return reader.finish(max([end_s, *(row.time_s for row in rows[-1:])]), items_max)
+
+
+class _Reader:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.events = Events()
+        self._attribution = Attribution(rows)
+        self._ends: dict[int, tuple[str, str]] = {}
+        self._open: dict[tuple[Any, ...], Message] = {}
+        self._alive: dict[str, tuple[float, int]] = {}
+        self._wrong: dict[tuple[str, str], float] = {}
+        self._cuts: dict[str, dict[str, None]] = {}
+        self._token_runs: dict[tuple[str, str, str], Note] = {}
+        self._steps: dict[str, list[float]] = {}
+        self._hosts: dict[str, None] = {}
+
+    def take(self, row: Row) -> None:
+        if row.kind in UNDRAWN:
+            return
+        if row.kind == "step":
+            self.events.step_count += 1
+            times = self._steps.setdefault(host_name(row.host), [])
+            if not times or times[-1] != row.time_s:
+                times.append(row.time_s)
+            return
+        fields = dict(row.fields)
+        if row.kind in SILENT and ("connection" in fields or "number" in fields):
+            if "connection" in fields:
+                self._segment(row, fields)
+            else:
+                self._bus(row, fields)
+            return
+        self._life(row, fields)
+        if row.kind != "heal":
+            self._note(row, fields)
+
+    def finish(self, end_s: float, items_max: int) -> Events:
+        events = self.events
+        events.end_s = end_s
+        for host, (since_s, generation) in self._alive.items():
+            events.lives.append((host, since_s, end_s, generation, ""))
+        for host in list(self._cuts):
+            self._cut_changes(host, end_s)
+        for (host, kind), since_s in self._wrong.items():
+            events.bands.append(Band(host, since_s, end_s, kind, kind))
+        events.hosts = sorted(self._hosts, key=_rank)
+        events.messages.sort(key=lambda message: message.sent_s)
+        events.latest(items_max)
+        return events
+
+    # --- hosts -----------------------------------------------------------------------------
+
+    def _life(self, row: Row, fields: dict[str, Any]) -> None:
+        host, now_s = str(fields.get("host", "")), row.time_s
+        if row.kind == "boot":
+            self._hosts[host] = None
+            self._alive[host] = (now_s, int(fields.get("generation", 1)))
+            self._end_band(host, "down", now_s)
+        elif row.kind in ENDS:
+            since_s, generation = self._alive.pop(host, (now_s, 1))
+            self.events.lives.append((host, since_s, now_s, generation, ENDS[row.kind]))
+            self._end_band(host, "paused", now_s)
+            if row.kind != "exit":
+                self._wrong[host, "down"] = now_s
+        elif row.kind == "pause":
+            self._wrong[host, "paused"] = now_s
+        elif row.kind == "resume":
+            self._end_band(host, "paused", now_s)
+        elif row.kind in ("cut", "heal"):
+            self._cut(row, str(fields["source"]), str(fields["target"]))
+
+    def _end_band(self, host: str, kind: str, now_s: float) -> None:
+        since_s = self._wrong.pop((host, kind), None)
+        if since_s is not None:
+            self.events.bands.append(Band(host, since_s, now_s, kind, kind))
+
+    def _cut(self, row: Row, a: str, b: str) -> None:
+        for x in self._named(a):
+            for y in self._named(b):
+                if x != y:
+                    self._cut_pair(row, x, y)
+
+    def _named(self, pattern: str) -> list[str]:
+        """The hosts that a pattern of the network's faults means."""
+        if "*" not in pattern and "?" not in pattern:
+            return [pattern]
+        return [host for host in self._hosts if fnmatchcase(host, pattern)]
+
+    def _cut_pair(self, row: Row, a: str, b: str) -> None:
+        for host, other in ((a, b), (b, a)):
+            partners = self._cuts.get(host, {})
+            if (row.kind == "cut") == (other in partners):
+                continue
+            self._cut_changes(host, row.time_s)
+            partners = dict(partners)
+            if row.kind == "cut":
+                partners[other] = None
+            else:
+                partners.pop(other)
+            self._cuts[host] = partners
+            self._wrong[host, "cut"] = row.time_s
+
+    def _cut_changes(self, host: str, now_s: float) -> None:
+        since_s = self._wrong.pop((host, "cut"), None)
+        partners = list(self._cuts.get(host, ()))
+        if since_s is None or not partners or since_s == now_s:
+            return
+        # Who is cut off from many is isolated; each of the many has lost one partner.
+        kind = "cut" if len(partners) <= 2 else "isolated"
+        names = ", ".join(partners) if len(partners) <= 2 else f"{len(partners)} hosts"
+        self.events.bands.append(Band(host, since_s, now_s, kind, f"cut off from {names}"))
+
+    # --- messages --------------------------------------------------------------------------
+
+    def _segment(self, row: Row, fields: dict[str, Any]) -> None:
+        connection, now_s = int(fields["connection"]), row.time_s
+        if row.kind == "connect":
+            source, target = str(fields["source"]), str(fields["target"])
+            self._ends[connection] = source, target
+            kind, text, key = "connect", f"connection {connection}", (connection, source, 0)
+        else:
+            source = str(fields.get("source", ""))
+            target = self._other_end(connection, source)
+            kind = str(fields.get("segment", "data"))
+            text = f"{kind} {fields.get('size', '')} bytes, connection {connection}"
+            key = (connection, source, int(fields.get("number", 0)))
+        message = self._open.pop(key, None)
+        if message is None:
+            request = self._attribution.of_segment(connection, source, target, now_s)
+            sent_s = now_s if row.kind in ("held", "lost") else self._sent(source, now_s, fields)
+            message = Message(sent_s, None, source, target, kind, text, request)
+            self._add(message)
+        if row.kind in ("arrive", "connect"):
+            message.land_s = now_s
+        else:
+            message.fate = "held back by a cut" if row.kind == "held" else "lost"
+            self._open[key] = message
+
+    def _other_end(self, connection: int, source: str) -> str:
+        a, b = self._ends.get(connection, (source, source))
+        return b if a == source else a
+
+    def _sent(self, source: str, land_s: float, fields: dict[str, Any]) -> float:
+        """When it left: as the row says, or at the sender's last step that is early enough."""
+        if isinstance(fields.get("sent_s"), (int, float)):
+            return float(fields["sent_s"])
+        self.events.sends_are_guessed = True
+        latest_s = land_s - 0.8 * LATENCY_GUESS_S
+        times = self._steps.get(source, [])
+        index = bisect_right(times, latest_s) - 1
+        if index >= 0 and land_s - times[index] < 4 * LATENCY_GUESS_S:
+            return times[index]
+        return max(0.0, land_s - LATENCY_GUESS_S)
+
+    def _bus(self, row: Row, fields: dict[str, Any]) -> None:
+        key = ("bus", fields.get("number"), fields.get("source"), fields.get("target"))
+        if row.kind == "send":
+            text = f"{fields.get('channel', '')} {fields.get('payload', '')}"[:TEXT_MAX]
+            source, target = str(fields.get("source", "")), str(fields.get("target", ""))
+            self._open[key] = Message(row.time_s, None, source, target, "message", text, "")
+            self._add(self._open[key])
+            return
+        message = self._open.get(key)
+        if message is None:
+            return
+        if row.kind == "deliver" and message.land_s is not None:
+            message = attrs.evolve(message, fate="delivered again")
+            self._add(message)
+        if row.kind == "deliver":
+            message.land_s = row.time_s
+        else:
+            message.fate = row.kind
+
+    def _add(self, message: Message) -> None:
+        for host in (message.source, message.target):
+            self._hosts[host] = None
+        self.events.messages.append(message)
+
+    # --- notes -----------------------------------------------------------------------------
+
+    def _note(self, row: Row, fields: dict[str, Any]) -> None:
+        host = str(fields["host"]) if "host" in fields else host_name(row.host)
+        self._hosts[host] = None
+        request = request_of(row)
+        if row.kind in TOKENS:
+            key = (host, row.kind, request)
+            run = self._token_runs.get(key)
+            if run is not None:
+                run.count, run.last_s = run.count + 1, row.time_s
+                return
+        text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
+        note = Note(row.time_s, host, row.kind, text, request, 1, row.time_s)
+        self.events.notes.append(note)
+        if row.kind in TOKENS:
+            self._token_runs[host, row.kind, request] = note
+        elif request:
+            # What else happens to the request on this host ends the run of its tokens.
+            for kind in TOKENS:
+                self._token_runs.pop((host, kind, request), None)
+
+
+def _rank(host: str) -> tuple[int, str, int, str]:
+    """Driver first, then clients, frontends, workers, and what they share."""
+    order = ("client", "frontend", "router", "worker", "rogue", "queue", "store", "broker")
+    stem = host.rstrip("0123456789")
+    digits = host[len(stem) :]
+    if host == DRIVER:
+        return -1, "", 0, host
+    place = order.index(stem) if stem in order else len(order)
+    return place, stem, int(digits or 0) if len(digits) < 10 else 0, host

@@ -1,0 +1,191 @@
+"""What plays a scenario inside its world: load, faults, waiting for the end, looking at what is left.
+
+`Driver` is what all stages share, `ClusterDriver` plays clusters; transfers have theirs in
+`transfers/driver.py`. The verdict is `checks/`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+import trio
+from typing_extensions import override
+
+from ..checks.census import leftovers, overflows
+from ..checks.events import missed, stale_reports
+from ..checks.watches import stale_views
+from ..core.host import HostState
+from .faults import Nemesis
+
+if TYPE_CHECKING:
+    from ..net.links import Link
+    from .plans import LinkPlan
+    from .scenario import Outcome, Scenario
+
+__all__ = ["ClusterDriver", "Driver"]
+
+STEP_S: Final = (0.2, 1.0)
+"""How often the driver looks whether what it waits for has come, at first and after a while."""
+SLOWING: Final = 1.02
+"""By how much each look is later than the one before."""
+SHUTDOWN_S: Final = 45.0
+"""Bound on the orderly end of a process: the sum of its steps' deadlines, and some."""
+
+
+class Driver:
+    """What every driver of a run needs."""
+
+    def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
+        self.scenario, self.outcome = scenario, outcome
+        self.world = outcome.world
+
+    def shape_links(self, hosts: Sequence[str]) -> None:
+        """Give the links between these hosts what the scenario says of them."""
+        for plan in self.scenario.links:
+            for a in hosts:
+                for b in hosts:
+                    forth = fnmatchcase(a, plan.source) and fnmatchcase(b, plan.target)
+                    back = fnmatchcase(b, plan.source) and fnmatchcase(a, plan.target)
+                    if a != b and (forth or (back and plan.is_both_ways)):
+                        _shape(self.outcome.network.link(a, b), plan)
+
+    async def wait(self, condition: Callable[[], object], bound_s: float) -> bool:
+        """Poll: a crashed process can tell nobody, so there is no event to wait for."""
+        step_s, step_s_max = STEP_S
+        with trio.move_on_after(bound_s):
+            while not condition():
+                self.look()
+                await trio.sleep(step_s)
+                step_s = min(step_s * SLOWING, step_s_max)
+        return bool(condition())
+
+    def look(self) -> None:
+        """Called while something is waited for; a driver may check what must always hold."""
+
+    def is_running(self, name: str) -> bool:
+        """Whether the host's process runs and may take a step."""
+        return self.world.host(name).state is HostState.UP
+
+
+def _shape(link: Link, plan: LinkPlan) -> None:
+    for field in ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"):
+        value = getattr(plan, field)
+        if value is not None:
+            setattr(link, field, value)
+
+
+class ClusterDriver(Driver):
+    """The driver of one run of a cluster."""
+
+    def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
+        super().__init__(scenario, outcome)
+        self.cluster = outcome.cluster
+        self.nemesis = Nemesis(outcome)
+
+    async def run(self) -> None:
+        scenario, outcome, world = self.scenario, self.outcome, self.world
+        rogues = [f"rogue{number}" for number in range(len(scenario.rogues))]
+        self.shape_links([*self.cluster.hosts, *rogues])
+        await self.cluster.start()
+        outcome.load_started_s = trio.current_time()
+        world.note("load.begin")
+        self.nemesis.arm()
+        self.cluster.start_clients()
+        for number, rogue in enumerate(scenario.rogues):
+            world.boot(f"rogue{number}", rogue.run, self.cluster)
+        if scenario.liveness.at_s >= 0:
+            world.after(scenario.liveness.at_s, self.nemesis.heal_core)
+        if not await self.wait(self._is_load_over, scenario.limits.end_s):
+            self._tell_unended()
+        outcome.load_ended_s = trio.current_time()
+        world.note("load.end")
+        await self.nemesis.wait_over()
+        outcome.is_settled = await self.wait(
+            lambda: not leftovers(outcome), scenario.limits.settle_s
+        )
+        outcome.leftovers = leftovers(outcome)
+        if not await self.wait(self._are_workers_found, scenario.limits.settle_s):
+            outcome.violate("expected", "a living worker is not in the store")
+        world.note("settled", left=outcome.leftovers)
+        if not outcome.breaches:
+            await self._look_at_watches()
+            await self._look_at_reports()
+            await self._shut_down()
+
+    @override
+    def look(self) -> None:
+        for text in overflows(self.outcome):
+            if not any(v.text == text for v in self.outcome.breaches):
+                self.outcome.violate("I12", text)
+
+    def _is_load_over(self) -> bool:
+        if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
+            return False
+        names = [f"rogue{number}" for number in range(len(self.scenario.rogues))]
+        return self.cluster.are_done(self._clients) and not any(map(self.is_running, names))
+
+    @property
+    def _clients(self) -> list[str]:
+        """Whoever is promised an end: all, or once a core is healed those in it."""
+        core = self.outcome.core
+        return [name for name in self.cluster.clients if not core or name in core]
+
+    def _tell_unended(self) -> None:
+        unended = self.cluster.open_requests(self._clients)
+        for record in unended:
+            self.outcome.violate(
+                "I15",
+                f"request {record.name} has not ended {self.scenario.limits.end_s:g} s after the"
+                f" load began\n{self.world.waiting()}",
+            )
+        if not unended:
+            self.outcome.violate("I15", f"the clients are not done\n{self.world.waiting()}")
+
+    def _are_workers_found(self) -> bool:
+        """Whether every worker that lives, and can, is registered."""
+        cluster = self.cluster
+        held = cluster.store.values("instances/")
+        for name in cluster.workers:
+            process = cluster.processes[name]
+            runtime, control = process.runtime, process.transports.control
+            if not cluster.is_up(name) or process.told.is_set() or control is None:
+                continue
+            if not cluster.services.is_reachable(name):
+                continue
+            if runtime is None or not any(str(runtime.instance_id) in key for key in held):
+                return False
+        return True
+
+    async def _look_at_watches(self) -> None:
+        """I13 in the end: who believed every event of a watch knows what the store holds."""
+        outcome = self.outcome
+        await self.wait(lambda: not any(stale_views(outcome)), self.scenario.limits.settle_s)
+        for text in stale_views(outcome):
+            outcome.violate("I13", text)
+
+    async def _look_at_reports(self) -> None:
+        """I10 in the end: routers know the workers as they are, whatever they missed."""
+        outcome = self.outcome
+        await self.wait(lambda: not any(stale_reports(outcome)), self.scenario.limits.settle_s)
+        for text in stale_reports(outcome):
+            outcome.violate("I10", text)
+        for name, gaps, snapshots in missed(outcome):
+            if gaps:
+                self.world.note("events.gap", router=name, count=gaps)
+            if snapshots:
+                self.world.note("events.snapshot", router=name, count=snapshots)
+
+    async def _shut_down(self) -> None:
+        """Everything leaves in order; what does not within its bounds is a violation."""
+        names = [
+            name
+            for name, process in self.cluster.processes.items()
+            if self.cluster.is_up(name) and process.ready.is_set()
+        ]
+        for name in names:
+            self.cluster.processes[name].told.set()
+        if not await self.wait(lambda: not any(map(self.is_running, names)), SHUTDOWN_S):
+            late = [name for name in names if self.is_running(name)]
+            self.outcome.violate("I15", f"{late} did not shut down\n{self.world.waiting()}")

@@ -1,0 +1,271 @@
+"""What a scenario may do to its cluster, and when: the nemesis.
+
+A fault strikes at a time, drawn from a range, or after the n-th note of a kind; most are undone
+after a while. Which of several hosts it strikes, and whether at all if it is a `maybe`, are
+decisions of the run, so a shrinker can take them back. What is struck is a `Stage`: a cluster, or the
+hosts of `transfers/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+import attrs
+import trio
+from typing_extensions import override
+
+from ..cluster.services import BROKER, STORE
+from ..core.host import HostState
+from .liveness import heal_core
+
+if TYPE_CHECKING:
+    from .scenario import Outcome
+
+__all__ = ["FAULTS", "FaultPlan", "FaultWord", "Nemesis", "Stage", "StageName"]
+
+TIME_STEPS: Final = 16
+StageName = Literal["cluster", "transfers"]
+"""What a scenario file plays."""
+
+
+@attrs.frozen(kw_only=True)
+class FaultPlan:
+    """One `[[fault]]` of a scenario file."""
+
+    do: str
+    at: float | tuple[float, float] | None = None
+    """Seconds after the load began; a range is drawn from."""
+    after_note: str = ""
+    """`kind#n`: at the n-th note of this kind since the load began."""
+    delay: float | tuple[float, float] = 0.0
+    """Seconds after that note."""
+    on: str = ""
+    """A host, or a pattern one match of which is chosen."""
+    to: str = ""
+    """The other end of a link."""
+    lasts_s: float = math.inf
+    """`for` in the file: undone after so many seconds; without it never."""
+    maybe: bool = False
+    """Strikes in half of the runs."""
+    count: int = 1
+    seconds: float = 0.0
+
+    @override
+    def __str__(self) -> str:
+        return " ".join(word for word in ("the fault", self.do, self.on, self.to) if word)
+
+
+@attrs.frozen
+class FaultWord:
+    """What a fault needs to be told, and in words what it is."""
+
+    has_link: bool
+    about: str
+    has_host: bool = True
+    of: tuple[StageName, ...] = ("cluster", "transfers")
+    """The stages that know it."""
+
+
+FAULTS: Final = {
+    "kill": FaultWord(has_link=False, about="SIGKILL; with `for`, a new process afterwards"),
+    "power_off": FaultWord(has_link=False, about="dead and silent; with `for`, booted afterwards"),
+    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end"),
+    "boot": FaultWord(has_link=False, about="start the process of a host that is down"),
+    "pause": FaultWord(has_link=False, about="SIGSTOP until `for` is over"),
+    "isolate": FaultWord(has_link=False, about="cut every link of the host"),
+    "skew": FaultWord(has_link=False, about="the wall clock jumps by `seconds`"),
+    "lose_replies": FaultWord(
+        has_link=False,
+        about="the next `count` writes to the store happen, and seem to fail",
+    ),
+    "exhaust": FaultWord(has_link=False, about="no file descriptor left for accept"),
+    "cut": FaultWord(has_link=True, about="nothing passes, both ways"),
+    "cut_one_way": FaultWord(has_link=True, about="nothing passes from `on` to `to`"),
+    "reset": FaultWord(has_link=True, about="RST on every connection between the two"),
+    "compact": FaultWord(has_link=False, about="the store forgets its history", has_host=False),
+    "stall_adapter": FaultWord(
+        has_link=False, about="what its adapter moves arrives after `for`, late", of=("transfers",)
+    ),
+    "break_adapter": FaultWord(
+        has_link=False, about="what its adapter moves is lost, while TCP works", of=("transfers",)
+    ),
+}  # fmt: skip
+"""Every word that `do` may be."""
+
+
+class Stage(Protocol):
+    """What faults strike: some hosts, and how to start each."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all hosts."""
+        ...
+
+    def boot(self, name: str) -> None:
+        """Start the process of host `name`, a new one if it had one before."""
+        ...
+
+    def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
+        """Do a fault of this stage only; returns what undoes it, None if it is another's."""
+        ...
+
+
+class Nemesis:
+    """Carries out the faults of one run on `stage`, by default the cluster."""
+
+    def __init__(self, outcome: Outcome, stage: Stage | None = None) -> None:
+        self.outcome = outcome
+        self.world, self.network = outcome.world, outcome.network
+        self.cluster = outcome.cluster
+        self.stage: Stage = outcome.cluster if stage is None else stage
+        self._waiting: list[FaultPlan] = []
+        """Those that are to strike at a time, and have not."""
+        self.over_s = 0.0
+        """When the last fault so far that ends is over."""
+
+    def arm(self) -> None:
+        """Ready every fault of the scenario; called when the load begins."""
+        for fault in self.outcome.scenario.faults:
+            if fault.maybe and not self.world.choices.chance(2, f"fault {fault.do}"):
+                continue
+            if fault.after_note:
+                kind, _, number = fault.after_note.partition("#")
+                delay_s = self._drawn(fault.delay)
+                self.world.after_note(
+                    kind, int(number or 1), self._strike, fault, delay_s=delay_s, name=str(fault)
+                )
+            else:
+                self._waiting.append(fault)
+                self.world.after(self._drawn(fault.at or 0.0), self._strike, fault)
+
+    def missed(self) -> Iterator[str]:
+        """A sentence about each fault whose time did not come."""
+        for fault in self._waiting:
+            yield f"{fault} never struck: the run was over before"
+
+    def _drawn(self, time: float | tuple[float, float]) -> float:
+        if not isinstance(time, tuple):
+            return time
+        low, high = time
+        step = self.world.choices.below(TIME_STEPS, "fault time")
+        return low + (high - low) * step / (TIME_STEPS - 1)
+
+    def _strike(self, fault: FaultPlan) -> None:
+        if self.outcome.healed_s is not None:
+            # The faulty phase is over; what comes after it would break the promise of the other.
+            return
+        if fault in self._waiting:
+            self._waiting.remove(fault)
+        host = self._pick(fault.on)
+        other = self._pick(fault.to)
+        self.world.note("fault", do=fault.do, on=host, to=other)
+        undo = self._effect(fault, host, other)
+        if fault.lasts_s != math.inf and undo is not None:
+            self.over_s = max(self.over_s, self.world.current_time() + fault.lasts_s)
+            self.world.after(fault.lasts_s, self._undo, fault, host, undo)
+
+    def _undo(self, fault: FaultPlan, host: str, undo: Callable[[], None]) -> None:
+        outcome = self.outcome
+        if outcome.healed_s is not None and host not in outcome.core:
+            return
+        self.world.note("fault.over", do=fault.do, on=host)
+        undo()
+
+    def _pick(self, pattern: str) -> str:
+        if "*" not in pattern:
+            return pattern
+        matching = [name for name in self.stage.hosts if fnmatchcase(name, pattern)]
+        return matching[self.world.choices.below(len(matching), f"one of {pattern}")]
+
+    def _effect(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
+        """Do it; what undoes it, if anything can."""
+        undo = self._effect_on_host(fault, host)
+        if undo is None:
+            undo = self._effect_on_link(fault, host, other)
+        return undo
+
+    def _effect_on_host(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
+        world = self.world
+        match fault.do:
+            case "kill":
+                world.kill(host)
+                return lambda: self._boot(host)
+            case "power_off":
+                world.power_off(host)
+                return lambda: self._boot(host)
+            case "pause":
+                world.pause(host)
+                return lambda: world.resume(host)
+            case "boot":
+                self._boot(host)
+            case "skew":
+                off_s = world.host(host).wall.off_by(world.current_time())
+                world.skew(host, off_s + fault.seconds, world.host(host).wall.drift)
+            case _:
+                return self.stage.strike(fault, host)
+        return None
+
+    def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
+        network = self.network
+        match fault.do:
+            case "cut":
+                network.cut(host, other)
+                return lambda: network.heal(host, other)
+            case "cut_one_way":
+                network.cut(host, other, one_way=True)
+                return lambda: network.heal(host, other)
+            case "reset":
+                network.reset(host, other)
+            case "isolate":
+                self._isolate(host)
+                return lambda: self._rejoin(host)
+            case "exhaust":
+                network.exhausted.add(host)
+                return lambda: network.exhausted.discard(host)
+            case _:
+                pass  # One of the host's.
+        return None
+
+    def _isolate(self, host: str) -> None:
+        for other in self.stage.hosts:
+            if other != host:
+                self.network.cut(host, other)
+
+    def _rejoin(self, host: str) -> None:
+        for other in self.stage.hosts:
+            if other != host:
+                self.network.heal(host, other)
+
+    def _boot(self, host: str) -> None:
+        if self.world.host(host).state not in (HostState.UP, HostState.PAUSED):
+            self.stage.boot(host)
+
+    def heal_core(self) -> None:
+        """End the faulty phase: one frontend, one worker, store and broker work from now on.
+
+        Clients whose frontend is among them are too; all others are cut off for good.
+        """
+        cluster, choices = self.cluster, self.world.choices
+        frontends, workers = cluster.frontends[:1], cluster.workers
+        worker = workers[choices.below(len(workers), "core worker")]
+        clients = cluster.clients_of(frontends)
+        core = (STORE, BROKER, *frontends, worker, *clients)
+        self.outcome.core, self.outcome.healed_s = core, self.world.current_time()
+
+        def boot(name: str) -> None:
+            if name not in clients:
+                self._boot(name)
+
+        for name in (*frontends, worker):
+            # Who was told to leave is about to be no core any more; a new process takes its place.
+            if cluster.processes[name].told.is_set():
+                self.world.kill(name)
+        heal_core(self.world, self.network, core, boot)
+
+    async def wait_over(self) -> None:
+        """Return once every fault that ends has ended; at once after the faulty phase."""
+        if self.outcome.healed_s is None:
+            await trio.sleep_until(self.over_s)

@@ -1,0 +1,323 @@
+"""Scenario files: TOML in, a `Scenario` out, or an error that names file, line and nearest word.
+
+The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `[network]`,
+`[link."a->b"]`, `[[load]]`, `[[rogue]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
+`[[twin]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+import attrs
+import msgspec
+
+from trinamo.runtime.config.config import load_config
+from trinamo.runtime.engines.mocker.engine import MockerOptions
+from trinamo.runtime.errors import ConfigError
+
+from ..checks import INVARIANTS
+from ..cluster.cluster import ClusterPlan
+from ..cluster.load import Manner
+from ..cluster.rogues import ACTS, Rogue
+from ..cluster.services import BROKER, STORE
+from ..core.scheduler import Policy
+from ..mutants.bugs import BUGS
+from ..transfers.plan import TransferPlan
+from .faults import FAULTS, FaultPlan, StageName
+from .scenario import (
+    Expect,
+    Limits,
+    LinkPlan,
+    Liveness,
+    NetworkPlan,
+    QueuePlan,
+    Scenario,
+    Twin,
+)
+
+__all__ = ["NOTES", "load_scenario", "parse_scenario"]
+
+T = TypeVar("T")
+TOP: Final = (
+    "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "load", "rogue",
+    "fault", "limits", "liveness", "expect", "twin", "queue", "transfers",
+)  # fmt: skip
+CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
+RENAMED: Final = {"for": "lasts_s"}
+"""Words of the file that Python keeps for itself."""
+NOTES: Final = (
+    "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
+    "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
+    "engine.stopped", "engine.token", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
+    "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.linger", "instance.return", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
+    "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
+    "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",
+    "router.inhibit", "router.question", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
+    "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
+    "worker.left", "worker.ready", "worker.serve", "worker.told",
+)  # fmt: skip
+"""Every kind of note that a fault may wait for."""
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read one file; raises `ConfigError` with file, line and what the nearest valid word is."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, where: str = "scenario") -> Scenario:
+    """As `load_scenario`, from the text of a file called `where`."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return _Reader(text, where).scenario(table)
+
+
+class _Reader:
+    def __init__(self, text: str, where: str) -> None:
+        self._lines = text.splitlines()
+        self._where = where
+
+    # --- errors ----------------------------------------------------------------------------
+
+    def _fail(self, header: str, number: int, key: str, message: str) -> ConfigError:
+        return ConfigError(f"{self._where}, line {self._line(header, number, key)}: {message}")
+
+    def _line(self, header: str, number: int, key: str) -> int:
+        """Where `key` stands in the `number`-th table called `header`; 1 if it cannot be told."""
+        seen, inside, found = 0, not header, 1
+        for line_number, line in enumerate(self._lines, 1):
+            stripped = line.strip()
+            if stripped.startswith("["):
+                title = stripped.split("#")[0].strip(" []")
+                if not header and title.split(".")[0] == key:
+                    return line_number
+                inside = title == header
+                if inside:
+                    seen += 1
+                    if seen == number + 1:
+                        found = line_number
+            if inside and seen in (number + 1, 0) and _key_of(stripped) == key:
+                return line_number
+        return found
+
+    def _unknown(
+        self, header: str, number: int, key: str, what: str, word: str, known: Iterable[str]
+    ) -> ConfigError:
+        words = sorted(known)
+        near = get_close_matches(word, words, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}"
+        return self._fail(header, number, key, f"unknown {what} {word!r}; {hint}")
+
+    # --- tables ----------------------------------------------------------------------------
+
+    def _check_keys(
+        self, table: Mapping[str, Any], known: Iterable[str], header: str, number: int = 0
+    ) -> None:
+        for key in table:
+            if key not in known:
+                raise self._unknown(header, number, key, "key", key, known)
+
+    def _build(
+        self, cls: type[T], table: Mapping[str, Any], header: str, number: int = 0, **more: Any
+    ) -> T:
+        """An attrs object from a table, every value checked against the field's type."""
+        hints = get_type_hints(cls)
+        to_file = {field: word for word, field in RENAMED.items()}
+        fields = [f.name for f in attrs.fields(cls) if f.name not in more]  # type: ignore[arg-type]
+        self._check_keys(table, [str(to_file.get(f, f)) for f in fields], header, number)
+        values: dict[str, Any] = dict(more)
+        for key, value in table.items():
+            field = RENAMED.get(key, key)
+            try:
+                values[field] = msgspec.convert(value, hints[field], strict=False)
+            except msgspec.ValidationError as error:
+                raise self._fail(header, number, key, f"{key}: {error}") from error
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise self._fail(header, number, "", f"[{header}]: {error}") from error
+
+    def _tables(self, table: Mapping[str, Any], header: str) -> list[dict[str, Any]]:
+        found = table.get(header, [])
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise self._fail(header, 0, header, f"write [[{header}]], one for each {header}")
+        return found
+
+    def _table(self, table: Mapping[str, Any], header: str) -> dict[str, Any]:
+        found = table.get(header, {})
+        if not isinstance(found, dict):
+            raise self._fail("", 0, header, f"{header} is a table: write [{header}]")
+        return found
+
+    # --- the whole -------------------------------------------------------------------------
+
+    def scenario(self, table: Mapping[str, Any]) -> Scenario:
+        self._check_keys(table, TOP, "")
+        for key in ("name", "about"):
+            if not isinstance(table.get(key), str):
+                raise self._fail("", 0, key, f"{key} is missing: a text is needed")
+        policy = table.get("policy")
+        if policy is not None and policy not in get_args(Policy):
+            raise self._unknown("", 0, "policy", "policy", str(policy), get_args(Policy))
+        cluster = self._cluster(table)
+        rogues = tuple(
+            self._rogue(each, number, cluster)
+            for number, each in enumerate(self._tables(table, "rogue"))
+        )
+        transfers = self._transfers(table)
+        stage: StageName = "transfers" if transfers else "cluster"
+        hosts = [*host_names(cluster), *(f"rogue{number}" for number in range(len(rogues)))]
+        if transfers is not None:
+            hosts = transfers.hosts
+        return Scenario(
+            name=table["name"],
+            about=table["about"],
+            covers=tuple(table.get("covers", ())),
+            policy=policy,
+            cluster=cluster,
+            queue=self._build(QueuePlan, self._table(table, "queue"), "queue")
+            if "queue" in table
+            else None,
+            transfers=transfers,
+            network=self._build(NetworkPlan, self._table(table, "network"), "network"),
+            links=tuple(self._links(table, hosts)),
+            rogues=rogues,
+            faults=tuple(
+                self._fault(each, number, hosts, stage)
+                for number, each in enumerate(self._tables(table, "fault"))
+            ),
+            liveness=self._build(Liveness, self._table(table, "liveness"), "liveness"),
+            limits=self._build(Limits, self._table(table, "limits"), "limits"),
+            expect=self._expect(table),
+            twins=tuple(
+                self._twin(each, number) for number, each in enumerate(self._tables(table, "twin"))
+            ),
+        )
+
+    def _cluster(self, table: Mapping[str, Any]) -> ClusterPlan:
+        section = self._table(table, "cluster")
+        self._check_keys(section, CLUSTER, "cluster")
+        more = {name: section[name] for name in CLUSTER if name != "config" and name in section}
+        load = [
+            self._build(Manner, each, "load", number)
+            for number, each in enumerate(self._tables(table, "load"))
+        ]
+        try:
+            config = load_config(environ={}, overrides=section.get("config", {}))
+        except ConfigError as error:
+            raise self._fail("cluster", 0, "config", error.message) from error
+        engine = self._build(MockerOptions, self._table(table, "engine"), "engine")
+        plan = ClusterPlan(**more, load=tuple(load), config=config, engine=engine)
+        for number, manner in enumerate(load):
+            if manner.via == "http":
+                self._check_host("load", number, "to", manner.to, host_names(plan))
+        return plan
+
+    def _check_host(self, header: str, number: int, key: str, name: str, hosts: list[str]) -> None:
+        if not any(fnmatchcase(host, name) for host in hosts):
+            raise self._unknown(header, number, key, "host", name, hosts)
+
+    def _rogue(self, table: dict[str, Any], number: int, cluster: ClusterPlan) -> Rogue:
+        rogue = self._build(Rogue, table, "rogue", number)
+        if rogue.act not in ACTS:
+            raise self._unknown("rogue", number, "act", "act", rogue.act, ACTS)
+        self._check_host("rogue", number, "to", rogue.to, host_names(cluster))
+        return rogue
+
+    def _links(self, table: Mapping[str, Any], hosts: list[str]) -> Iterable[LinkPlan]:
+        for name, section in self._table(table, "link").items():
+            header = f'link."{name}"'
+            match = re.fullmatch(r"(\S+?)(<->|->)(\S+)", name)
+            if match is None:
+                raise self._fail(header, 0, "", f"{name!r} is no link; write a->b or a<->b")
+            source, arrow, target = match.groups()
+            for host in (source, target):
+                self._check_host(header, 0, "", host, hosts)
+            ends: dict[str, Any] = {
+                "source": source,
+                "target": target,
+                "is_both_ways": arrow == "<->",
+            }
+            yield self._build(LinkPlan, section, header, **ends)
+
+    def _transfers(self, table: Mapping[str, Any]) -> TransferPlan | None:
+        """What is played instead of a cluster, if it is that."""
+        if "transfers" not in table:
+            return None
+        for other in ("cluster", "engine", "load", "rogue", "liveness", "queue"):
+            if other in table:
+                raise self._fail("", 0, other, f"[transfers] stands instead of [{other}]")
+        return self._build(TransferPlan, self._table(table, "transfers"), "transfers")
+
+    def _fault(
+        self, table: dict[str, Any], number: int, hosts: list[str], stage: StageName
+    ) -> FaultPlan:
+        fault = self._build(FaultPlan, table, "fault", number)
+        known = {name: word for name, word in FAULTS.items() if stage in word.of}
+        word = known.get(fault.do)
+        if word is None:
+            raise self._unknown("fault", number, "do", "fault", fault.do, known)
+        if word.has_host:
+            self._check_host("fault", number, "on", fault.on, hosts)
+        if word.has_link:
+            self._check_host("fault", number, "to", fault.to, hosts)
+        if (fault.at is None) == (not fault.after_note):
+            raise self._fail("fault", number, "do", "give exactly one of at and after_note")
+        kind, _, nth = fault.after_note.partition("#")
+        if kind and kind not in NOTES:
+            raise self._unknown("fault", number, "after_note", "note", kind, NOTES)
+        if nth and not (nth.isdecimal() and int(nth) > 0):
+            raise self._fail("fault", number, "after_note", f"#{nth} is no number from 1 on")
+        return fault
+
+    def _expect(self, table: Mapping[str, Any]) -> Expect:
+        expect = self._build(Expect, self._table(table, "expect"), "expect")
+        for invariant in expect.invariants:
+            if invariant not in INVARIANTS:
+                raise self._unknown("expect", 0, "invariants", "invariant", invariant, INVARIANTS)
+        burst = (expect.burst_note,) if expect.burst_note else ()
+        for key, kinds in (
+            ("notes", expect.notes), ("never", expect.never), ("burst_note", burst)
+        ):  # fmt: skip
+            for kind in kinds:
+                if kind not in NOTES:
+                    raise self._unknown("expect", 0, key, "note", kind, NOTES)
+        return expect
+
+    def _twin(self, table: dict[str, Any], number: int) -> Twin:
+        twin = self._build(Twin, table, "twin", number)
+        if twin.bug not in BUGS:
+            raise self._unknown("twin", number, "bug", "bug", twin.bug, BUGS)
+        if twin.finds not in INVARIANTS:
+            raise self._unknown("twin", number, "finds", "invariant", twin.finds, INVARIANTS)
+        return twin
+
+
+def _key_of(line: str) -> str:
+    key, equals, _ = line.partition("=")
+    return key.strip().strip('"') if equals else ""
+
+
+def host_names(plan: ClusterPlan) -> list[str]:
+    """Every host of a cluster of this plan."""
+    clients = sum(manner.clients for manner in plan.load)
+    return [
+        STORE,
+        BROKER,
+        *(f"frontend{number}" for number in range(plan.frontends)),
+        *(f"worker{number}" for number in range(plan.workers)),
+        *(f"client{number}" for number in range(clients)),
+    ]

@@ -1,0 +1,124 @@
+"""What a scenario is made of, as plain data: network, links, limits, expectations, twins.
+
+The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
+the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.py`, `transfers/plan.py`).
+"""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = [
+    "Breach",
+    "Expect",
+    "Limits",
+    "LinkPlan",
+    "Liveness",
+    "NetworkPlan",
+    "QueuePlan",
+    "Twin",
+]
+
+
+@attrs.frozen(kw_only=True)
+class NetworkPlan:
+    """The network as long as nothing is broken."""
+
+    tear_one_in: int = 4
+    short_one_in: int = 8
+    window_bytes: int = 65_536
+    connect_timeout_s: float = 10.0
+    latency_s: float = 0.0005
+    jitter_s: float = 0.0002
+
+
+@attrs.frozen(kw_only=True)
+class LinkPlan:
+    """One direction, or both: `source` and `target` may hold `*`."""
+
+    source: str
+    target: str
+    is_both_ways: bool = False
+    latency_s: float | None = None
+    jitter_s: float | None = None
+    bytes_per_s: float | None = None
+    """Bandwidth; 0 is without limit."""
+    loss_one_in: int | None = None
+    """One segment in so many is lost, and so late; 0 is none."""
+    fin_delay_s: float | None = None
+    """How long the end of a connection is held back: a peer that closes slowly."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """When a run is given up, and the bounds it is held to, all in virtual seconds."""
+
+    virtual_s: float = 600.0
+    steps: int = 2_000_000
+    end_s: float = 60.0
+    """From the start of the load until every accepted request has ended (I15)."""
+    idle_s: float = 5.0
+    """From the end of a request at its client until every leg of it is idle (I4)."""
+    settle_s: float = 40.0
+    """After the last request, until nothing of any request is left (I5, I16)."""
+
+
+@attrs.frozen(kw_only=True)
+class Liveness:
+    """At `at_s` a core is healed; what else is broken then stays so. Negative: never."""
+
+    at_s: float = -1.0
+    whole_after_s: float = -1.0
+    """Requests that begin so long after that are answered whole (I15). Negative: none need be."""
+
+
+@attrs.frozen(kw_only=True)
+class Expect:
+    """What the run must show beside the invariants."""
+
+    invariants: tuple[str, ...] = ()
+    """Those that are checked; empty means all."""
+    outcomes: tuple[str, ...] = ()
+    """The only ends a client may see; empty means any. A word ending in `*` is a beginning."""
+    complete_min: int = 0
+    """How many requests must be answered whole."""
+    notes: tuple[str, ...] = ()
+    """Kinds of notes that must occur, in some run of a swarm: else nothing was tested."""
+    never: tuple[str, ...] = ()
+    """Kinds of notes that must not occur before everybody is told to leave."""
+    burst_note: str = ""
+    burst_max: int = 0
+    """Once a fault is over, at most so many notes of the kind come within `BURST_S`."""
+
+
+@attrs.frozen(kw_only=True)
+class QueuePlan:
+    """The small leased queue in place of a cluster (see `programs/leased_queue.py`)."""
+
+    workers: int = 2
+    jobs: int = 1
+    losses: bool = True
+    real: bool = False
+    """The runtime's own consumers on the simulated broker (`programs/queue_consumers.py`)."""
+
+
+@attrs.frozen(kw_only=True)
+class Twin:
+    """The same scenario with a known mistake put back: some seed must show it."""
+
+    bug: str
+    finds: str
+    """The invariant that is broken then."""
+    seeds_max: int = 200
+
+
+@attrs.frozen
+class Breach:
+    """One invariant that does not hold, when it was noticed, and what was seen."""
+
+    invariant: str
+    text: str
+    at_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.text}"

@@ -1,0 +1,1 @@
+"""One-sided memory between simulated hosts."""

@@ -1,0 +1,267 @@
+"""A message broker as a host of the world: the memory broker and its queues behind messages.
+
+`SimulatedNats` is the machine. Routing is that of `transports/memory/events.py` and queues are the
+model of `runtime/protocol/queue/work_queue.py`: one model of each. Subscriptions die with the process,
+queues are on its disk. Whoever wants a plane opens `open_simulated_nats` of `client.py`.
+
+Messages are delivered at most once. A client that does not read fast enough loses what exceeds
+`pending_max` per subscription, here and not at its end, and the trace says so. Faults: `kill`,
+`power_off`, `pause` and `resume`, `restart` with the disk or without, `refuse` (the queues have no
+leader; plain messages go on), `lose_replies`, `clock` (visibility timeouts are measured on it), and
+`interceptor.rules` for single messages.
+
+What this module does not do: replicate, or keep streams other than work queues.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.planes import Message
+from trinamo.runtime.protocol.streams.codec import Frame
+from trinamo.transports.memory.events import MemoryBroker, MemorySubscription
+
+from ...core.world import World
+from ..interception import DelayLine, Done, Interceptor
+from ..machine_clock import MachineClock
+from ..peer import Peer
+from ..wire import Answer, Call, NoLeader, Ping, Pong, Refusal, Reply, encode
+from .queues import CALLS, QueueShelf, Take
+from .wire import (
+    Deliver,
+    Forget,
+    FromClient,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    decode_from_client,
+)
+
+__all__ = ["PORT", "SimulatedNats"]
+
+PORT: Final = 4222
+
+
+class SimulatedNats:
+    """The broker's machine. `boot` starts it; needs a `Network` on the same world.
+
+    Args:
+        world: Whose host it is.
+        name: The host's name.
+        port: Where it listens.
+        message_bytes_max: The largest payload with its headers.
+        pending_max: How many messages wait for one subscription of a slow client.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        name: str = "nats",
+        port: int = PORT,
+        message_bytes_max: int = 1 << 20,
+        pending_max: int = 65_536,
+    ) -> None:
+        self.world = world
+        self.name, self.port = name, port
+        self.pending_max = pending_max
+        self.message_bytes_max = message_bytes_max
+        self.interceptor = Interceptor(world, name)
+        self.is_leaderless = False
+        self._leader_at_s = 0.0
+        self._stirred = trio.lowlevel.ParkingLot()
+        self.clock = MachineClock(world, self._stirred.unpark_all)
+        self.queues = QueueShelf(self.clock)
+        self.broker = MemoryBroker(message_bytes_max=message_bytes_max)
+
+    # --- the machine -----------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Start the process: nobody is subscribed, queues are what is on the disk."""
+        self.broker = MemoryBroker(message_bytes_max=self.message_bytes_max)
+        self.queues.forget_takes()
+        self.interceptor.forget()
+        self.world.boot(self.name, self._main)
+
+    def kill(self) -> None:
+        """As SIGKILL; connections are closed by the kernel."""
+        self.world.kill(self.name)
+
+    def power_off(self) -> None:
+        """The machine is gone without a word: nobody gets a FIN."""
+        self.world.power_off(self.name)
+
+    def pause(self) -> None:
+        """It takes connections and answers nothing."""
+        self.world.pause(self.name)
+
+    def resume(self) -> None:
+        """End what `pause` began."""
+        self.world.resume(self.name)
+
+    def restart(self, *, keeps_disk: bool = True) -> None:
+        """Boot it again after `kill` or `power_off`, with its queues or without any."""
+        if not keeps_disk:
+            self.queues = QueueShelf(self.clock)
+        self.boot()
+
+    # --- faults on what it says ------------------------------------------------------------------
+
+    def refuse(self, for_s: float) -> None:
+        """For so long the queues have no leader, and every call to them is turned away."""
+        self.is_leaderless = True
+        self._leader_at_s = max(self._leader_at_s, self.world.current_time() + for_s)
+        self.world.add_row("leaderless", broker=self.name, for_s=for_s)
+        self.world.after(for_s, self._elect)
+
+    def _elect(self) -> None:
+        if self.world.current_time() < self._leader_at_s:
+            return
+        self.is_leaderless = False
+        self.world.add_row("leader", broker=self.name)
+        self._stirred.unpark_all()
+
+    def lose_replies(self, count: int = 1, *, op: str = "") -> None:
+        """The next `count` calls to queues (or of `op`) take effect, and nobody is told."""
+        self.interceptor.lose_replies(count, (op,) if op else CALLS)
+
+    # --- the process -----------------------------------------------------------------------------
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._feed_takers, name="queues")
+            nursery.start_soon(partial(trio.serve_tcp, self._serve, self.port), name="listener")
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        peer_name, _ = await trio.socket.getnameinfo(stream.socket.getpeername(), 0)
+        async with trio.open_nursery() as nursery:
+            connection = _Connection(self, Peer(stream), peer_name, nursery)
+            with connection.interests:
+                try:
+                    await connection.peer.run(connection.receive)
+                finally:
+                    self.queues.drop_takes(connection)
+                nursery.cancel_scope.cancel()
+
+    async def _feed_takers(self) -> None:
+        while True:
+            due = math.inf
+            if not self.is_leaderless:  # Else whoever is elected stirs.
+                for take, job in self.queues.feed():
+                    take.asker.reply(take.op, Answer(take.id), encode(job))
+                due = self.queues.next_due()
+            with trio.move_on_at(self.clock.world_time(due)):
+                await self._stirred.park()
+
+    def answer(self, call: Call, data: bytes, asker: _Connection) -> tuple[Reply, bytes] | None:
+        """Do a call to a queue, and say what to answer; None if the answer comes later."""
+        if self.is_leaderless:
+            return NoLeader(call.id), b""
+        try:
+            if call.op == "take":
+                self.queues.ask(Take.decode(call, data, asker))
+                result: Any = None
+            else:
+                result = self.queues.do(call.op, data)
+        except TrinamoError as error:
+            return Refusal(call.id, error.code, error.message), b""
+        self._stirred.unpark_all()
+        if call.op == "take":
+            return None
+        self.world.note(f"nats.{call.op}")
+        return Answer(call.id), encode(result)
+
+
+class _Connection:
+    """One client, as the process sees it. `interests` holds its subscriptions."""
+
+    def __init__(
+        self, nats: SimulatedNats, peer: Peer, peer_name: str, nursery: trio.Nursery
+    ) -> None:
+        self.peer = peer
+        self.interests = ExitStack()
+        self._nats, self._peer_name, self._nursery = nats, peer_name, nursery
+        self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
+        self._subscriptions: dict[int, ExitStack] = {}
+        self.interests.callback(self._leave_all)
+
+    def _leave_all(self) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.close()
+
+    def receive(self, frame: Frame) -> None:
+        """Take one frame in; it passes the interceptor first, unless it is a ping."""
+        header, data = frame
+        message = decode_from_client(header)
+        if isinstance(message, Ping):
+            self.peer.post(encode(Pong()))
+            return
+        self._nats.interceptor.admit(
+            self._requests,
+            lambda: self._do(message, data),
+            channel="nats.request",
+            peer=self._peer_name,
+            payload=message,
+            size=len(header) + len(data),
+        )
+
+    def _do(self, message: FromClient, data: bytes) -> None:
+        match message:
+            case Publish(subject, reply, headers):
+                self._nats.broker.route(Message(subject, data, reply, headers))
+            case Subscribe():
+                self._subscribe(message)
+            case Unsubscribe(subscription_id):
+                self._subscriptions.pop(subscription_id, ExitStack()).close()
+            case Call():
+                answer = self._nats.answer(message, data, self)
+                if answer is not None:
+                    self.reply(message.op, *answer)
+            case Forget(call_id):
+                self._nats.queues.drop_takes(self, call_id)
+            case Ping():
+                pass
+
+    def _subscribe(self, wanted: Subscribe) -> None:
+        if wanted.id in self._subscriptions:
+            return
+        # Entered at once, so that what this client publishes next reaches it.
+        held = self._subscriptions[wanted.id] = ExitStack()
+        subscription = held.enter_context(
+            self._nats.broker.attach(
+                wanted.pattern, group=wanted.group, pending_max=self._nats.pending_max
+            )
+        )
+        self._nursery.start_soon(self._forward, wanted.id, subscription, name="subscription")
+
+    async def _forward(self, subscription_id: int, subscription: MemorySubscription) -> None:
+        dropped = 0
+        async for message in subscription:
+            header = encode(
+                Deliver(subscription_id, message.subject, message.reply, dict(message.headers))
+            )
+            self._send(header, message.payload, message)
+            if subscription.dropped > dropped:
+                dropped = subscription.dropped
+                self._nats.world.note("nats.slow", client=self._peer_name, dropped=dropped)
+            await self.peer.wait_room()
+
+    def reply(self, op: str, reply: Reply, data: bytes = b"") -> None:
+        """Answer a call."""
+        self._send(encode(reply), data, Done(op, reply))
+
+    def _send(self, header: bytes, data: bytes, payload: Any) -> None:
+        self._nats.interceptor.admit(
+            self._replies,
+            lambda: self.peer.post(header, data),
+            channel="nats.reply",
+            peer=self._peer_name,
+            payload=payload,
+            size=len(header) + len(data),
+        )

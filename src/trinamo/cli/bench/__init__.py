@@ -1,0 +1,1 @@
+"""`trinamo bench`: what the transfer backends do on this machine."""

@@ -1,0 +1,1 @@
+"""`trinamo chat`: ask the cluster, and see the answer as it is generated."""

@@ -1,0 +1,66 @@
+"""`trinamo chat`: ask the cluster, and see the answer as it is generated."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..options import ConfigFile, Preset, PrintConfig, Settings, Sources, gather, print_config
+
+__all__ = ["chat"]
+
+
+def chat(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="What to say; without it a conversation begins, or a pipe is read."),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Which model; else the cluster's default.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="Instructions that come before the prompt.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, max=2, help="0 is the likeliest answer.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="The frontend, such as http://127.0.0.1:8787."),
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+) -> None:
+    """Stream an answer to the terminal; Ctrl-C stops it."""
+    sources = Sources(config, preset, gather(settings))
+    if show_config:
+        print_config(sources.load())
+        return
+
+    from ..running.locating import frontend_url, locate
+    from .conversation import Conversation, converse
+
+    base = url or frontend_url(locate(sources))
+    talk = Conversation(
+        base, model=model, system=system, max_tokens=max_tokens, temperature=temperature
+    )
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().strip()
+    if prompt is None:
+        converse(talk)
+    elif not talk.ask(prompt):
+        raise typer.Exit(130)
+
+
+chat.__dict__["epilog"] = (
+    'Examples:  trinamo chat "Name three colours."  ·  trinamo chat --system "Be brief."  ·  '
+    "git diff | trinamo chat --max-tokens 64"
+)

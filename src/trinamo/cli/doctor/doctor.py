@@ -1,0 +1,77 @@
+"""`trinamo doctor`: what is there, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..failures import EXIT_FAILED
+from ..options import (
+    ConfigFile,
+    EtcdEndpoints,
+    NatsServers,
+    Preset,
+    PrintConfig,
+    Settings,
+    cluster_sources,
+    print_config,
+)
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of findings.")] = False,
+    etcd: EtcdEndpoints = None,
+    nats: NatsServers = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+) -> None:
+    """Check installation, servers, model, limits, and what moves KV blocks.
+
+    Exit codes: 0 nothing that the configuration needs is missing, 1 something is, 2 the
+    configuration is wrong.
+    """
+    sources = cluster_sources(config, preset, settings, etcd, nats)
+    if show_config:
+        print_config(sources.load())
+        return
+
+    import trio
+
+    from ..running.locating import locate, quiet_log
+    from .examination import examine
+    from .finding import Verdict
+
+    quiet_log()
+    findings = trio.run(examine, locate(sources))
+    if as_json:
+        import json
+
+        import attrs
+
+        sys.stdout.write(json.dumps([attrs.asdict(each) for each in findings], indent=2) + "\n")
+    else:
+        from rich.console import Console
+
+        from .text import findings_table
+
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+        console.print(findings_table(findings))
+    missing = [each for each in findings if each.verdict == Verdict.MISSING]
+    if missing:
+        sys.stderr.write(
+            f"trinamo: {len(missing)} needed and missing: {', '.join(e.what for e in missing)}\n"
+        )
+        raise typer.Exit(EXIT_FAILED)
+
+
+doctor.__dict__["epilog"] = (
+    "Examples:  trinamo doctor  ·  trinamo doctor --json  ·  trinamo doctor --config cluster.yaml  ·  "
+    "trinamo doctor --set data_plane.nixl.enabled=true"
+)

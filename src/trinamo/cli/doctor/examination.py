@@ -1,0 +1,247 @@
+"""What `trinamo doctor` looks at: packages, engines, servers, ports, limits. It changes nothing.
+
+Addresses are shown, passwords and tokens never: no finding reads one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.errors import ConfigError, TrinamoError
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.planes import ControlPlane, EventPlane
+
+from ..running.locating import Target, somebody_listens
+from ..serve.engine import choose_engine
+from ..serve.planes import open_control_plane, open_event_plane
+from ..up.plan import check_port
+from .finding import Finding, Verdict
+from .transfer import transfer_findings
+
+__all__ = ["examine"]
+
+OPEN_FILES_MIN: Final = 4096
+"""A frontend at its default bounds holds 2048 clients and a stream for each."""
+ASK_TIMEOUT_S: Final = 8.0
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
+
+
+async def examine(target: Target) -> list[Finding]:
+    """Look at everything; takes at most a few seconds, also where nothing answers."""
+    found = [_python(), *_packages(target), *_model(target.config), _cluster(target)]
+    servers: dict[str, Finding] = {}
+    async with open_nursery() as nursery:
+        nursery.start_soon(_etcd, target, servers)
+        nursery.start_soon(_nats, target, servers)
+    found += [servers[name] for name in ("etcd", "NATS") if name in servers]
+    found += [*_disk(target.config), _http_port(target), *_limits()]
+    found += await trio.to_thread.run_sync(lambda: list(transfer_findings(target.config)))
+    return found
+
+
+# --- what is installed -----------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    text = f"{platform.python_version()} at {sys.executable}"
+    if (3, 11) <= sys.version_info[:2] < (3, 14):
+        return Finding("Python", Verdict.GOOD, text)
+    return Finding("Python", Verdict.MISSING, f"{text}; 3.11 to 3.13 is needed", "make up")
+
+
+def _packages(target: Target) -> Iterator[Finding]:
+    by_extra: dict[str, list[str]] = {"": [], "embedded": [], "llamacpp": []}
+    try:
+        lines = requires("trinamo") or []
+        text = f"{version('trinamo')} with "
+    except PackageNotFoundError:
+        yield Finding("trinamo", Verdict.WARNING, "runs without being installed", "pip install .")
+        return
+    for line in lines:
+        marker = _EXTRA.search(line)
+        name = _NAME.match(line)
+        key = str(marker[1]) if marker else ""
+        if name and key in by_extra and name[0] != "trinamo":
+            by_extra[key].append(name[0])
+    there, missing = _versions(by_extra[""])
+    if missing:
+        yield Finding(
+            "trinamo", Verdict.MISSING, f"{text}{there}; without {missing}", "pip install trinamo"
+        )
+    else:
+        yield Finding("trinamo", Verdict.GOOD, text + there)
+    needs = {
+        "embedded": target.run is not None or _plans_servers(target),
+        "llamacpp": target.config.worker.engine == "llamacpp",
+    }
+    for extra, is_needed in needs.items():
+        there, missing = _versions(by_extra[extra])
+        if missing:
+            verdict = Verdict.MISSING if is_needed else Verdict.WARNING
+            remedy = f"pip install 'trinamo[{extra}]'"
+            yield Finding(f"extra {extra}", verdict, f"without {missing}", remedy)
+        else:
+            yield Finding(f"extra {extra}", Verdict.GOOD, there)
+
+
+def _versions(names: list[str]) -> tuple[str, str]:
+    """What is there with its version, and what is missing."""
+    there, missing = [], []
+    for name in names:
+        try:
+            there.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    return ", ".join(there), ", ".join(missing)
+
+
+def _plans_servers(target: Target) -> bool:
+    """Whether `trinamo up` would start servers of its own with this configuration."""
+    section = target.config.control_plane
+    return section.backend == "etcd" and section.embedded is not False and not target.is_named
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    from trinamo.runtime.engines.llamacpp.model_file import (
+        FETCH_COMMAND,
+        find_model,
+    )
+
+    is_needed = config.worker.engine == "llamacpp"
+    try:
+        path = find_model(config.worker.model_path)
+    except ConfigError as error:
+        verdict = Verdict.MISSING if is_needed else Verdict.WARNING
+        yield Finding("model file", verdict, error.message, FETCH_COMMAND)
+    else:
+        size = path.stat().st_size / 1e6
+        yield Finding("model file", Verdict.GOOD, f"{path} ({size:.0f} MB)")
+    try:
+        choice = choose_engine(config.worker)
+    except ConfigError as error:
+        yield Finding("engine", Verdict.MISSING, error.message)
+    else:
+        yield Finding("engine", Verdict.GOOD, f"{choice.engine}: {choice.why}")
+
+
+# --- what runs -------------------------------------------------------------------------------
+
+
+def _cluster(target: Target) -> Finding:
+    run = target.run
+    if run is not None:
+        where = run.url or "not ready yet"
+        return Finding(
+            "cluster", Verdict.GOOD, f"`trinamo up`, pid {run.pid}, {run.state}: {where}"
+        )
+    return Finding("cluster", Verdict.NOTE, "none was started here by `trinamo up`", "trinamo up")
+
+
+async def _etcd(target: Target, found: dict[str, Finding]) -> None:
+    section = target.config.control_plane
+    if section.backend != "etcd":
+        found["etcd"] = Finding("etcd", Verdict.NOTE, "the control plane is in memory")
+        return
+    endpoints = section.etcd.endpoints
+    found["etcd"] = await _server(
+        "etcd", endpoints, target, open_control_plane(section.etcd, list(endpoints))
+    )
+
+
+async def _nats(target: Target, found: dict[str, Finding]) -> None:
+    section = target.config.event_plane
+    if section.backend != "nats":
+        found["NATS"] = Finding("NATS", Verdict.NOTE, "the event plane is in memory")
+        return
+    servers = section.nats.servers
+    found["NATS"] = await _server(
+        "NATS", servers, target, open_event_plane(section.nats, list(servers))
+    )
+
+
+async def _server(
+    name: str,
+    addresses: tuple[str, ...],
+    target: Target,
+    opened: AbstractAsyncContextManager[ControlPlane | EventPlane],
+) -> Finding:
+    where = ", ".join(addresses)
+    # Quick for the usual case, in which nothing was started yet.
+    if not any([await somebody_listens(each) for each in addresses]):
+        if target.is_named or target.run is not None:
+            return Finding(
+                name, Verdict.MISSING, f"nothing answers at {where}", f"start {name} there"
+            )
+        return Finding(name, Verdict.NOTE, f"none at {where}; `trinamo up` starts its own")
+    with trio.move_on_after(ASK_TIMEOUT_S):
+        try:
+            async with opened as plane:
+                line = await plane.check_health()
+        except TrinamoError as error:
+            return Finding(name, Verdict.MISSING, error.message, f"check {name} at {where}")
+        return Finding(name, Verdict.WARNING if "warning" in line else Verdict.GOOD, line)
+    return Finding(name, Verdict.MISSING, f"no answer at {where} in {ASK_TIMEOUT_S:g} s")
+
+
+def _http_port(target: Target) -> Finding:
+    http = target.config.http
+    if target.run is not None and target.run.url:
+        return Finding("HTTP port", Verdict.GOOD, f"served: {target.run.url}")
+    try:
+        check_port(http.host, http.port)
+    except ConfigError as error:
+        return Finding("HTTP port", Verdict.WARNING, error.message, "trinamo up --port 0")
+    return Finding("HTTP port", Verdict.GOOD, f"{http.host} port {http.port} is free")
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    """Whether an embedded etcd keeps its log on the kind of disk it is planned with."""
+    etcd = config.control_plane.etcd
+    if not etcd.ssd or etcd.data_dir is None or config.control_plane.embedded is False:
+        return
+    if spins(Path(etcd.data_dir)):
+        text = f"control_plane.etcd.ssd is true, and {etcd.data_dir} is on a disk that spins"
+        yield Finding("disk", Verdict.WARNING, text, "set control_plane.etcd.data_dir")
+    else:
+        yield Finding("disk", Verdict.GOOD, f"{etcd.data_dir} is on no disk that spins")
+
+
+def spins(path: Path, *, devices: Path = Path("/sys/dev/block")) -> bool:
+    """Whether the kernel says so of the disk that holds `path`, or will hold it."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    number = there.stat().st_dev
+    device = (devices / f"{os.major(number)}:{os.minor(number)}").resolve()
+    # A partition has no queue; its disk is the folder above.
+    flags = [folder / "queue" / "rotational" for folder in (device, device.parent)]
+    return any(flag.is_file() and flag.read_text().strip() == "1" for flag in flags)
+
+
+def _limits() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{_limit(soft)}, at most {_limit(hard)}"
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
+        yield Finding("open files", Verdict.WARNING, text, f"ulimit -n {_raised(hard)}")
+    else:
+        yield Finding("open files", Verdict.GOOD, text)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _raised(hard: int) -> int:
+    wanted = 65_536
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

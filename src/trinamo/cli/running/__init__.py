@@ -1,0 +1,1 @@
+"""Which cluster a command is about, and what its processes answer."""

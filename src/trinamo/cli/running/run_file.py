@@ -1,0 +1,147 @@
+"""Where a running cluster says what it is: one small JSON file, found by `status`, `chat`, `doctor`.
+
+`trinamo up` gives its servers addresses, tokens and a secret of their own for each run, so somebody
+has to tell. The file is for its user alone, because it holds them. It is written whole, belongs to one process (pid and start time, so a pid used again is not mistaken for it) and is
+removed at the end; what a killed `up` left behind is swept by the next reader.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trinamo.transports.servers.scratch import scratch_parent
+
+__all__ = ["ProcessEntry", "RunFile", "find_runs", "process_started", "run_folder", "sweep"]
+
+FILE_BYTES_MAX: Final = 256 * 1024
+# The only folders that sweeping may remove: what the embedded servers make for themselves.
+_OURS: Final = ("trinamo-etcd-", "trinamo-nats-", "trinamo-run-")
+
+
+@attrs.frozen
+class ProcessEntry:
+    """One process of the cluster."""
+
+    name: str
+    pid: int
+    url: str = ""
+    """Where it answers HTTP: the frontend's API, a worker's status port."""
+
+
+@attrs.frozen
+class RunFile:
+    """A cluster started by `trinamo up`."""
+
+    pid: int
+    started: int
+    """When that process started, in the kernel's ticks; with the pid it is unique."""
+    state: str
+    """`starting`, `ready` or `draining`."""
+    url: str = ""
+    etcd: tuple[str, ...] = ()
+    nats: tuple[str, ...] = ()
+    engine: str = ""
+    config_file: str = ""
+    preset: str = ""
+    settings: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    """What a process needs to belong to the cluster, by key: `serve/joining.py`. Secrets are in it."""
+    processes: tuple[ProcessEntry, ...] = ()
+    directories: tuple[str, ...] = ()
+    """Temporary folders of the embedded servers."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is written."""
+        return run_folder() / f"{self.pid}.json"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that wrote it still runs."""
+        return process_started(self.pid) == self.started
+
+    def write(self) -> None:
+        """Write it whole, for this user's eyes only; raises `OSError`."""
+        folder = self.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # It may have been there, and open to others.
+        handle, name = tempfile.mkstemp(prefix=f"{self.pid}-", suffix=".new", dir=folder)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(attrs.asdict(self), file, indent=1)
+        # A rename, so that a reader sees the old file or the new one.
+        Path(name).replace(self.path)
+
+    def remove(self) -> None:
+        """Remove it; one that has gone is no error."""
+        self.path.unlink(missing_ok=True)
+
+
+def run_folder() -> Path:
+    """`$XDG_RUNTIME_DIR/trinamo` where there is one, else `~/.cache/trinamo/run`."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "trinamo"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "trinamo" / "run"
+
+
+def process_started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return None
+    # The second field is the name in parentheses and may hold anything, also blanks.
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
+
+
+def find_runs() -> list[RunFile]:
+    """The clusters of this user that are running, the newest first. Files left over are swept."""
+    found = []
+    for path, run in _read_all():
+        if run is not None and run.is_alive:
+            found.append(run)
+        else:
+            sweep(path, run)
+    return sorted(found, key=lambda run: run.started, reverse=True)
+
+
+def sweep(path: Path, run: RunFile | None) -> None:
+    """Remove a file whose writer has gone, and the temporary folders it could not remove."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    for name in run.directories if run is not None else ():
+        folder = Path(name)
+        if folder.parent == scratch_parent() and folder.name.startswith(_OURS):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_all() -> Iterator[tuple[Path, RunFile | None]]:
+    for path in sorted(run_folder().glob("*.json")):
+        try:
+            if path.stat().st_uid != os.getuid():
+                continue
+            with path.open("rb") as file:
+                data = file.read(FILE_BYTES_MAX)
+            yield path, _parse(json.loads(data))
+        except OSError:
+            continue
+        except (ValueError, TypeError, KeyError):
+            yield path, None
+
+
+def _parse(value: dict[str, Any]) -> RunFile:
+    value["processes"] = tuple(ProcessEntry(**each) for each in value["processes"])
+    for name in ("etcd", "nats", "directories"):
+        value[name] = tuple(value[name])
+    value["settings"] = {str(key): str(text) for key, text in value["settings"].items()}
+    return RunFile(**value)

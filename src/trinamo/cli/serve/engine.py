@@ -1,0 +1,146 @@
+"""Which engine a worker runs, and how it is opened. Imports an engine only once it is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trinamo.runtime.config.config import WorkerConfig
+from trinamo.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinamo.runtime.engines import GenerationEngine
+
+__all__ = ["Choice", "choose_engine", "open_engine"]
+
+_EXTRA_MODULES: Final = ("cyllama", "jinja2")
+
+
+@attrs.frozen
+class Choice:
+    """An engine and the sentence that says why it."""
+
+    engine: str
+    why: str
+
+
+def choose_engine(section: WorkerConfig) -> Choice:
+    """Resolve `auto`: llamacpp where its extra and model file are there, else exact.
+
+    Raises `ConfigError` for llamacpp by name without the extra, or without the model file.
+    """
+    if section.engine not in ("auto", "llamacpp"):
+        return Choice(section.engine, "as configured")
+    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing and section.engine == "llamacpp":
+        raise ConfigError(
+            f"worker.engine is llamacpp, and its extra is not installed ({', '.join(missing)}"
+            " missing); pip install 'trinamo[llamacpp]', or choose --engine exact"
+        )
+    if missing:
+        return Choice(
+            "exact",
+            f"the extra llamacpp is not installed ({', '.join(missing)} missing); "
+            "pip install 'trinamo[llamacpp]'",
+        )
+    from trinamo.runtime.engines.llamacpp.model_file import find_model
+
+    try:
+        path = find_model(section.model_path)
+    except ConfigError as error:
+        if section.model_path or section.engine == "llamacpp":
+            raise
+        return Choice("exact", f"there is no model file: {error}")
+    return Choice("llamacpp", f"its extra is installed and the model is {path}")
+
+
+@asynccontextmanager
+async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
+    """The engine by name, with the bounds of the configuration.
+
+    Raises `ConfigError` if it cannot be opened with them.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(_open_named(section, engine))
+        except (ValueError, MemoryError) as error:
+            raise ConfigError(
+                f"engine {engine} cannot be opened with the bounds under `worker`: {error}"
+            ) from error
+        yield opened
+
+
+@asynccontextmanager
+async def _open_named(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
+    bounds = _given(section, "running_max", "waiting_max", "step_tokens_max", "chunk_tokens_max")
+    context = _given(section, "context_tokens_max")
+    if engine == "echo":
+        from trinamo.runtime.engines import open_echo_engine
+
+        async with open_echo_engine(model=section.model_name or "echo", **context) as echo:
+            yield echo
+    elif engine == "exact":
+        from trinamo.runtime.engines.exact.engine import open_exact_engine
+
+        blocks: dict[str, Any] = {}
+        if section.kv_blocks is not None:
+            blocks["block_count"] = section.kv_blocks
+        async with open_exact_engine(
+            model=section.model_name or "exact",
+            block_tokens=section.kv_block_tokens,
+            **blocks,
+            **context,
+            **bounds,
+        ) as exact:
+            yield exact
+    elif engine == "mocker":
+        async with _open_mocker(section, context) as mocker:
+            yield mocker
+    else:
+        from trinamo.runtime.engines.llamacpp.engine import open_llamacpp_engine
+        from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME
+
+        tokens: dict[str, Any] = {}
+        if section.kv_blocks is not None:
+            tokens["kv_tokens"] = section.kv_blocks * section.kv_block_tokens
+        async with open_llamacpp_engine(
+            section.model_path,
+            model=section.model_name or MODEL_NAME,
+            threads=section.threads,
+            **tokens,
+            **context,
+            **bounds,
+        ) as llama:
+            yield llama
+
+
+@asynccontextmanager
+async def _open_mocker(
+    section: WorkerConfig, context: dict[str, Any]
+) -> AsyncIterator[GenerationEngine]:
+    from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+
+    # The mocker has upstream's names for the same bounds.
+    given: dict[str, Any] = {
+        "num_gpu_blocks": section.kv_blocks,
+        "max_num_seqs": section.running_max,
+        "max_num_batched_tokens": section.step_tokens_max,
+    }
+    options = MockerOptions(
+        block_size=section.kv_block_tokens,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    waiting = _given(section, "waiting_max")
+    model = section.model_name or "mocker"
+    async with open_mocker_engine(options, model=model, **context, **waiting) as host:
+        yield host
+
+
+def _given(section: WorkerConfig, *names: str) -> dict[str, Any]:
+    """The bounds that are configured; the engine knows best about the others."""
+    values = {name: getattr(section, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

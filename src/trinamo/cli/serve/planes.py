@@ -1,0 +1,216 @@
+"""The composition root: which transport carries which plane, by configuration.
+
+The only module that names concrete transports. Everything else sees the interfaces of
+`trinamo.runtime.planes`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+import trio
+
+from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret, TlsConfig
+from trinamo.runtime.config.membership_secret import read_secret
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConnectError, TrinamoError
+from trinamo.runtime.process.runtime import DataPlane, TransferChain
+from trinamo.transports.tcp import (
+    TcpClient,
+    open_request_plane,
+    open_request_server,
+    open_stream_server,
+)
+
+from .embedding import embedded_etcd, embedded_nats
+from .transfer_planes import open_transfer_chain, tcp_options
+
+if TYPE_CHECKING:
+    from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
+
+__all__ = ["RealTransports"]
+
+
+class RealTransports:
+    """A `Transports` that talks to the world."""
+
+    def __init__(self) -> None:
+        self._secret: bytes | None = None
+
+    @asynccontextmanager
+    async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
+        """etcd, or the memory of this one process."""
+        section = config.control_plane
+        if section.backend == "memory":
+            from trinamo.transports.memory.control import MemoryControlPlane
+
+            yield MemoryControlPlane()
+            return
+        async with AsyncExitStack() as stack:
+            endpoints = list(section.etcd.endpoints)
+            if section.embedded:
+                server = await stack.enter_async_context(embedded_etcd(section.etcd))
+                endpoints = [server.endpoint]
+            plane = await stack.enter_async_context(open_control_plane(section.etcd, endpoints))
+            yield plane
+
+    @asynccontextmanager
+    async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
+        """NATS, or the memory of this one process."""
+        section = config.event_plane
+        if section.backend == "memory":
+            from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
+
+            yield MemoryEventPlane(MemoryBroker())
+            return
+        async with AsyncExitStack() as stack:
+            servers, nats = list(section.nats.servers), section.nats
+            if section.embedded:
+                server = await stack.enter_async_context(embedded_nats(nats))
+                servers = [server.url]
+                nats = msgspec.structs.replace(nats, token=Secret(server.token))
+            plane = await stack.enter_async_context(open_event_plane(nats, servers))
+            yield plane
+
+    @asynccontextmanager
+    async def open_data(
+        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
+    ) -> AsyncIterator[DataPlane]:
+        """TCP for responses; for requests TCP, and NATS beside it if configured."""
+        options = tcp_options(config.data_plane.tcp, secret=self._read_secret(config))
+        # Whoever serves takes requests on the configured port; who only calls is called there.
+        home_options = attrs.evolve(options, port=0) if serving else options
+        async with AsyncExitStack() as stack:
+            home = await stack.enter_async_context(open_stream_server(home_options, env))
+            tcp = await stack.enter_async_context(open_request_plane(options, env))
+            planes: dict[str, RequestPlane] = {tcp.transport: tcp}
+            servers: list[RequestServer] = []
+            if serving:
+                server = open_request_server(options, env, instance_id=serving)
+                servers.append(await stack.enter_async_context(server))
+            if config.data_plane.requests == "nats":
+                from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
+
+                nats = NatsRequestPlane(events, ack_timeout_s=config.event_plane.nats.ack_timeout_s)
+                planes = {nats.transport: nats, **planes}
+                if serving:
+                    servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
+            yield DataPlane(
+                request_planes=planes,
+                request_servers=servers,
+                response_plane=home,
+                call_home=TcpClient(options),
+            )
+
+    @asynccontextmanager
+    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
+        """The chain of `data_plane`, without what this machine has no library for."""
+        secret = self._read_secret(config)
+        async with open_transfer_chain(config.data_plane, env, secret=secret) as chain:
+            yield chain
+
+    def _read_secret(self, config: Config) -> bytes:
+        """Once: a file that changes later must not leave one process with two secrets."""
+        if self._secret is None:
+            self._secret = read_secret(config.security)
+        return self._secret
+
+
+@asynccontextmanager
+async def open_control_plane(
+    section: EtcdConfig, endpoints: list[str]
+) -> AsyncIterator[ControlPlane]:
+    """etcd, known to answer; `ConnectError` with what to do if it does not."""
+    from trinamo.transports.etcd import open_etcd
+
+    tls = section.tls
+    async with open_etcd(
+        endpoints,
+        username=section.username,
+        password=_revealed(section.password) or None,
+        tls=tls.enabled,
+        ca_file=_path(tls.ca_file),
+        cert_file=_path(tls.cert_file),
+        key_file=_path(tls.key_file),
+        tls_server_name=tls.server_name,
+        timeout_s=section.request_timeout_s,
+        per_try_timeout_s=section.attempt_timeout_s,
+        silence_s=section.silence_s,
+    ) as plane:
+        where = ", ".join(endpoints)
+        advice = (
+            f"no etcd answers at {where}. Start one there, name others with --etcd or "
+            "control_plane.etcd.endpoints, or let `trinamo up` start everything"
+        )
+        await _must_answer(plane, section.connect_timeout_s, advice)
+        yield plane
+
+
+@asynccontextmanager
+async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIterator[EventPlane]:
+    """NATS, connected; `ConnectError` with what to do if that fails."""
+    from trinamo.transports.nats import open_nats
+
+    where = ", ".join(servers)
+    async with AsyncExitStack() as stack:
+        try:
+            plane = await stack.enter_async_context(
+                open_nats(
+                    servers,
+                    username=section.username or "",
+                    password=_revealed(section.password),
+                    token=_revealed(section.token),
+                    credentials_path=section.credentials_file or "",
+                    nkey_seed_path=section.nkey_seed_file or "",
+                    tls=_tls_context(section.tls),
+                    tls_hostname=section.tls.server_name or "",
+                    connect_timeout_s=section.connect_timeout_s,
+                    reconnect_wait_s=section.reconnect_wait_s,
+                    reconnect_wait_max_s=section.reconnect_wait_max_s,
+                    ping_interval_s=section.ping_interval_s,
+                    drain_timeout_s=section.drain_timeout_s,
+                    outgoing_messages_max=section.outgoing_messages_max,
+                    outgoing_bytes_max=section.outgoing_bytes_max,
+                    stream_replicas=section.stream_replicas,
+                    needs_jetstream=section.jetstream,
+                )
+            )
+        except ConnectError as error:
+            raise ConnectError(
+                f"no NATS answers at {where}. Start one there, name others with --nats or "
+                f"event_plane.nats.servers, or let `trinamo up` start everything ({error})"
+            ) from error
+        yield plane
+
+
+async def _must_answer(plane: ControlPlane, timeout_s: float, advice: str) -> None:
+    with trio.move_on_after(timeout_s):
+        try:
+            await plane.check_health()
+        except TrinamoError as error:
+            raise ConnectError(f"{advice} ({error})") from error
+        return
+    raise ConnectError(f"{advice} (no answer within {timeout_s:g} s)")
+
+
+def _revealed(secret: Secret | None) -> str:
+    return "" if secret is None else secret.reveal()
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _tls_context(section: TlsConfig) -> ssl.SSLContext | None:
+    if not section.enabled:
+        return None
+    context = ssl.create_default_context(cafile=section.ca_file)
+    if section.cert_file is not None:
+        context.load_cert_chain(section.cert_file, section.key_file)
+    return context

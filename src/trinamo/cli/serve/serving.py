@@ -1,0 +1,229 @@
+"""`trinamo worker` and `trinamo frontend`: one process of a cluster, until a signal ends it.
+
+What they run is in `roles.py`. Under `trinamo up` they announce on a pipe that they serve; alone
+they say it on standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from trinamo.runtime.logs.text import leaves, tell_causes
+
+from ..options import (
+    ConfigFile,
+    EngineName,
+    EtcdEndpoints,
+    NatsServers,
+    Preset,
+    PrintConfig,
+    Settings,
+    Sources,
+    gather,
+    print_config,
+)
+from .readiness import announce, bind_to_parent
+
+if TYPE_CHECKING:
+    from trinamo.runtime.config.config import Config
+
+__all__ = ["frontend", "worker"]
+
+ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True)]
+Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]
+
+
+def worker(
+    *,
+    engine: Annotated[
+        EngineName | None, typer.Option("--engine", help="What generates the tokens.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="The name clients ask for.")
+    ] = None,
+    model_path: Annotated[
+        str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
+    ] = None,
+    status_port: Annotated[
+        int | None, typer.Option("--port", help="Status port; 0: the system chooses.")
+    ] = None,
+    status_host: Annotated[
+        str | None, typer.Option("--host", help="Address of the status port.")
+    ] = None,
+    etcd: EtcdEndpoints = None,
+    nats: NatsServers = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+    ready_fd: ReadyFd = None,
+    parent: Parent = None,
+) -> None:
+    """Serve a model: register in the control plane and answer what the frontends send."""
+    if parent is not None:
+        bind_to_parent(parent)
+    overrides = gather(
+        settings,
+        worker__engine=engine,
+        worker__model_name=model_name,
+        worker__model_path=model_path,
+        worker__status_port=status_port,
+        worker__status_host=status_host,
+        control_plane__etcd__endpoints=etcd,
+        event_plane__nats__servers=nats,
+    )
+
+    async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
+        from .roles import run_worker
+
+        def ready(facts: Any) -> None:
+            tell(
+                {
+                    "instance_id": facts.instance_id,
+                    "model": facts.model,
+                    "engine": facts.engine,
+                    "status_url": facts.status_url,
+                }
+            )
+
+        await run_worker(chosen, ready=ready)
+
+    _serve("worker", Sources(config, preset, overrides), run, show_config, ready_fd)
+
+
+def frontend(
+    *,
+    port: Annotated[
+        int | None, typer.Option("--port", help="HTTP port; 0: the system chooses.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to bind.")] = None,
+    etcd: EtcdEndpoints = None,
+    nats: NatsServers = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+    ready_fd: ReadyFd = None,
+    parent: Parent = None,
+) -> None:
+    """Serve the OpenAI HTTP API for whatever models the workers register."""
+    if parent is not None:
+        bind_to_parent(parent)
+    overrides = gather(
+        settings,
+        http__port=port,
+        http__host=host,
+        control_plane__etcd__endpoints=etcd,
+        event_plane__nats__servers=nats,
+    )
+
+    async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
+        from .roles import run_frontend
+
+        await run_frontend(chosen, ready=lambda facts: tell({"url": facts.url}))
+
+    _serve("frontend", Sources(config, preset, overrides), run, show_config, ready_fd)
+
+
+worker.__dict__["epilog"] = (
+    "Examples:  trinamo worker --engine exact --etcd 10.0.0.5:2379 --nats nats://10.0.0.5:4222"
+    "  ·  trinamo worker --config cluster.yaml --model-path model.gguf"
+)
+frontend.__dict__["epilog"] = (
+    "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"
+    "  ·  trinamo frontend --config cluster.yaml"
+)
+
+_Run = Callable[["Config", Callable[[dict[str, Any]], None]], Awaitable[None]]
+
+
+def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: int | None) -> None:
+    """Configure the process, run its role to the end, and tell the supervisor of both."""
+    from trinamo.runtime.engines.threads import limit_threads
+
+    from ..running.locating import join
+
+    try:
+        if ready_fd is None:
+            # Under `up` all is settled; whoever is started alone may be meant to belong to one.
+            sources, joined = join(sources)
+            if joined:
+                sys.stderr.write(f"trinamo: {role} {joined}\n")
+        config = sources.load()
+        if show_config:
+            print_config(config)
+            return
+        # OpenBLAS reads its limit when numpy is imported, so nothing heavy comes before this.
+        limit_threads(config.worker.threads)
+        _run_role(role, config, run, ready_fd)
+    except BaseException as error:
+        _announce_failure(ready_fd, error)
+        raise
+
+
+def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> None:
+    import trio
+
+    from trinamo.runtime.logs.setup import setup_log
+
+    from .limits import raise_descriptor_limit
+    from .output import tell_losses, unblock_output
+
+    raise_descriptor_limit()
+    unblock_output()
+    tell_losses(setup_log(config.log))
+
+    def tell(facts: dict[str, Any]) -> None:
+        _settle_memory(role)
+        announce(ready_fd, "ready", facts)
+        if ready_fd is None:
+            told = ", ".join(f"{key} {value}" for key, value in facts.items() if value)
+            sys.stdout.write(f"{role} is ready: {told}\n")
+            sys.stdout.flush()
+
+    trio.run(run, config, tell)
+
+
+_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+_MAPPED_BYTES_MIN: Final = 256 << 10
+
+
+def _settle_memory(role: str) -> None:
+    """Give back what only the start needed, and keep the collector off what will always be there.
+
+    5 MB a worker; and a full collection no longer walks every class and module, which would hold
+    all streams up for tens of milliseconds.
+
+    In a frontend, long bodies also leave with their requests: glibc raises the size from which it
+    maps memory apart as soon as a long body is freed, and the next ones then stay in its heap. A
+    burst of 64 bodies of 4 MB left 200 MB behind, for good. A worker's buffers are used again.
+    """
+    gc.collect()
+    gc.freeze()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        if role == "frontend":
+            libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
+        libc.malloc_trim(0)
+
+
+def _announce_failure(ready_fd: int | None, error: BaseException) -> None:
+    first = next(leaves(error), error)
+    if isinstance(first, SystemExit):
+        return
+    expected = getattr(first, "code", None)
+    announce(
+        ready_fd,
+        "error",
+        {
+            "code": expected or "internal",
+            # A bug's text means nothing without its type.
+            "message": str(first) if expected and str(first) else tell_causes(error),
+        },
+    )

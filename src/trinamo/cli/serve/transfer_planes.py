@@ -1,0 +1,176 @@
+"""The composition root of KV transfers: the backends of `data_plane`, opened in their order.
+
+A library is imported only once its backend is configured. What is wrong with the configuration
+stops the start; a library or device that is not there only costs its backend, for tcp carries
+everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Literal
+
+from trinamo.runtime.config.config import DataPlaneConfig, TcpConfig
+from trinamo.runtime.disaggregation import DisaggregationOptions, normalize
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import BackendMissingError
+from trinamo.runtime.kv.transfer.chain import chain_of
+from trinamo.runtime.planes import TransferPlane
+from trinamo.runtime.process.runtime import TransferChain
+from trinamo.transports.one_sided.plane import OneSidedPlane
+from trinamo.transports.tcp import (
+    TcpOptions,
+    TcpTransferPlane,
+    TransferOptions,
+    open_transfer_plane,
+)
+
+__all__ = ["open_transfer_chain", "tcp_options"]
+
+_log = logging.getLogger("trinamo.transfer")
+Protocol = Literal["rdma", "tcp"]
+
+
+@asynccontextmanager
+async def open_transfer_chain(
+    section: DataPlaneConfig, env: Env, *, secret: bytes = b""
+) -> AsyncIterator[TransferChain]:
+    """Open the backends that are configured; those this machine cannot use are named in `missing`.
+
+    `secret` is what peers must prove to the tcp port; without it only loopback is bound.
+
+    Raises `ConfigError` for a setting that a device does not have, and an address that cannot be
+    bound. Opening NIXL or Mooncake takes up to two seconds, in a thread.
+    """
+    found: dict[str, TransferPlane] = {}
+    missing: dict[str, str] = {}
+    order: list[str] = []
+    async with AsyncExitStack() as stack:
+        # First, though it is tried last: it knows the address that peers reach this machine at, and
+        # its port must be refused to nobody before all others are closed (`protocol/transfer/settlement.py`).
+        tcp = await stack.enter_async_context(_open_tcp(section, env, secret))
+        stack.callback(_outlive, tcp, found)
+        found[tcp.backend] = tcp
+        for name in chain_of(section):
+            # Nothing after this hook knows the word `mooncake_tcp`, but what it stands for.
+            options = normalize(_told(name, section), os.environ)
+            backend = options.transfer_backend
+            order.append(backend)
+            try:
+                if backend == "nixl":
+                    found[backend] = await stack.enter_async_context(
+                        _open_nixl(options, section, env)
+                    )
+                elif backend == "mooncake":
+                    protocol: Protocol = "rdma" if name == "mooncake" else "tcp"
+                    found[backend] = await stack.enter_async_context(
+                        _open_mooncake(options, section, protocol, tcp.address, env)
+                    )
+            except BackendMissingError as error:
+                missing[backend] = error.message
+                _log.warning("transfers do without %s: %s; see trinamo doctor", backend, error)
+        planes = [found[backend] for backend in order if backend in found]
+        _log.info("transfers by %s", ", then ".join(plane.backend for plane in planes))
+        yield TransferChain(planes=planes, order=order, missing=missing, settlement=tcp)
+
+
+def _outlive(tcp: TcpTransferPlane, found: dict[str, TransferPlane]) -> None:
+    """The others are closed. Where one of them still moves bytes, nobody may take us for dead."""
+    tcp.outlives_us = any(
+        isinstance(plane, OneSidedPlane) and plane.is_left_moving for plane in found.values()
+    )
+
+
+def _told(name: str, section: DataPlaneConfig) -> DisaggregationOptions:
+    devices = {
+        "nixl": section.nixl.rdma_interface,
+        "mooncake": section.mooncake.device,
+        "mooncake_tcp": section.mooncake.device,
+    }
+    return DisaggregationOptions(transfer_backend=name, rdma_device=devices.get(name))
+
+
+def _open_tcp(
+    section: DataPlaneConfig, env: Env, secret: bytes
+) -> AbstractAsyncContextManager[TcpTransferPlane]:
+    transfer = section.transfer
+    return open_transfer_plane(
+        TransferOptions(
+            tcp=_transfer_tcp(section, secret),
+            slice_bytes=transfer.slice_bytes,
+            checksum=transfer.checksum,
+        ),
+        env,
+    )
+
+
+def _open_nixl(
+    options: DisaggregationOptions, section: DataPlaneConfig, env: Env
+) -> AbstractAsyncContextManager[TransferPlane]:
+    from trinamo.transports.nixl.options import NixlOptions
+    from trinamo.transports.nixl.plane import open_nixl_plane
+
+    nixl = section.nixl
+    return open_nixl_plane(
+        NixlOptions(
+            rdma_interface=options.rdma_device,
+            same_host=nixl.same_host,
+            mtu=nixl.mtu,
+            queue_depth=nixl.queue_depth,
+            completion_mode=nixl.completion_mode,
+            progress_delay_s=nixl.progress_delay_s,
+            notification_poll_s=nixl.notification_poll_s,
+            connect_timeout_s=section.tcp.connect_timeout_s,
+            drain_s=section.transfer.settle_timeout_s,
+        ),
+        env,
+    )
+
+
+def _open_mooncake(
+    options: DisaggregationOptions,
+    section: DataPlaneConfig,
+    protocol: Protocol,
+    tcp_address: str,
+    env: Env,
+) -> AbstractAsyncContextManager[TransferPlane]:
+    from trinamo.transports.mooncake.options import MooncakeOptions
+    from trinamo.transports.mooncake.plane import open_mooncake_plane
+
+    mooncake = section.mooncake
+    return open_mooncake_plane(
+        MooncakeOptions(
+            protocol=protocol,
+            device=options.rdma_device,
+            # It binds all addresses, whatever it is told; this is what peers are told.
+            host=tcp_address.rpartition(":")[0].strip("[]"),
+            threads=mooncake.threads,
+            queue_depth=mooncake.queue_depth,
+            transfer_timeout_s=mooncake.transfer_timeout_s,
+            notification_poll_s=mooncake.notification_poll_s,
+            connect_timeout_s=section.tcp.connect_timeout_s,
+            drain_s=section.transfer.settle_timeout_s,
+        ),
+        env,
+    )
+
+
+def _transfer_tcp(section: DataPlaneConfig, secret: bytes) -> TcpOptions:
+    """As the other TCP planes, with an address of its own if there is one."""
+    transfer = section.transfer
+    own: dict[str, Any] = {"port": transfer.port, "secret": secret}
+    if transfer.host is not None:
+        own |= {"host": transfer.host, "interface": None}
+    if transfer.advertise_host is not None:
+        own["advertise_host"] = transfer.advertise_host
+    return tcp_options(section.tcp, **own)
+
+
+def tcp_options(section: TcpConfig, **own: Any) -> TcpOptions:
+    """The options of every TCP plane from `data_plane.tcp`, but for what a plane has of its own."""
+    # The keys are the fields, name by name.
+    values: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
+    return TcpOptions(**{**values, **own})

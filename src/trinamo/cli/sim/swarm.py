@@ -1,0 +1,279 @@
+"""The long searches of `trinamo sim`, with their progress on standard error."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .files import (
+    EXIT_BROKEN,
+    EXIT_UNSTEADY,
+    catalogue_names,
+    exit_code_for,
+    refuse,
+    resolve,
+    save_played,
+)
+from .text import finding_lines, quietly, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from trinamo.sim.explore import Failure, Scenario, Search, Shrunk
+    from trinamo.sim.explore.swarm import Progress
+
+__all__ = ["catalogue_table", "compare_digests", "explore_all", "make_dull", "search"]
+
+SAID_MAX: Final = 4000
+LISTED_MAX: Final = 20
+EXPLORE_SECONDS_A_LINE: Final = 0.2
+
+
+@contextmanager
+def _bar(total: float | None) -> Iterator[tuple[Bar, Any]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # A file of its own, so that it goes on to show while standard error is elsewhere.
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as screen:
+        console = Console(file=screen, highlight=False)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            yield bar, bar.add_task("", total=total, said="")
+
+
+@contextmanager
+def _children_unheard(jobs: int) -> Iterator[None]:
+    """What the processes of a swarm log is shown only if one of them fails."""
+    if jobs == 1:
+        with quietly():
+            yield
+        return
+    sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            size = said.seek(0, os.SEEK_END)
+            said.seek(max(0, size - SAID_MAX))
+            os.write(screen, said.read())
+            raise
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+
+
+def search(
+    plays: Sequence[Scenario],
+    seeds: range | None,
+    minutes: float | None,
+    *,
+    jobs: int,
+    out: Path,
+    name_of: Callable[[Scenario], str],
+) -> int:
+    """Swarm over every scenario, by seeds or by time; save what failed. The exit code."""
+    total = None if seeds is None else len(seeds) * len(plays)
+    code = runs = 0
+    virtual_s = 0.0
+    started_s = time.perf_counter()
+    with _bar(total) as (bar, task):
+        for number, play in enumerate(plays):
+            name, before = name_of(play), runs
+            bar.update(task, description=name)
+
+            def show(progress: Progress, before: int = before) -> None:
+                said = f"{len(progress.failures)} kinds of failure" if progress.failures else ""
+                bar.update(task, completed=before + progress.runs, said=said)
+
+            supply: Any = seeds
+            if minutes is not None:
+                share_s = minutes * 60 / len(plays)
+                supply = _until(started_s + (number + 1) * share_s)
+            with _children_unheard(jobs):
+                progress = _swarm(play, supply, jobs, show)
+            runs += progress.runs
+            virtual_s += progress.virtual_s
+            with quietly():
+                code = max(code, _save_failures(play, name, progress, out, bar))
+            bar.stop()
+            for text in progress.coverage.untested:
+                say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
+                code = max(code, EXIT_BROKEN)
+            bar.start()
+    took_s = time.perf_counter() - started_s
+    say(
+        f"{runs} runs of {len(plays)} scenarios, {virtual_s:,.0f} virtual s in {took_s:,.1f} s:"
+        f" {'no rule was broken' if not code else 'see the failures above'}"
+    )
+    return code
+
+
+def _until(deadline_s: float) -> Iterator[int]:
+    # One batch at least, so that a short time still says something about every scenario.
+    return itertools.takewhile(
+        lambda seed: seed <= 1 or time.perf_counter() < deadline_s, itertools.count(1)
+    )
+
+
+def _swarm(play: Scenario, seeds: Any, jobs: int, show: Callable[[Progress], None]) -> Progress:
+    from trinamo.sim.explore import swarm
+
+    return swarm(play, seeds, jobs=jobs, on_progress=show)
+
+
+def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar: Bar) -> int:
+    from trinamo.sim.core.choices import ReplayChoices
+    from trinamo.sim.explore import played
+
+    code = 0
+    for kind in progress.failures.values():
+        run, finding = kind.first, kind.first.finding
+        assert finding is not None
+        code = max(code, exit_code_for(finding.invariant))
+        lines = [f"{name}, seed {run.seed}, {kind.count} of {progress.runs} runs"]
+        lines += finding_lines(finding)
+        if exit_code_for(finding.invariant) != EXIT_UNSTEADY:
+            path = out / f"{name}-{run.seed}.json"
+            save_played(play, played(play, ReplayChoices(run.values, run.seed)), path)
+            lines.append(f"  trinamo sim replay {path}")
+        bar.stop()
+        for line in lines:
+            say(line)
+        bar.start()
+    return code
+
+
+def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
+    """Shrink, save, and say what is left; the exit code."""
+    from trinamo.sim.explore import Failure, save_failure, shrink
+
+    def count(shrunk: Shrunk) -> str:
+        faults = shrunk.scenario.parameters.get("faults")
+        left = f"{len(faults)} faults, " if isinstance(faults, list) else ""
+        return f"{left}{shrunk.run.lively_count} decisions that are not dull"
+
+    with quietly(), _bar(None) as (bar, task):
+        bar.update(task, description="shrinking")
+
+        def show(shrunk: Shrunk) -> None:
+            bar.update(task, completed=shrunk.attempts, said=count(shrunk))
+
+        try:
+            shrunk = shrink(
+                recorded.scenario, recorded.choices(), cpu_s_max=seconds, on_progress=show
+            )
+        except ValueError as error:
+            refuse(str(error))
+        try:
+            save_failure(Failure.of(shrunk.scenario, shrunk.run), target)
+        except (OSError, ValueError) as error:
+            refuse(f"{target} cannot be written: {error}")
+    end = "nothing gets duller" if shrunk.is_finished else "the time was up"
+    say(f"{count(shrunk)} are left after {shrunk.attempts} attempts; {end}.")
+    lively = [(number, each) for number, each in enumerate(shrunk.record) if each.value]
+    for number, choice in lively[:LISTED_MAX]:
+        say(f"  decision {number}: {choice.label} = {choice.value} of {choice.n}")
+    for line in finding_lines(shrunk.run.finding):
+        say(line)
+    say(f"trinamo sim replay {target}")
+    return 0
+
+
+def explore_all(play: Scenario, name: str, max_dev: int, runs_max: int, save: Path | None) -> int:
+    """Bounded exploration of one scenario; the exit code."""
+    from trinamo.sim.core.choices import ReplayChoices
+    from trinamo.sim.explore import explore_bounded, played
+
+    shown_s = 0.0
+    with quietly(), _bar(None) as (bar, task):
+        bar.update(task, description=name)
+
+        def show(found: Search) -> None:
+            nonlocal shown_s
+            if time.perf_counter() - shown_s > EXPLORE_SECONDS_A_LINE:
+                shown_s = time.perf_counter()
+                said = f"{len(found.runs_by_deviations) - 1} deviations"
+                bar.update(task, completed=found.runs, said=said)
+
+        found = explore_bounded(play, max_deviations=max_dev, runs_max=runs_max, on_progress=show)
+    for deviations, runs in enumerate(found.runs_by_deviations):
+        say(f"{runs:8d} runs with {deviations} decisions that are not dull")
+    if found.is_complete:
+        say(f"Complete: there is no other run with at most {max_dev} such decisions.")
+    else:
+        say(f"Not complete: given up after {found.runs} runs (--runs-max).")
+    if found.first is None:
+        say("No rule was broken.")
+        return 0
+    say(f"{found.failed_runs} runs broke a rule, the first of them run {found.first_after_runs}.")
+    finding = found.first.finding
+    assert finding is not None
+    for line in finding_lines(finding):
+        say(line)
+    if save is not None:
+        with quietly():
+            run = found.first
+            save_played(play, played(play, ReplayChoices(run.values, run.seed)), save)
+        say(f"trinamo sim replay {save}")
+    return exit_code_for(finding.invariant)
+
+
+def compare_digests(
+    plays: Sequence[Scenario],
+    seeds: range,
+    pythons: Sequence[str],
+    name_of: Callable[[Scenario], str],
+) -> int:
+    """How many scenarios are not functions of their seed."""
+    from trinamo.sim.explore import check_determinism
+
+    unsteady = 0
+    with _bar(len(plays)) as (bar, task):
+        for play in plays:
+            bar.update(task, description=name_of(play))
+            try:
+                with _children_unheard(2):
+                    found = check_determinism(play, list(seeds), pythons=(sys.executable, *pythons))
+            except (subprocess.SubprocessError, OSError) as error:
+                refuse(f"{name_of(play)} cannot be played elsewhere: {error}", EXIT_BROKEN)
+            bar.advance(task)
+            if found.differences:
+                unsteady += 1
+                say(f"{name_of(play)}: NOT deterministic")
+                for difference in found.differences:
+                    say(f"  {difference}")
+            else:
+                say(f"{name_of(play)}: {found.runs} runs of {len(seeds)} seeds agree")
+    return unsteady
+
+
+def catalogue_table() -> None:
+    """Print what ships."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from trinamo.sim.scenario.file import load_scenario
+
+    table = Table("name", "covers", "about", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in catalogue_names():
+        scenario = load_scenario(resolve(name))
+        table.add_row(name, ", ".join(scenario.covers), scenario.about)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

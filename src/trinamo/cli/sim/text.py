@@ -1,0 +1,127 @@
+"""What the simulator's commands print, and the page of a run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinamo.sim.core.trace import Row
+    from trinamo.sim.explore import Finding, Pin, Played, Run
+
+__all__ = [
+    "finding_lines",
+    "page_of",
+    "pin_lines",
+    "quietly",
+    "row_text",
+    "run_lines",
+    "say",
+    "title_of",
+]
+
+BAR_WIDTH = 40
+EVIDENCE_LINES_MAX = 30
+
+
+def say(text: str = "") -> None:
+    """One line, or more, on standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the log of the simulated processes: their story is in the trace."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def title_of(name: str, seed: int, bug: str = "") -> str:
+    """What a run is called."""
+    return f"{name}, seed {seed}" + (f", with {bug} planted" if bug else "")
+
+
+def finding_lines(finding: Finding | None) -> list[str]:
+    """The verdict, and the first lines of what was seen."""
+    if finding is None:
+        return ["No rule was broken."]
+    lines = finding.text.splitlines() or [""]
+    more = len(lines) - EVIDENCE_LINES_MAX
+    return [
+        f"{finding.invariant} broken: {lines[0]}",
+        *(f"  {line}" for line in lines[1:EVIDENCE_LINES_MAX]),
+        *([f"  … {more} more lines"] if more > 0 else []),
+    ]
+
+
+def run_lines(title: str, run: Run, cpu_s: float) -> list[str]:
+    """A run in a few lines."""
+    speed = f", {run.virtual_s / cpu_s:,.0f} x real time" if cpu_s > 0 else ""
+    return [
+        title,
+        f"  {run.virtual_s:.3f} virtual s in {cpu_s:.2f} s of processor time{speed}",
+        f"  {run.steps} steps, {run.events} events, {run.rows} rows",
+        f"  {len(run.values)} decisions, {run.lively_count} of them not dull",
+        f"  digest {run.digest}",
+        *finding_lines(run.finding),
+        *(f"Not tested by this run: {text}." for text in run.untested),
+    ]
+
+
+def pin_lines(pin: Pin) -> list[str]:
+    """The share of failing endings over virtual time, as bars."""
+    lines = ["virtual s  decisions kept  endings that fail"]
+    for point in pin.points:
+        bar = "█" * round(point.ratio * BAR_WIDTH)
+        mark = "  <- inevitable from here on" if point is pin.inevitable else ""
+        share = f"{point.failed}/{point.runs}"
+        lines.append(f"{point.time_s:9.4f}  {point.prefix:14d}  {share:>7} {bar}{mark}")
+    if pin.inevitable is None:
+        lines.append("Even the whole run's decisions do not make the failure certain.")
+    return lines
+
+
+def row_text(row: Row) -> str:
+    """One row, for people."""
+    fields = " ".join(f"{name}={value!s}" for name, value in row.fields)
+    return f"{row.time_s:12.6f}  {row.host:<14} {row.kind:<16} {fields}"
+
+
+def page_of(
+    title: str,
+    played: Played,
+    *,
+    facts: Iterable[tuple[str, str]] = (),
+    until_s: float | None = None,
+) -> str:
+    """The HTML page of a run, up to `until_s` if given."""
+    from trinamo.sim.report import About, page
+
+    run, rows = played.run, played.trace.rows
+    is_whole = until_s is None or until_s >= run.virtual_s
+    end_s = run.virtual_s if until_s is None else min(until_s, run.virtual_s)
+    if not is_whole:
+        rows = [row for row in rows if row.time_s <= end_s]
+        title = f"{title}, until {end_s:g} s"
+    finding = run.finding if is_whole else None
+    about = About(
+        title=title,
+        invariant=finding.invariant if finding else "",
+        text=finding.text if finding else "",
+        at_s=finding.at_s if finding else 0.0,
+        end_s=end_s,
+        facts=(
+            ("seed", str(run.seed)),
+            ("digest", run.digest),
+            ("decisions", f"{len(run.values)}, {run.lively_count} not dull"),
+            *facts,
+        ),
+    )
+    return page(rows, about)

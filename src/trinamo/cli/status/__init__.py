@@ -1,0 +1,1 @@
+"""`trinamo status`: who is alive, serving what."""

@@ -1,0 +1,73 @@
+"""`trinamo status`: who is alive, under which lease, serving what."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from ..options import (
+    ConfigFile,
+    EtcdEndpoints,
+    NatsServers,
+    Preset,
+    PrintConfig,
+    Settings,
+    cluster_sources,
+    print_config,
+)
+
+__all__ = ["status"]
+
+
+def status(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    etcd: EtcdEndpoints = None,
+    nats: NatsServers = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="A frontend to ask too, such as http://127.0.0.1:8787."),
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+) -> None:
+    """Show live instances, leases and models, and whether etcd and NATS are there.
+
+    While etcd is away: what the frontend last knew. Exit codes: 0 all answers, 1 no cluster is
+    running, 3 one is, but something of it does not answer.
+    """
+    sources = cluster_sources(config, preset, settings, etcd, nats)
+    if show_config:
+        print_config(sources.load())
+        return
+
+    import trio
+
+    from ..failures import EXIT_DEGRADED
+    from ..running.locating import locate, quiet_log
+    from .survey import survey_cluster
+    from .text import survey_json, survey_tables
+
+    quiet_log()
+    survey = trio.run(partial(survey_cluster, locate(sources), url=(url or "").rstrip("/")))
+    if as_json:
+        sys.stdout.write(survey_json(survey) + "\n")
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+        for part in survey_tables(survey):
+            console.print(part)
+    if survey.away:
+        raise typer.Exit(EXIT_DEGRADED)
+
+
+status.__dict__["epilog"] = (
+    "Examples:  trinamo status  ·  trinamo status --json  ·  "
+    "trinamo status --etcd 10.0.0.5:2379 --url http://10.0.0.7:8787"
+)

@@ -1,0 +1,1 @@
+"""`trinamo up`: a whole cluster on this machine."""

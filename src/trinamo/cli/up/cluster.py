@@ -1,0 +1,342 @@
+"""A whole cluster on one machine, from start to orderly end.
+
+    one cancel scope for the cluster
+    ├─ signals       the first drains, the second ends everything at once
+    ├─ servers       embedded etcd and NATS, unless the configuration names others
+    └─ children      N workers and one frontend (`child.py`)
+
+The way out is the way in backwards: frontend, workers, servers, run file. What is shown is the
+business of `display.py`, the figures in it of `watching.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import trio
+
+from trinamo.runtime.config.config import ShutdownConfig
+from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.nurseries import open_nursery
+
+from ..failures import EXIT_HURRIED, EXIT_OK
+from ..running.http_client import fetch_json
+from ..running.locating import reachable
+from ..running.run_file import ProcessEntry, RunFile, find_runs, process_started
+from ..serve.embedding import embedded_etcd, embedded_nats
+from ..serve.joining import open_secret_file, shared_settings
+from .child import Child
+from .display import Display
+from .hangs import watch_for_hangs
+from .plan import Plan, check_port
+from .watching import watch_cluster
+
+if TYPE_CHECKING:
+    from trinamo.transports.servers import EmbeddedServer
+
+__all__ = ["Cluster"]
+
+START_TIMEOUT_S: Final = 120.0
+DISCOVERY_TIMEOUT_S: Final = 10.0
+DISCOVERY_POLL_S: Final = 0.02
+END_MARGIN_S: Final = 3.0
+"""What a child gets beyond the deadlines of its own shutdown before it is killed."""
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Cluster:
+    """Servers, workers and a frontend, as planned. It runs once."""
+
+    def __init__(self, plan: Plan, display: Display) -> None:
+        self.plan = plan
+        self.servers: dict[str, EmbeddedServer] = {}
+        self.workers: list[Child] = []
+        self.frontend: Child | None = None
+        self._display = display
+        self._told = trio.Event()
+        self._is_hurried = False
+        self._starting = trio.CancelScope()
+        self._everything = trio.CancelScope()
+        self._run_file: RunFile | None = None
+        self._sources = plan.sources
+        self._config = plan.config
+        """Of the children, before what is theirs alone."""
+
+    @property
+    def url(self) -> str:
+        """Where the frontend answers; empty before it does."""
+        return "" if self.frontend is None else reachable(str(self.frontend.facts.get("url", "")))
+
+    async def run(self) -> int:
+        """Start, serve until a signal, end in order; returns the exit code.
+
+        Raises `ConfigError` or `UnavailableError` with a sentence if the start fails; nothing is
+        left behind then, nor when cancelled.
+        """
+        find_runs()  # Sweeps what a killed cluster left behind.
+        http = self.plan.config.http
+        check_port(http.host, http.port)
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            async with open_nursery() as nursery:
+                nursery.start_soon(self._listen, signals)
+                try:
+                    with self._everything:
+                        await self._run_servers()
+                finally:
+                    if self._run_file is not None:
+                        self._run_file.remove()
+                nursery.cancel_scope.cancel()
+        return EXIT_HURRIED if self._is_hurried else EXIT_OK
+
+    async def _listen(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if not self._told.is_set():
+                self._display.say(f"{name}: draining; once more ends everything at once")
+                self._told.set()
+                self._starting.cancel()
+                continue
+            self._is_hurried = True
+            self._display.say(f"{name} again: ending everything at once")
+            self._everything.cancel()
+            async with open_nursery() as nursery:
+                for server in self.servers.values():
+                    nursery.start_soon(server.kill)
+
+    def _interruptible(self) -> trio.CancelScope:
+        """A scope for a part of the start, which the first signal cancels."""
+        self._starting = trio.CancelScope()
+        return self._starting
+
+    # --- servers ---
+
+    async def _run_servers(self) -> None:
+        async with open_nursery() as nursery:
+            with self._interruptible():
+                await self._start_servers(nursery)
+            if not self._told.is_set():
+                with open_secret_file(self.plan.config.security) as secret_file:
+                    self._join(secret_file)
+                    await self._run_children()
+            if self.servers and not self._is_hurried:
+                self._display.busy(f"stopping {' and '.join(self.servers)}")
+            nursery.cancel_scope.cancel()
+
+    async def _start_servers(self, nursery: trio.Nursery) -> None:
+        config, opened = self.plan.config, {}
+        if self.plan.has_etcd:
+            opened["etcd"] = embedded_etcd(config.control_plane.etcd)
+        if self.plan.has_nats:
+            opened["nats"] = embedded_nats(config.event_plane.nats)
+        if not opened:
+            return
+        self._display.busy(f"starting {' and '.join(opened)}")
+        started_at = trio.current_time()
+        async with open_nursery() as starting:
+            for name, server in opened.items():
+                starting.start_soon(nursery.start, self._hold_server, name, server)
+        took = trio.current_time() - started_at
+        where = ", ".join(f"{name} on {s.address}" for name, s in self.servers.items())
+        self._display.say(f"{where} ({took:.1f} s)")
+
+    async def _hold_server(
+        self,
+        name: str,
+        opened: AbstractAsyncContextManager[EmbeddedServer],
+        *,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        async with opened as server:
+            self.servers[name] = server
+            task_status.started()
+            await trio.sleep_forever()
+
+    def _join(self, secret_file: str) -> None:
+        """Settle what the children are told, now that the servers have their addresses."""
+        etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
+        self._sources = self.plan.joined(
+            etcd="" if etcd is None else etcd.url,
+            nats="" if nats is None else nats.url,
+            nats_token="" if nats is None else nats.token,
+            secret_file=secret_file,
+        )
+        self._config = self._sources.load()
+
+    # --- children ---
+
+    async def _run_children(self) -> None:
+        async with open_nursery() as watching, open_nursery() as nursery:
+            if self._display.is_live:
+                watching.start_soon(watch_cluster, self, self._display)
+            with self._interruptible():
+                await self._start_children(nursery)
+            if not self._told.is_set():
+                children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
+                watching.start_soon(watch_for_hangs, children, self._display.say)
+                await self._serve()
+            await self._drain()
+            watching.cancel_scope.cancel()
+
+    async def _start_children(self, nursery: trio.Nursery) -> None:
+        plan = self.plan
+        environ = plan.child_environ(self._sources)
+        for number in range(1, plan.workers + 1):
+            self.workers.append(self._child(f"worker-{number}", "worker", environ))
+        self.frontend = self._child("frontend", "frontend", environ)
+        self._publish("starting")
+        self._display.busy(f"starting {_count(plan.workers, 'worker')} and the frontend")
+        started_at = trio.current_time()
+        children = [*self.workers, self.frontend]
+        for child in children:
+            nursery.start_soon(child.run, name=child.name)
+        try:
+            with trio.fail_after(START_TIMEOUT_S):
+                await self._wait_ready(children)
+        except trio.TooSlowError:
+            late = ", ".join(child.name for child in children if not child.facts)
+            raise UnavailableError(f"{late} did not start within {START_TIMEOUT_S:g} s") from None
+        await self._wait_model()
+        self._display.say(
+            f"{_count(plan.workers, 'worker')} and the frontend are ready"
+            f" ({trio.current_time() - started_at:.1f} s)"
+        )
+        # A frontend that is started again must be found where it was.
+        port = urlsplit(self.url).port
+        self.frontend.environ["TRINAMO_HTTP__PORT"] = str(port)
+
+    def _child(self, name: str, role: str, environ: dict[str, str]) -> Child:
+        return Child(name, [role], environ, on_line=self._display.line, on_event=self._display.say)
+
+    async def _wait_ready(self, children: list[Child]) -> None:
+        # One after the other, but the first that fails must not wait for a slower one before it.
+        failed: list[Exception] = []
+        async with open_nursery() as nursery:
+
+            async def wait(child: Child) -> None:
+                try:
+                    await child.wait_ready()
+                except Exception as error:  # noqa: BLE001 -- raised below, without its group
+                    failed.append(error)
+                    nursery.cancel_scope.cancel()
+
+            for child in children:
+                nursery.start_soon(wait, child)
+        if failed:
+            raise failed[0]
+
+    async def _wait_model(self) -> None:
+        """Return once the frontend has heard of a model, so that the first request is answered."""
+        with trio.move_on_after(DISCOVERY_TIMEOUT_S):
+            while True:
+                with suppress(TrinamoError):
+                    if (await fetch_json(f"{self.url}/health")).get("models"):
+                        return
+                await trio.sleep(DISCOVERY_POLL_S)
+
+    async def _serve(self) -> None:
+        """Tell that the cluster is ready, and wait for the first signal."""
+        self._publish("ready")
+        self._display.busy("")
+        for line in _welcome(self.url):
+            self._display.say(line)
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._republish)
+            await self._told.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _drain(self) -> None:
+        config = self.plan.config
+        limits = config.shutdown
+        self._publish("draining")
+        if self.frontend is not None:
+            self._display.busy("draining the frontend")
+            grace_s = config.http.drain_timeout_s + config.http.stop_grace_s
+            await self._end([self.frontend], grace_s + limits.close_timeout_s)
+        if self.workers:
+            self._display.busy(f"draining {_count(len(self.workers), 'worker')}")
+            await self._end(self.workers, sum(_deadlines(limits)))
+
+    async def _end(self, children: list[Child], grace_s: float) -> None:
+        async def end(child: Child) -> None:
+            started_at = trio.current_time()
+            if await child.end(grace_s=grace_s + END_MARGIN_S):
+                took_s = trio.current_time() - started_at
+                self._display.say(f"{child.name} has ended ({took_s:.1f} s)")
+            else:
+                self._display.say(f"{child.name} did not end in time and was killed")
+
+        async with open_nursery() as nursery:
+            for child in children:
+                nursery.start_soon(end, child)
+
+    # --- the run file ---
+
+    def _publish(self, state: str) -> None:
+        plan, config = self.plan, self._config
+        children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
+        file = plan.sources.file
+        run = RunFile(
+            pid=os.getpid(),
+            started=process_started(os.getpid()) or 0,
+            state=state,
+            url=self.url,
+            etcd=config.control_plane.etcd.endpoints,
+            nats=config.event_plane.nats.servers,
+            settings=shared_settings(config),
+            engine=plan.engine,
+            config_file="" if file is None else str(file.absolute()),
+            preset=plan.sources.preset or "",
+            processes=(
+                *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
+                *(ProcessEntry(child.name, child.pid, address_of(child)) for child in children),
+            ),
+            directories=(
+                *(str(server.log_path.parent) for server in self.servers.values()),
+                str(Path(config.security.secret_file or "").parent),
+            ),
+        )
+        if run == self._run_file:
+            return
+        try:
+            run.write()
+        except OSError as error:
+            self._display.say(
+                f"cannot write {run.path}: {error.strerror}; `trinamo status` will not find this"
+                " cluster by itself"
+            )
+        self._run_file = run
+
+    async def _republish(self) -> None:
+        """Keep the run file true while processes are started again."""
+        while True:
+            await trio.sleep(1)
+            self._publish("ready")
+
+
+def address_of(child: Child) -> str:
+    """Where a child answers HTTP; empty before it has said so."""
+    return str(child.facts.get("url") or child.facts.get("status_url") or "")
+
+
+def _deadlines(limits: ShutdownConfig) -> list[float]:
+    """The deadlines of a worker's orderly end."""
+    return [getattr(limits, name) for name in limits.__struct_fields__]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _welcome(url: str) -> list[str]:
+    body = '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}'
+    return [
+        f"The cluster is ready: {url}/v1",
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        '  trinamo chat "Say hello."      trinamo status',
+    ]

@@ -1,0 +1,58 @@
+"""Children of `trinamo up` that run but do not answer: stopped, stuck, or starved.
+
+The kernel tells of a process that has ended; of one that hangs nobody tells, so each is asked. What
+hangs is only told: the router passes over such a worker by itself, and whoever debugs a process must
+not lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.nurseries import open_nursery
+
+from ..running.http_client import fetch
+from .child import Child, ChildState
+
+__all__ = ["watch_for_hangs"]
+
+INTERVAL_S: Final = 2.0
+ASK_TIMEOUT_S: Final = 3.0
+FAILURES: Final = 2
+"""In a row, before it is said: one may be the load of a moment."""
+
+
+async def watch_for_hangs(children: Sequence[Child], say: Callable[[str], None]) -> None:
+    """Ask each child that is ready every few seconds, and say when it stops and begins to answer."""
+    async with open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(_watch, child, say)
+
+
+async def _watch(child: Child, say: Callable[[str], None]) -> None:
+    failures = 0
+    silent_since = 0.0
+    while True:
+        await trio.sleep(INTERVAL_S)
+        pid, asked_at = child.pid, trio.current_time()
+        url = child.facts.get("url") or child.facts.get("status_url")
+        if child.state is not ChildState.READY or not pid or not url:
+            failures, child.is_silent = 0, False
+            continue
+        try:
+            await fetch(f"{url}/live", timeout_s=ASK_TIMEOUT_S)
+        except TrinamoError:
+            silent_since = silent_since if failures else asked_at
+            failures += child.pid == pid
+            if failures == FAILURES:
+                child.is_silent = True
+                say(f"{child.name} (pid {pid}) runs, but does not answer: it is stopped or stuck")
+            continue
+        if child.is_silent:
+            took_s = trio.current_time() - silent_since
+            say(f"{child.name} answers again, after {took_s:.0f} s")
+        failures, child.is_silent = 0, False

@@ -1,0 +1,127 @@
+"""What `trinamo up` is going to start, decided before anything is started.
+
+Only decides; `cluster.py` does it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.errors import ConfigError
+
+from ..options import Sources
+from ..serve.engine import choose_engine
+from ..serve.joining import names_etcd, names_nats
+
+__all__ = ["Plan", "check_port", "plan_cluster"]
+
+
+@attrs.frozen
+class Plan:
+    """What is to be started."""
+
+    config: Config
+    sources: Sources
+    workers: int
+    engine: str
+    engine_reason: str
+    has_etcd: bool
+    """Whether an etcd of our own is started."""
+    has_nats: bool
+    """Whether a NATS server of our own is started."""
+
+    def joined(self, *, etcd: str, nats: str, nats_token: str, secret_file: str) -> Sources:
+        """The sources of whoever belongs to the cluster; what is empty is as configured."""
+        overrides: dict[str, Any] = {
+            "control_plane__embedded": False,
+            "event_plane__embedded": False,
+        }
+        given = {
+            "control_plane__etcd__endpoints": etcd,
+            "event_plane__nats__servers": nats,
+            "event_plane__nats__token": nats_token,
+            "security__secret_file": secret_file,
+        }
+        overrides |= {key: text for key, text in given.items() if text}
+        return self.sources.with_overrides(**overrides)
+
+    def child_environ(self, joined: Sources) -> dict[str, str]:
+        """The environment of a child of the cluster that `joined` describes."""
+        overrides: dict[str, Any] = {"worker__engine": self.engine}
+        if self.config.log.format == "auto":
+            # Lines for people: a child writes to a pipe and would choose JSON.
+            overrides["log__format"] = "console"
+        if self.workers > 1:
+            # Several workers cannot share one port; and the table wants to ask each of them.
+            overrides["worker__status_port"] = 0
+        return {**_inherited(os.environ), **joined.with_overrides(**overrides).environ()}
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    # Python's output must not wait in a buffer for the next line.
+    return {**environ, "PYTHONUNBUFFERED": "1"}
+
+
+def plan_cluster(sources: Sources, *, workers: int) -> Plan:
+    """Decide what to start; raises `ConfigError` for what one machine cannot be."""
+    config = sources.load()
+    control, events = config.control_plane, config.event_plane
+    if control.backend == "memory":
+        raise ConfigError(
+            "control_plane.backend is memory, which processes cannot share; set it to etcd"
+        )
+    if events.backend == "memory" and config.data_plane.requests == "nats":
+        raise ConfigError("data_plane.requests is nats, but event_plane.backend is memory")
+    if workers > 1 and config.data_plane.tcp.port:
+        raise ConfigError(
+            f"data_plane.tcp.port is {config.data_plane.tcp.port}, which {workers} workers on one"
+            " machine cannot share; leave it 0"
+        )
+    choice = choose_engine(config.worker)
+    return Plan(
+        config=config,
+        sources=sources,
+        workers=workers,
+        engine=choice.engine,
+        engine_reason=choice.why,
+        has_etcd=_is_ours(
+            control.embedded,
+            control.etcd.nodes,
+            is_named=names_etcd(control.etcd),
+        ),
+        has_nats=events.backend == "nats"
+        and _is_ours(
+            events.embedded,
+            events.nats.nodes,
+            is_named=names_nats(events.nats),
+        ),
+    )
+
+
+def _is_ours(embedded: bool | None, nodes: int, *, is_named: bool) -> bool:
+    """Whether to start a server: as configured, else unless the configuration names others."""
+    return embedded if embedded is not None else nodes == 1 and not is_named
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise `ConfigError` if the port is taken: better now than after everything has started."""
+    if not port:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As the listener does it: a port whose last connections linger is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another"
+                " with --port, or 0 to let the system choose"
+            ) from error

@@ -1,0 +1,97 @@
+"""`trinamo up`: etcd, NATS, workers and a frontend on this machine, in one command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..options import (
+    ConfigFile,
+    EngineName,
+    EtcdEndpoints,
+    NatsServers,
+    Preset,
+    PrintConfig,
+    Settings,
+    Sources,
+    gather,
+    print_config,
+)
+
+__all__ = ["up"]
+
+
+def up(
+    *,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(
+            "--engine", help="What the workers run; auto: llamacpp if it can run, else exact."
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, max=64, help="How many worker processes.")
+    ] = 2,
+    port: Annotated[
+        int | None, typer.Option("--port", help="HTTP port [8787]; 0: the system chooses.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to bind [127.0.0.1].")] = None,
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="The name clients ask for.")
+    ] = None,
+    model_path: Annotated[
+        str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of a live table, also on a terminal.")
+    ] = False,
+    etcd: EtcdEndpoints = None,
+    nats: NatsServers = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    show_config: PrintConfig = False,
+) -> None:
+    """Start a whole cluster on this machine; Ctrl-C drains it and leaves nothing behind."""
+    overrides = gather(
+        settings,
+        worker__engine=engine,
+        worker__model_name=model_name,
+        worker__model_path=model_path,
+        http__port=port,
+        http__host=host,
+        control_plane__etcd__endpoints=etcd,
+        event_plane__nats__servers=nats,
+    )
+    sources = Sources(config, preset, overrides)
+    if show_config:
+        print_config(sources.load())
+        return
+
+    import trio
+
+    from ..serve.limits import raise_descriptor_limit
+    from ..serve.output import unblock_output
+    from .cluster import Cluster
+    from .display import open_display
+    from .log_lines import show_log
+    from .plan import plan_cluster
+
+    plan = plan_cluster(sources, workers=workers)
+    raise_descriptor_limit()
+    unblock_output()
+    with open_display(plain=plain) as display, show_log(display, plan.config.log):
+        display.say(f"engine {plan.engine}: {plan.engine_reason}")
+        code = trio.run(Cluster(plan, display).run)
+        display.busy("")
+        if code == 0:
+            display.say("The cluster has ended; nothing is left behind.")
+    sys.exit(code)
+
+
+up.__dict__["epilog"] = (
+    "Examples:  trinamo up  ·  trinamo up --engine exact --workers 4 --port 8080  ·  "
+    "trinamo up --config cluster.yaml --set http.drain_timeout_s=5"
+)

@@ -1,0 +1,95 @@
+"""The figures in the live table of `trinamo up`: read once a second while a terminal shows them.
+
+Memory and processor time come from `/proc`, requests from each process's own `/metrics`. A
+process that does not answer keeps its row and loses its figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.nurseries import open_nursery
+
+from ..running.http_client import fetch
+from ..running.readings import Rates, read_usage, sum_samples
+from .display import Display, Row
+
+if TYPE_CHECKING:
+    from .child import Child
+    from .cluster import Cluster
+
+__all__ = ["watch_cluster"]
+
+INTERVAL_S: Final = 1.0
+ASK_TIMEOUT_S: Final = 0.8
+
+
+async def watch_cluster(cluster: Cluster, display: Display) -> None:
+    """Show the cluster's processes until cancelled."""
+    rates = Rates()
+    while True:
+        display.show(await _rows(cluster, rates))
+        await trio.sleep(INTERVAL_S)
+
+
+async def _rows(cluster: Cluster, rates: Rates) -> list[Row]:
+    children = [*cluster.workers, *([] if cluster.frontend is None else [cluster.frontend])]
+    samples: dict[str, dict[str, float]] = {}
+    async with open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(_ask, child, samples)
+    rows = [
+        _row(name, server.pid, "ready" if server.pid else "down", server.address, {}, rates)
+        for name, server in cluster.servers.items()
+    ]
+    for child in children:
+        where = str(child.facts.get("url") or child.facts.get("instance_id") or "")
+        again = f" ({child.restarts} restarts)" if child.restarts else ""
+        known = samples.get(child.name, {})
+        state = "silent" if child.is_silent else child.state.value
+        rows.append(_row(child.name, child.pid, state, where + again, known, rates))
+    return rows
+
+
+async def _ask(child: Child, samples: dict[str, dict[str, float]]) -> None:
+    url = child.facts.get("url") or child.facts.get("status_url")
+    if not url:
+        return
+    try:
+        _, body = await fetch(f"{url}/metrics", timeout_s=ASK_TIMEOUT_S)
+    except TrinamoError:
+        return
+    samples[child.name] = dict(sum_samples(body))
+
+
+def _row(
+    name: str, pid: int, state: str, note: str, samples: dict[str, float], rates: Rates
+) -> Row:
+    now_s = trio.current_time()
+    usage = read_usage(pid) if pid else None
+    role = "trinamo_worker_" if name.startswith("worker") else "trinamo_"
+    tokens = (
+        "trinamo_output_tokens_total"
+        if role == "trinamo_"
+        else "trinamo_engine_completion_tokens_total"
+    )
+
+    def rate(metric: str) -> float:
+        # A counter has no sample before it has counted.
+        return rates.update(f"{name} {metric}", samples.get(metric, 0.0), now_s)
+
+    return Row(
+        name=name,
+        pid=pid,
+        state=state,
+        rss_bytes=None if usage is None else usage.rss_bytes,
+        # Per process: a worker started again begins at zero.
+        cpu_percent=None if usage is None else 100 * rates.update(f"cpu {pid}", usage.cpu_s, now_s),
+        in_flight=samples.get(f"{role}requests_in_flight", 0.0) if samples else None,
+        requests_per_s=rate(f"{role}requests_total") if samples else None,
+        tokens_per_s=rate(tokens) if samples else None,
+        note=note,
+    )

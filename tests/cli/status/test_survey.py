@@ -1,0 +1,225 @@
+"""What `trinamo status` makes of a cluster whose etcd is away: the frontend's last word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from rich.console import Console
+
+from trinamo.cli.running.locating import Target
+from trinamo.cli.running.run_file import ProcessEntry
+from trinamo.cli.status.survey import (
+    TOLD_MAX,
+    InstanceLook,
+    ModelLook,
+    Survey,
+    ask_instances,
+    ask_processes,
+    survey_cluster,
+)
+from trinamo.cli.status.text import survey_json, survey_tables
+from trinamo.runtime.config.config import load_config
+from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.http.service import HttpService
+from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.runtime.process.overview import InstanceView, Overview
+from trinamo.transports.servers.binaries import free_port
+
+NATS = "nats://127.0.0.1:4"
+
+
+def seen(
+    *states: str, has_etcd: bool = False, has_nats: bool = True, left_out: int = 0
+) -> Overview:
+    return Overview(
+        control=ControlStatistics(
+            is_connected=has_etcd, watches=3, stream_losses=1, resyncs=0, silence_s=12.4
+        ),
+        events=EventStatistics(
+            is_connected=has_nats,
+            connections=1,
+            waiting_messages=7,
+            dropped_outgoing=2,
+            dropped_incoming=0,
+        ),
+        instances=[
+            InstanceView(
+                endpoint="a/b/c",
+                id=f"{number:x}",
+                state=state,
+                in_flight=number,
+                incarnation=1,
+                model="[m]",
+                engine="echo",
+            )
+            for number, state in enumerate(states)
+        ],
+        instances_left_out=left_out,
+    )
+
+
+@asynccontextmanager
+async def frontend(overview: Overview) -> AsyncIterator[str]:
+    """The address of a frontend that knows this."""
+    service = HttpService.builder().port(0).look(lambda: overview).build()
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(service.run)
+        yield f"http://127.0.0.1:{port}"
+        service.stop()
+
+
+def target() -> Target:
+    """A cluster whose etcd refuses connections."""
+    overrides = {
+        "control_plane.etcd.endpoints": f"127.0.0.1:{free_port()}",
+        "control_plane.etcd.request_timeout_s": 0.2,
+        "control_plane.etcd.attempt_timeout_s": 0.1,
+        "control_plane.etcd.connect_timeout_s": 0.1,
+        "event_plane.nats.servers": NATS,
+    }
+    return Target(load_config(environ={}, overrides=overrides), None, is_named=True)
+
+
+def text_of(survey: Survey) -> str:
+    console = Console(width=200, highlight=False, markup=False)
+    with console.capture() as captured:
+        for part in survey_tables(survey):
+            console.print(part)
+    return captured.get()
+
+
+async def test_the_frontend_is_believed_while_etcd_is_away() -> None:
+    async with frontend(seen("live", "connection lost", left_out=3)) as url:
+        survey = await survey_cluster(target(), url=url)
+
+    assert survey.is_last_known
+    assert [(each.seen, each.in_flight) for each in survey.instances] == [
+        ("live", 0),
+        ("connection lost", 1),
+    ]
+    text = text_of(survey)
+    assert "does not answer; this is what the frontend last knew, 12 s ago" in text
+    assert "connection lost" in text
+    assert "[m]" in text
+    assert "3 more instances are not listed" in text
+    assert json.loads(survey_json(survey))["frontend"]["control"]["stream_losses"] == 1
+
+
+async def test_an_etcd_that_only_we_cannot_reach_is_told_so() -> None:
+    async with frontend(seen("live", has_etcd=True)) as url:
+        survey = await survey_cluster(target(), url=url)
+
+    away, nobody = survey.away
+    assert away.endswith("does not answer from here; this is what the frontend knows")
+    # The service of this test has no model.
+    assert nobody.startswith("the frontend knows no live instance")
+
+
+async def test_workers_that_etcd_has_forgotten_are_told() -> None:
+    async with frontend(seen("live", "lingering", "lingering")) as url:
+        survey = await survey_cluster(target(), url=url)
+
+    assert "2 of 3 instances are no longer in etcd" in text_of(survey)
+    assert [each.seen for each in survey.instances] == ["live", "lingering", "lingering"]
+
+
+async def test_a_frontend_without_nats_says_what_waits() -> None:
+    async with frontend(seen("live", has_nats=False)) as url:
+        survey = await survey_cluster(target(), url=url)
+
+    assert f"NATS at {NATS} does not answer the frontend: 7 messages wait" in survey.away[-1]
+    assert "not connected to NATS" in text_of(survey)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://" + "a" * 70 + ":80",
+        "http://" + "a" * 100_000,
+        "http://127.0.0.1:99999",
+        "http://[::1%25\x00]:80",
+        "http://\ud800",
+        "http://127.0.0.1:1/\x1b[2J",
+        "not at all",
+    ],
+)
+async def test_a_status_address_that_makes_no_sense_is_an_instance_that_is_away(url: str) -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look(url)]
+    survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
+    await ask_instances(survey)
+
+    (away,) = survey.away
+    assert away.startswith("instance 1 of a/b/c does not answer")
+    assert survey.models[0].instances == 0
+    assert "\x1b" not in text_of(survey)
+    assert all(len(line) < 1500 for line in text_of(survey).splitlines())
+
+
+async def test_silent_instances_without_number_are_counted() -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look("nowhere") for _ in range(300)]
+    await ask_instances(survey)
+
+    assert len(survey.away) == TOLD_MAX + 1
+    assert survey.away[-1] == f"{300 - TOLD_MAX} more instances do not answer"
+    assert "100 more are not shown" in text_of(survey)
+
+
+async def test_a_cluster_that_nobody_serves_is_not_whole() -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    await ask_instances(survey)
+
+    assert survey.away == ["no instance is registered: no request can be answered"]
+
+
+async def test_a_worker_of_up_that_cannot_register_is_away() -> None:
+    """Such as one started again while etcd's disk is full."""
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look("")]
+    known = ProcessEntry("worker-1", 7, "")
+    await ask_processes(survey, [known, ProcessEntry("worker-2", 8), ProcessEntry("worker-3", 0)])
+
+    assert survey.away == [
+        "worker-2 of `trinamo up` is not registered; its log says why",
+        "worker-3 of `trinamo up` does not run; its log says why",
+    ]
+
+
+def look(status_url: str) -> InstanceLook:
+    return InstanceLook(
+        endpoint="a/b/c",
+        id="1",
+        lease_id="1f",
+        incarnation=1,
+        is_draining=False,
+        transports={"tcp": "127.0.0.1:1\x1b[2J"},
+        metadata={"model": "m", "status": status_url, "pid": "7"},
+    )
+
+
+async def test_without_a_frontend_the_way_to_name_one_is_told() -> None:
+    with pytest.raises(UnavailableError, match="--url"):
+        await survey_cluster(target())
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[1]", b'{"status": 1}', b"no json"])
+async def test_what_is_no_frontend_is_not_believed(answer: bytes) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65_536)
+            head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer)
+            await stream.send_all(head + answer)
+
+    async with trio.open_nursery() as nursery:
+        serving = partial(trio.serve_tcp, host="127.0.0.1")
+        (listener,) = await nursery.start(serving, serve, 0)
+        port = listener.socket.getsockname()[1]
+        with pytest.raises(UnavailableError, match=r"no etcd answers.*the frontend"):
+            await survey_cluster(target(), url=f"http://127.0.0.1:{port}")
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,75 @@
+"""What a survey looks like for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trinamo.cli.status.survey import InstanceLook, Survey
+from trinamo.cli.status.text import survey_json, survey_tables
+
+
+def surveyed(health: dict[str, Any] | None) -> Survey:
+    look = InstanceLook(
+        endpoint="trinamo/backend/generate",
+        id="feed",
+        lease_id="1f",
+        incarnation=1,
+        is_draining=False,
+        transports={},
+        metadata={},
+        health=health,
+    )
+    return Survey(etcd="etcd", cluster=None, frontend=None, instances=[look])
+
+
+def shown(survey: Survey) -> str:
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        for part in survey_tables(survey):
+            console.print(part)
+    return capture.get()
+
+
+def backend(name: str, **more: Any) -> dict[str, Any]:
+    facts = {"is_open": True, "peers": 2, "usable_peers": 2, "in_flight": 0, "problem": ""}
+    return {"backend": name, **facts, **more}
+
+
+def test_the_chain_of_a_worker_is_shown_with_the_switch_and_its_reason() -> None:
+    chain = [
+        backend("nixl", usable_peers=1, problem="[peer] 1f2e hung up"),
+        backend("mooncake", is_open=False, peers=0, usable_peers=0, problem="not installed"),
+        backend("tcp", in_flight=3),
+    ]
+    transfers = {"chain": chain, "peers": 2, "fallbacks": 4, "quarantined_blocks": 5}
+    survey = surveyed({"status": "ready", "active": 1, "transfers": transfers})
+    lines = [line.split() for line in shown(survey).splitlines()]
+    rows = [line for line in lines if {"nixl", "mooncake", "tcp"} & set(line)]
+    assert rows == [
+        ["feed", "nixl", "open:", "[peer]", "1f2e", "hung", "up", *["1", "of", "2", "0", "4", "5"]],
+        ["mooncake", "not", "open:", "not", "installed", *["0", "of", "0", "0"]],
+        ["tcp", "open", *["2", "of", "2", "3"]],
+    ]
+    assert '"fallbacks": 4' in survey_json(survey)
+
+
+def test_the_blocks_of_a_worker_are_shown_as_used_of_all() -> None:
+    assert " 12/512 " in shown(surveyed({"active": 1, "blocks": {"used": 12, "total": 512}}))
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        None,
+        {"blocks": [1, 2]},
+        {"blocks": {"used": {}}},
+        {"transfers": 7},
+        {"transfers": {"chain": 7}},
+        {"transfers": {"chain": [7, {}, {"backend": 7, "peers": "many"}]}},
+    ],
+)
+def test_what_a_stranger_says_of_itself_does_no_harm(health: dict[str, Any] | None) -> None:
+    assert "feed" in shown(surveyed(health))

@@ -1,0 +1,249 @@
+"""`trinamo up` as its user sees it: real servers, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.cli.places import (
+    Place,
+    RunningCluster,
+    cluster,
+    is_running,
+    rss_bytes,
+    terminal,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
+
+def chat(url: str, text: str, **more: Any) -> dict[str, Any]:
+    body = json.dumps({"messages": [{"role": "user", "content": text}], **more}).encode()
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A cluster of two echo workers that the tests of this file share and leave as it was."""
+    with cluster(Place(tmp_path_factory.mktemp("echo")), "--engine", "echo") as running:
+        yield running
+
+
+def test_a_cluster_answers(echo: RunningCluster) -> None:
+    assert text_of(chat(echo.url, "say it back")) == "say it back"
+
+
+def test_the_engine_and_the_reason_for_it_are_said(echo: RunningCluster) -> None:
+    assert "engine echo: as configured" in echo.place.output
+
+
+def test_output_that_is_no_terminal_gets_plain_lines(echo: RunningCluster) -> None:
+    assert "\x1b" not in echo.place.output
+    assert "curl http" in echo.place.output
+
+
+def test_status_lists_instances_and_models_without_being_told_where(echo: RunningCluster) -> None:
+    done = echo.place.run("status", "--json")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    workers = {pid for pid, line in echo.children.items() if " worker " in line}
+    assert {int(each["metadata"]["pid"]) for each in found["instances"]} == workers
+    assert [each["health"]["status"] for each in found["instances"]] == ["ready", "ready"]
+    assert all(int(each["lease_id"], 16) for each in found["instances"])
+    assert [(each["name"], each["instances"]) for each in found["models"]] == [("echo", 2)]
+    assert found["frontend"]["url"] == echo.url
+
+
+def test_status_has_tables_for_people(echo: RunningCluster) -> None:
+    done = echo.place.run("status")
+
+    assert "Instances" in done.stdout
+    assert "Models" in done.stdout
+    assert "trinamo/backend/generate" in done.stdout
+
+
+def test_chat_streams_an_answer_to_the_terminal(echo: RunningCluster) -> None:
+    done = echo.place.run("chat", "one two three")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one two three\n", "")
+
+
+def test_chat_reads_a_pipe(echo: RunningCluster) -> None:
+    done = echo.place.run("chat", stdin="from a pipe\n")
+
+    assert (done.returncode, done.stdout) == (0, "from a pipe\n")
+
+
+def test_chat_with_an_unknown_model_is_one_sentence(echo: RunningCluster) -> None:
+    done = echo.place.run("chat", "hello", "--model", "gpt-9")
+
+    assert done.returncode == 1
+    assert "gpt-9" in done.stderr
+    assert "echo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_finds_the_servers_of_the_running_cluster(echo: RunningCluster) -> None:
+    done = echo.place.run("doctor", "--json")
+
+    found = {each["what"]: each for each in json.loads(done.stdout)}
+    assert done.returncode == 0, done.stdout
+    assert found["etcd"]["text"].startswith("etcd 3.")
+    assert found["NATS"]["verdict"] == "good"
+    assert echo.url in found["HTTP port"]["text"]
+
+
+def test_a_worker_that_is_killed_is_started_again(echo: RunningCluster) -> None:
+    before = {pid for pid, line in echo.children.items() if " worker " in line}
+    victim = min(before)
+
+    os.kill(victim, signal.SIGKILL)
+
+    wait_for(lambda: "is back" in echo.place.output, 30, "the worker's return")
+    after = {pid for pid, line in echo.children.items() if " worker " in line}
+    assert len(after) == 2
+    assert victim not in after
+    assert "was killed by SIGKILL; starting it again" in echo.place.output
+    assert text_of(chat(echo.url, "still there?")) == "still there?"
+
+
+def test_a_frontend_that_is_killed_comes_back_on_its_port(echo: RunningCluster) -> None:
+    url = echo.url
+    victim = next(pid for pid, line in echo.children.items() if " frontend " in line)
+
+    os.kill(victim, signal.SIGKILL)
+
+    wait_for(lambda: "frontend is back" in echo.place.output, 30, "the frontend's return")
+    wait_for(lambda: bool(models(url)), 10, "the models' return")
+    assert text_of(chat(url, "same port")) == "same port"
+
+
+def models(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as response:
+        return [each["id"] for each in json.load(response)["data"]]
+
+
+def test_a_conversation_on_a_terminal(echo: RunningCluster) -> None:
+    with terminal(echo.place, "chat") as (process, shown, type_in):
+        wait_for(lambda: "> " in shown(), 20, "the prompt")
+        type_in(b"hello there\n")
+        wait_for(lambda: "hello there\r\nhello there\r\n" in shown(), 20, "the answer")
+        type_in(b"\x04")
+        assert process.wait(20) == 0, shown()
+
+
+def test_a_live_table_on_a_terminal(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    arguments = ("up", "--engine", "echo", "--workers", "1", "--port", "0")
+    with terminal(place, *arguments) as (process, shown, type_in):
+        wait_for(lambda: "req/s" in shown() and "The cluster is ready" in shown(), 60, "the table")
+        wait_for(lambda: "http://127" in shown().rpartition("req/s")[2], 20, "the address")
+        type_in(b"\x03")
+        wait_for(lambda: bool(shown()) and process.poll() is not None, 20, "the end")
+
+    assert process.returncode == 0, shown()
+    assert "draining the frontend" in shown()
+    assert place.leftovers == []
+
+
+def assert_nothing_is_left(place: Place, pids: list[int], url: str) -> None:
+    wait_for(lambda: not any(map(is_running, pids)), 5, "the end of every process")
+    assert place.leftovers == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", urlsplit(url).port or 0)) != 0
+
+
+def test_ctrl_c_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Also the memory bounds of a cluster on `exact`: frontend 120 MB, worker 100 MB."""
+    place = Place(tmp_path)
+    with cluster(place, "--engine", "exact", "--workers", "2") as running:
+        assert text_of(chat(running.url, "hello", max_tokens=8))
+        children, url = running.children, running.url
+        for pid, line in children.items():
+            bound = {" worker ": 100, " frontend ": 120}
+            for role, megabytes in bound.items():
+                assert role not in line or rss_bytes(pid) <= megabytes * 2**20, line
+
+        code = running.end(signal.SIGINT)
+
+    assert code == 0, place.output
+    assert len(children) == 5
+    assert_nothing_is_left(place, [*children], url)
+    ends = [place.output.index(f"{name} has ended") for name in ("frontend", "worker-1")]
+    assert ends == sorted(ends)
+    after = place.run("status")
+    assert after.returncode == 1
+    assert "trinamo up" in after.stderr
+    assert len(after.stderr.splitlines()) == 1
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    """A client that reads nothing would hold the drain up for half a minute."""
+    place = Place(tmp_path)
+    with cluster(
+        place, "--engine", "exact", "--workers", "1", "--set", "http.drain_timeout_s=60"
+    ) as running:
+        children, url = running.children, running.url
+        parts = urlsplit(url)
+        body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
+        with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nContent-Length: %d\r\n"
+                b"Content-Type: application/json\r\n\r\n%s" % (len(body), body)
+            )
+            running.process.send_signal(signal.SIGINT)
+            wait_for(lambda: "draining the frontend" in place.output, 5, "the drain")
+            running.process.send_signal(signal.SIGINT)
+            code = running.process.wait(10)
+
+    assert code == 130, place.output
+    assert_nothing_is_left(place, [*children], url)
+
+
+def test_a_kill_of_up_takes_every_process_along(tmp_path: Path) -> None:
+    """And the folders that nobody could remove are swept by the next command."""
+    place = Place(tmp_path)
+    with cluster(place, "--engine", "echo", "--workers", "1") as running:
+        children, url = running.children, running.url
+        running.process.kill()
+        running.process.wait()
+        wait_for(lambda: not any(map(is_running, children)), 5, "the end of every process")
+
+    assert place.run("status").returncode == 1
+    assert_nothing_is_left(place, [*children], url)
+
+
+def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    process = place.start("up", "--port", "0", "--engine", "exact")
+    try:
+        wait_for(lambda: "and the frontend …" in place.output, 30, "the children's start")
+        children = [*RunningCluster(place, process).children]
+        process.send_signal(signal.SIGINT)
+        code = process.wait(20)
+    finally:
+        process.kill()
+
+    assert code == 0, place.output
+    wait_for(lambda: not any(map(is_running, children)), 5, "the end of every process")
+    assert place.leftovers == []

@@ -1,0 +1,108 @@
+"""The house: rooms that a reader can look over, and no staircase that leads back to itself.
+
+`docs/architecture.md` shows the tree. A room is a folder; its walls are these bounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from tests.sources import ROOT, all_sources, imports, is_generated, listed, other_files
+
+FILES_MAX = 14
+# The root of a package holds only what everything in it imports.
+ROOT_FILES_MAX = 8
+ROOTS = ("runtime", "transports", "sim", "src/trinamo/cli", "tests", "properties")
+# Circles that are still there; none may join them, and the list only gets shorter.
+KNOWN_CIRCLES = (
+    frozenset({"cli.up.cluster", "cli.up.watching"}),
+    frozenset({"runtime.kv.transfer.grants", "runtime.kv.transfer.leases"}),
+    frozenset({"runtime.process.runtime", "runtime.process.shutdown"}),
+    frozenset({"sim.checks", "sim.checks.census", "sim.checks.events", "sim.checks.expectations", "sim.checks.leases", "sim.checks.streams", "sim.checks.watches", "sim.cluster.cluster", "sim.cluster.rogues", "sim.scenario.driver", "sim.scenario.faults", "sim.scenario.scenario", "sim.transfers.driver", "sim.transfers.stage"}),
+    frozenset({"sim.core.choices", "sim.core.disk", "sim.core.policies", "sim.core.scheduler", "sim.core.stacks", "sim.core.world", "sim.isolation.guard"}),
+    frozenset({"sim.net.connection", "sim.net.handshake", "sim.net.network", "sim.net.sockets"}),
+    frozenset({"sim.services.memory.plane", "sim.services.memory.transfer"}),
+    frozenset({"sim.services.nats.queues", "sim.services.nats.server"}),
+    frozenset({"transports.tcp.streams.request_connection", "transports.tcp.streams.response_connection", "transports.tcp.streams.server"}),
+)  # fmt: skip
+
+
+def python_files() -> list[str]:
+    paths = [source.path for source in all_sources()] + list(other_files())
+    return [path.relative_to(ROOT).as_posix() for path in paths if not is_generated(path)]
+
+
+def test_no_room_holds_more_than_a_reader_looks_over() -> None:
+    rooms = Counter(name.rpartition("/")[0] for name in python_files())
+    full = [
+        f"{room}: {count} files"
+        for room, count in sorted(rooms.items())
+        if count > (ROOT_FILES_MAX if room in ROOTS else FILES_MAX)
+    ]
+
+    assert not full, listed(full)
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module imports which, type-checking imports and those inside functions included."""
+    modules = {source.module for source in all_sources()}
+    found: dict[str, set[str]] = {}
+    for source in all_sources():
+        found[source.module] = set()
+        for each in imports(source):
+            target = each.target.removeprefix("trinamo.")
+            while target and target not in modules:
+                target = target.rpartition(".")[0]
+            # Of `from . import wire_pb2`, a file that nobody wrote, the package itself is left.
+            is_own_package = source.module.startswith(f"{target}.")
+            if target not in ("", source.module) and not is_own_package:
+                found[source.module].add(target)
+    return found
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    """Sets of modules each of which reaches all others of its set: what is left when every
+    module that imports none of the rest, or that none of the rest imports, is taken away.
+    """
+    reach: dict[str, frozenset[str]] = {}
+    for start in edges:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in edges[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        reach[start] = frozenset(seen)
+    found = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in edges
+        if module in reach[module]
+    }
+    return sorted(found, key=sorted)
+
+
+def test_no_imports_go_in_circles() -> None:
+    found = [circle for circle in circles(graph()) if circle not in KNOWN_CIRCLES]
+
+    assert not found, listed(" <-> ".join(sorted(circle)) for circle in found)
+
+
+def test_the_known_circles_are_still_there() -> None:
+    assert set(KNOWN_CIRCLES) <= set(circles(graph())), "one is gone: take it off the list"
+
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [
+        ({"a": {"b"}, "b": set()}, []),
+        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [frozenset("ab")]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}}, [frozenset("abc")]),
+    ],
+)
+def test_a_planted_circle_is_found(
+    edges: dict[str, set[str]], expected: list[frozenset[str]]
+) -> None:
+    assert circles(edges) == expected

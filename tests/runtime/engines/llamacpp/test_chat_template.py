@@ -1,0 +1,71 @@
+"""A model's chat template: rendered as written, and kept in its sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from trinamo.runtime.errors import ConfigError, EngineError, RequestError
+from trinamo.runtime.protocol.openai.generate import ChatMessage
+
+pytest.importorskip("jinja2", reason="the extra 'llamacpp' is not installed")
+
+from trinamo.runtime.engines.llamacpp.chat_template import ChatTemplate
+
+HELLO = [ChatMessage("user", "hello")]
+
+
+def render(source: str, messages: list[ChatMessage] = HELLO) -> str:
+    return ChatTemplate(source, chars_max=1000, bos="<s>", eos="</s>").render(messages)
+
+
+def test_messages_are_rendered_up_to_the_answer() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}\n"
+        "  {% if m.role == 'user' %}\n"
+        "[{{ m['content'] }}]\n"
+        "  {% endif %}\n"
+        "{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ eos_token }}"
+    )
+    assert render(source) == "<s>[hello]\n></s>"
+
+
+def test_a_template_may_refuse_the_messages() -> None:
+    with pytest.raises(RequestError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_content_is_data_and_never_a_template() -> None:
+    assert (
+        render("{{ messages[0].content }}", [ChatMessage("user", "{{ 7 * 6 }}")]) == "{{ 7 * 6 }}"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * [1] }}",
+        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ range(100000000) }}",
+        "{{ messages[5].role }}",
+        "{{ 1 // 0 }}",
+        "{{ 'a' + 1 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_misbehaves_fails_alone(source: str) -> None:
+    with pytest.raises(EngineError, match="chat template failed"):
+        render(source)
+
+
+def test_output_without_end_is_cut() -> None:
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(RequestError, match="more than 1000 characters"):
+        render(source)
+
+
+def test_a_malformed_template_is_told_when_the_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="malformed"):
+        ChatTemplate("{% for %}", chars_max=10)

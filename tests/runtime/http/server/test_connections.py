@@ -1,0 +1,129 @@
+"""One connection more than the limit: whose place it takes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import trio
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+
+LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+HALF_A_HEAD = LIVE[:20]
+HALF_A_BODY = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: 100\r\n\r\n{"
+)
+
+
+async def say_hello_slowly(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+    yield Delta("hello", [1])
+    await context.wait_stopped()
+    yield Delta("", [], FinishReason.STOP)
+
+
+async def connect(running: Any, data: bytes = b"") -> trio.SocketStream:
+    """A connection that the server has seen, and all that `data` does there."""
+    before = running.value("connections", kind="http") + running.value("connections_taken_total")
+    stream: trio.SocketStream = await running.connect()
+    await running.wait_for(
+        lambda: (
+            running.value("connections", kind="http") + running.value("connections_taken_total")
+            > before
+        )
+    )
+    await stream.send_all(data)
+    return stream
+
+
+async def is_closed(stream: trio.SocketStream) -> bool:
+    """Whether the server has closed it; what it said before is read over."""
+    with trio.move_on_after(0.2):
+        try:
+            while await stream.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            pass
+        return True
+    return False
+
+
+async def ask_live(stream: trio.SocketStream) -> bytes:
+    await stream.send_all(LIVE)
+    with trio.fail_after(5):
+        return bytes(await stream.receive_some())
+
+
+@pytest.mark.parametrize("data", [b"", HALF_A_HEAD], ids=["idle", "half a head"])
+async def test_it_takes_the_place_of_the_one_that_waits_longest(serve: Any, data: bytes) -> None:
+    running = await serve(connections_max=3)
+    held = [await connect(running, data) for _ in range(3)]
+    async with await connect(running) as fourth:
+        assert b" 200 " in await ask_live(fourth)
+        assert await is_closed(held[0])
+        assert not await is_closed(held[2])
+    assert running.value("connections_taken_total") == 1
+    for stream in held:
+        await stream.aclose()
+    await running.wait_quiet()
+
+
+async def test_one_that_was_answered_waits_anew(serve: Any) -> None:
+    running = await serve(connections_max=2)
+    first, second = await connect(running), await connect(running)
+    assert b" 200 " in await ask_live(first)
+    async with await connect(running):
+        assert await is_closed(second)
+        assert b" 200 " in await ask_live(first)
+    await first.aclose()
+    await second.aclose()
+    await running.wait_quiet()
+
+
+async def test_one_whose_body_arrives_is_taken_after_all_idle_ones(serve: Any) -> None:
+    running = await serve(connections_max=2)
+    arriving = await connect(running, HALF_A_BODY)
+    idle = await connect(running)
+    async with await connect(running, HALF_A_BODY):
+        assert await is_closed(idle)
+        assert not await is_closed(arriving)
+        async with await connect(running):
+            assert await is_closed(arriving)
+    await arriving.aclose()
+    await idle.aclose()
+    await running.wait_quiet()
+
+
+async def test_one_that_is_being_answered_is_never_taken(serve: Any) -> None:
+    running = await serve(say_hello_slowly, connections_max=2)
+    streams = [await connect(running, running.post(stream=True)) for _ in range(2)]
+    await running.wait_for(lambda: running.engine.running == 2)
+    async with running.client() as client:
+        response = await client.get("/live")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["code"] == "overloaded"
+    assert running.engine.running == 2
+    assert running.value("connections_taken_total") == 0
+    for stream in streams:
+        await stream.aclose()
+    await running.wait_quiet()
+
+
+@pytest.mark.slow
+async def test_live_is_answered_while_connections_hang_around(serve: Any) -> None:
+    """However many idle and half-open connections there are, nobody else is kept out."""
+    running = await serve(connections_max=64)
+    held = [
+        await running.connect() if number % 2 else await connect(running, HALF_A_HEAD)
+        for number in range(200)
+    ]
+    for _ in range(20):
+        async with await running.connect() as stream:
+            assert b" 200 " in await ask_live(stream)
+    assert running.value("connections", kind="http") <= 64
+    for stream in held:
+        await stream.aclose()
+    await running.wait_quiet()

@@ -1,0 +1,302 @@
+"""OpenAI's requests: what is accepted, what it means to an engine, what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trinamo.runtime.errors import (
+    DisconnectedError,
+    EngineError,
+    RemoteProtocolError,
+    RequestError,
+)
+from trinamo.runtime.protocol.openai.answers import (
+    ChatAnswer,
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionAnswer,
+    Usage,
+    decode_answer,
+    decode_chunk,
+)
+from trinamo.runtime.protocol.openai.generate import (
+    ChatMessage,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+)
+from trinamo.runtime.protocol.openai.requests import (
+    decode_chat_request,
+    decode_completion_request,
+)
+from trinamo.runtime.protocol.openai.sse import SseParser
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**body: Any) -> GenerateRequest:
+    body.setdefault("messages", MESSAGES)
+    return decode_chat_request(json.dumps(body).encode()).to_generate("m")
+
+
+def completion(**body: Any) -> GenerateRequest:
+    body.setdefault("prompt", "hi")
+    return decode_completion_request(json.dumps(body).encode()).to_generate("m")
+
+
+def test_the_least_chat_has_openai_s_defaults() -> None:
+    assert chat() == GenerateRequest(
+        model="m", messages=[ChatMessage("user", "hi")], temperature=1.0, top_p=1.0
+    )
+
+
+def test_null_means_not_given() -> None:
+    names = "max_tokens temperature top_p seed stop stream stream_options n tools logprobs user"
+    assert chat(**dict.fromkeys(names.split())) == chat()
+
+
+def test_content_may_be_a_list_of_text_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(messages=[{"role": "developer", "content": parts}, *MESSAGES])
+    assert request.messages == [ChatMessage("system", "ab"), ChatMessage("user", "hi")]
+
+
+def test_max_completion_tokens_wins_over_max_tokens() -> None:
+    assert chat(max_tokens=3).max_tokens == 3
+    assert chat(max_tokens=3, max_completion_tokens=5).max_tokens == 5
+
+
+def test_a_completion_s_prompt_has_three_forms() -> None:
+    assert completion(prompt="a").prompt == "a"
+    assert completion(prompt=["a"]).prompt == "a"
+    assert completion(prompt=[1, 2]).token_ids == [1, 2]
+    assert completion(prompt=[[1, 2]]).token_ids == [1, 2]
+    assert completion(prompt=[1]).prompt is None
+
+
+def test_a_completion_without_max_tokens_has_openai_s_sixteen() -> None:
+    assert completion().max_tokens == 16
+    assert completion(max_tokens=2).max_tokens == 2
+
+
+@pytest.mark.parametrize(("stop", "strings"), [("x", ["x"]), (["x", "y"], ["x", "y"]), ([], [])])
+def test_stop_is_a_string_or_a_list(stop: Any, strings: list[str]) -> None:
+    assert chat(stop=stop).stop == strings
+    assert completion(stop=stop).stop == strings
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"n": 1},
+        {"temperature": 0},
+        {"temperature": 2},
+        {"top_p": 1},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"stop": ["s"] * 32},
+        {"max_tokens": 1},
+        {"presence_penalty": 0},
+        {"frequency_penalty": 0.0},
+        {"logit_bias": {}},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {}},
+        {"some_new_field": {"deep": [1]}},
+    ],
+    ids=str,
+)
+def test_values_at_the_edge_are_accepted(make: Any, good: dict[str, Any]) -> None:
+    assert make(**good).model == "m"
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"logprobs": False},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+    ],
+    ids=str,
+)
+def test_unsupported_parameters_that_change_nothing_are_accepted(good: dict[str, Any]) -> None:
+    assert chat(**good) == chat()
+
+
+SHARED_BAD = [
+    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": "1"}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ["s"] * 33}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", 1]}, "stop[1]"),
+    ({"stop": 1}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"model": 1}, "model"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"frequency_penalty": -1}, "frequency_penalty"),
+    ({"logit_bias": {"1": 5}}, "logit_bias"),
+]
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+@pytest.mark.parametrize(("bad", "param"), SHARED_BAD, ids=str)
+def test_what_is_wrong_is_named(make: Any, bad: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        make(**bad)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message or param == "n"
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_a_chat_is_named(bad: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(**bad)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 0}, "logprobs"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_a_completion_is_named(bad: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**bad)
+    assert caught.value.param == param
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(RequestError, match="'prompt' is missing") as caught:
+        decode_completion_request(b"{}")
+    assert caught.value.param == "prompt"
+
+
+DELTAS = [
+    Delta('a "quoted"\n', [1], None, 4),
+    Delta("", [2]),
+    Delta("✓\u2028\x00", [3, 4]),
+    Delta("end", [5], FinishReason.LENGTH),
+]
+TEXT = 'a "quoted"\n✓\u2028\x00end'
+
+
+@pytest.mark.parametrize("wants_usage", [True, False])
+def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> None:
+    answer = ChatAnswer("7", "m", 1, wants_usage=wants_usage)
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event()])
+    chunks = [decode_answer(event.data, ChatChunk) for event in SseParser().feed(body)]
+    told = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in told) == TEXT
+    assert [choice.finish_reason for choice in told] == [None, None, "length"]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-7"}
+    if wants_usage:
+        assert chunks[-1].usage == Usage(4, 5, 9)
+        assert chunks[0].usage is None
+    else:
+        assert b"usage" not in body
+
+
+@pytest.mark.parametrize("wants_usage", [True, False])
+def test_a_streamed_completion_decodes_to_what_was_generated(wants_usage: bool) -> None:
+    answer = CompletionAnswer("7", "m", 1, wants_usage=wants_usage)
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event()])
+    chunks = [decode_answer(event.data, Completion) for event in SseParser().feed(body)]
+    told = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.text for choice in told) == TEXT
+    assert told[-1].finish_reason == "length"
+    assert (chunks[-1].usage == Usage(4, 5, 9)) == wants_usage
+
+
+def test_whole_answers_decode_to_what_was_generated() -> None:
+    chat_answer = ChatAnswer("7", "m", 1, wants_usage=False)
+    text_answer = CompletionAnswer("7", "m", 1, wants_usage=False)
+    for delta in DELTAS:
+        chat_answer.add_text(delta)
+        text_answer.add_text(delta)
+    whole = decode_answer(chat_answer.to_body(), ChatCompletion)
+    assert (whole.choices[0].message.content, whole.usage) == (TEXT, Usage(4, 5, 9))
+    text = decode_answer(text_answer.to_body(), Completion)
+    assert (text.choices[0].text, text.choices[0].finish_reason) == (TEXT, "length")
+
+
+@pytest.mark.parametrize("data", ["", "{", "[]", '{"id": 1}'])
+def test_a_malformed_answer_is_the_server_s_fault(data: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="the server's ChatChunk is malformed"):
+        decode_answer(data, ChatChunk)
+
+
+def test_the_error_that_ends_a_broken_stream_is_raised_as_what_it_was() -> None:
+    data = '{"error":{"message":"gone","type":"server_error","param":null,"code":"disconnected"}}'
+    with pytest.raises(DisconnectedError, match="gone"):
+        decode_chunk(data, ChatChunk)
+    with pytest.raises(EngineError, match="new"):
+        decode_chunk(b'{"error":{"message":"new","type":"t","code":"of_tomorrow"}}', ChatChunk)
+    chunk = decode_chunk('{"id":"i","created":1,"model":"m","choices":[]}', ChatChunk)
+    assert chunk.choices == []

@@ -1,0 +1,414 @@
+"""Registration under a lease that is kept, lost, and granted anew; on a mock clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import FencedError, UnavailableError
+from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.worker.registration import LeaseState, Registrar
+from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
+
+TTL_S = 10.0
+
+
+class SeededEnv(RealEnv):
+    """The dice always fall alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(7)
+
+
+def render(incarnation: int) -> bytes:
+    return b"incarnation %d" % incarnation
+
+
+@attrs.frozen
+class Registered:
+    """A registrar that runs, its link to the store, and the store as others see it."""
+
+    metrics: WorkerMetrics
+
+    registrar: Registrar
+    faults: ControlFaults
+    others: MemoryControlPlane
+    changes: list[LeaseState]
+
+    async def value(self, key: str = "k") -> bytes | None:
+        entry = await self.others.get(key)
+        return None if entry is None else entry.value
+
+    async def wait_value(self, value: bytes | None, key: str = "k") -> None:
+        with trio.fail_after(120):
+            while await self.value(key) != value:
+                await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Registered]:
+    faults, changes = ControlFaults(), list[LeaseState]()
+    metrics = WorkerMetrics(RealEnv())
+    mine = MemoryControlPlane(faults=faults)
+    registrar = Registrar(
+        mine,
+        SeededEnv(),
+        ttl_s=TTL_S,
+        on_change=lambda s: changes.append(attrs.evolve(s)),
+        metrics=metrics,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registrar.run)
+        yield Registered(metrics, registrar, faults, MemoryControlPlane(mine.store), changes)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def registered() -> AsyncIterator[Registered]:
+    async with running() as registered:
+        yield registered
+
+
+async def test_a_key_is_there_when_register_returns_and_stays_by_renewal(
+    registered: Registered,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    await registered.registrar.register("k", render)
+    assert await registered.value() == b"incarnation 1"
+    await trio.sleep(20 * TTL_S)
+    assert await registered.value() == b"incarnation 1"
+    assert registered.registrar.state.lost_count == 0
+
+
+async def test_a_key_registered_again_is_written_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.register("k", lambda _: b"draining")
+    assert await registered.value() == b"draining"
+
+
+async def test_a_key_registered_again_while_it_is_being_written_ends_as_the_later_one(
+    registered: Registered,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Or an instance that leaves during a re-registration would never be seen draining."""
+    registered.faults.delay_s = 1.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registered.registrar.register, "k", render)
+        await trio.sleep(0.5)
+        await registered.registrar.register("k", lambda _: b"draining")
+    await trio.sleep(5)
+    assert await registered.value() == b"draining"
+
+
+async def test_an_instance_id_that_another_process_holds_is_refused(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Two workers claim one id: the second is told so, counted, and changes nothing."""
+    await registered.registrar.register("k", render)
+    metrics = WorkerMetrics(RealEnv())
+    second = Registrar(registered.others, SeededEnv(), ttl_s=TTL_S, metrics=metrics)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(second.run)
+        with pytest.raises(FencedError, match="held by another process") as caught:
+            await second.register("k", lambda _: b"usurper")
+        assert caught.value.definite
+        await second.register("l", lambda _: b"its own")
+        await second.withdraw("k")
+        await trio.sleep(3 * TTL_S)
+        nursery.cancel_scope.cancel()
+    assert await registered.value() == b"incarnation 1"
+    assert metrics.value("registrations_fenced_total") == 1
+
+
+async def test_a_key_without_a_lease_is_nobody_s_to_take(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.others.put("k", b"an operator's")
+    with pytest.raises(FencedError, match="no lease"):
+        await registered.registrar.register("k", render)
+    assert await registered.value() == b"an operator's"
+
+
+async def test_who_comes_back_to_a_taken_id_waits_until_it_is_free(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It lost its lease in an outage, and somebody else registered under its id meanwhile."""
+    await registered.registrar.register("k", render)
+    with registered.faults.outage():
+        await trio.sleep(3 * TTL_S)
+        lease = await registered.others.grant_lease(1000)
+        await registered.others.put("k", b"usurper", lease_id=lease.id)
+    await trio.sleep(5 * TTL_S)
+    assert await registered.value() == b"usurper"
+    assert registered.registrar.state.lease_id
+    await registered.others.revoke_lease(lease.id)
+    await registered.wait_value(b"incarnation 2")
+
+
+async def test_a_rewrite_changes_nothing_that_became_another_s(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Guarded by what our own last write left: a write on top of a stranger's does not happen."""
+    await registered.registrar.register("k", render)
+    lease = await registered.others.grant_lease(1000)
+    await registered.others.put("k", b"usurper", lease_id=lease.id)
+    with trio.move_on_after(5 * TTL_S):
+        await registered.registrar.register("k", lambda _: b"draining")
+    assert await registered.value() == b"usurper"
+    await registered.others.delete("k")
+    await registered.wait_value(b"draining")
+
+
+async def test_a_key_somebody_deleted_is_written_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.others.delete("k")
+    await registered.registrar.register("k", lambda _: b"draining")
+    assert await registered.value() == b"draining"
+
+
+async def test_a_withdrawn_key_is_gone_and_stays_gone(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.withdraw("k")
+    assert await registered.value() is None
+    await trio.sleep(5 * TTL_S)
+    assert await registered.value() is None
+
+
+async def test_a_key_withdrawn_while_it_is_being_written_stays_gone(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    registered.faults.delay_s = 0.5
+    with trio.move_on_after(0.1):
+        await registered.registrar.register("k", render)
+    await registered.registrar.withdraw("k")
+    await trio.sleep(5)
+    assert await registered.value() is None
+
+
+async def test_a_lost_lease_is_granted_anew_and_every_key_put_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    for key in ("k", "l"):
+        await registered.registrar.register(key, render)
+    first = registered.registrar.state.lease_id
+    await registered.others.revoke_lease(first)
+    assert await registered.value() is None
+    for key in ("k", "l"):
+        await registered.wait_value(b"incarnation 2", key)
+    state = registered.registrar.state
+    assert (state.incarnation, state.lost_count) == (2, 1)
+    assert state.lease_id not in (0, first)
+    assert [bool(each.lease_id) for each in registered.changes] == [True, False, True]
+
+
+@pytest.mark.parametrize("outage_s", [TTL_S / 4, 3 * TTL_S])
+async def test_a_store_that_was_away_is_registered_with_again(
+    registered: Registered, autojump_clock: trio.testing.MockClock, outage_s: float
+) -> None:
+    """Shorter than the lease nothing is lost; longer, the instance returns by itself."""
+    await registered.registrar.register("k", render)
+    with registered.faults.outage():
+        await trio.sleep(outage_s)
+        is_short = outage_s < TTL_S
+        assert (await registered.value() is not None) is is_short
+    await registered.wait_value(b"incarnation 1" if is_short else b"incarnation 2")
+
+
+async def test_a_key_registered_during_an_outage_appears_after_it(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    with registered.faults.outage():
+        with trio.move_on_after(1) as scope:
+            await registered.registrar.register("k", render)
+        assert scope.cancelled_caught
+    await registered.wait_value(b"incarnation 1")
+
+
+async def test_a_put_whose_answer_was_lost_is_repeated(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    registered.faults.lose_replies(1)
+    await registered.registrar.register("k", render)
+    assert await registered.value() == b"incarnation 1"
+
+
+async def test_a_withdrawal_waits_for_a_store_that_is_away(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    async with trio.open_nursery() as nursery:
+        with registered.faults.outage():
+            nursery.start_soon(registered.registrar.withdraw, "k")
+            await trio.sleep(2)
+    assert await registered.value() is None
+
+
+async def test_revoking_deletes_every_key_at_once(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await registered.registrar.revoke()
+    assert await registered.value() is None
+    assert registered.registrar.state.lease_id == 0
+
+
+async def test_a_revoked_lease_is_not_granted_anew(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Shutdown revokes while the keeper still runs; the instance must not come back to life."""
+    await registered.registrar.register("k", render)
+    await registered.registrar.revoke()
+    await trio.sleep(3 * TTL_S)
+    assert await registered.value() is None
+
+
+async def test_a_process_without_a_store_starts_once_there_is_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    faults = ControlFaults()
+    faults.cut_link()
+    registrar = Registrar(MemoryControlPlane(faults=faults), SeededEnv(), ttl_s=TTL_S)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def mend() -> None:
+            await trio.sleep(7)
+            faults.mend_link()
+
+        await nursery.start(registrar.run)
+        assert trio.current_time() >= 7
+        assert registrar.state.incarnation == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_the_store_refuses_does_not_keep_the_others_out(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Neither now nor after a lost lease, when all are put again in their old order."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registered.registrar.register, "big", lambda _: bytes(2 << 20))
+        await trio.testing.wait_all_tasks_blocked()
+        await registered.registrar.register("k", render)
+        assert await registered.value("big") is None
+        await registered.others.revoke_lease(registered.registrar.state.lease_id)
+        await registered.wait_value(b"incarnation 2")
+        nursery.cancel_scope.cancel()
+
+
+# --- renewals beside registrations ---
+
+
+@pytest.mark.parametrize("delay_s", [1.5, 3.0])
+async def test_renewals_do_not_wait_behind_registrations(
+    registered: Registered, autojump_clock: trio.testing.MockClock, delay_s: float
+) -> None:
+    """Three keys at three seconds a call take longer than the lease of ten seconds lasts."""
+    registered.faults.delay_s = delay_s
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for key in ("k", "l", "m"):
+                nursery.start_soon(registered.registrar.register, key, render)
+        await trio.sleep(TTL_S)
+    registered.faults.delay_s = 0
+    assert registered.registrar.state.lost_count == 0
+    assert [await registered.value(key) for key in ("k", "l", "m")] == [b"incarnation 1"] * 3
+
+
+# --- what others do to our keys ---
+
+
+async def vandalize(store: MemoryControlPlane, how: str, key: str = "k") -> None:
+    match how:
+        case "delete":
+            await store.delete(key)
+        case "overwrite":
+            await store.put(key, b"a stranger's")
+        case "take the lease off":
+            held = await store.get(key)
+            assert held is not None
+            await store.put(key, held.value)
+        case _:  # Under our own lease.
+            held = await store.get(key)
+            assert held is not None
+            await store.put(key, b"a stranger's", lease_id=held.lease_id)
+
+
+@pytest.mark.parametrize("how", ["delete", "overwrite", "take the lease off", "under our lease"])
+async def test_a_key_that_a_stranger_removes_or_changes_is_put_back(
+    registered: Registered, autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    for key in ("k", "k/longer", "l"):
+        await registered.registrar.register(key, render)
+    for times in (1, 2):
+        await vandalize(registered.others, how)
+        await registered.wait_value(b"incarnation 1")
+        await trio.sleep(1)
+        held = await registered.others.get("k")
+        assert held is not None
+        assert held.lease_id == registered.registrar.state.lease_id
+        assert registered.metrics.value("registrations_restored_total") == times
+    assert registered.registrar.state.lost_count == 0
+
+
+async def test_a_stranger_that_goes_on_gets_no_more_than_a_write_every_second(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    for _ in range(2000):
+        await registered.others.put("k", b"a stranger's")
+        await trio.sleep(0.05)
+    assert registered.metrics.value("registrations_restored_total") <= 120
+    await registered.wait_value(b"incarnation 1")
+
+
+async def test_a_key_that_is_withdrawn_is_not_put_back(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    await registered.registrar.register("k", render)
+    await vandalize(registered.others, "delete")
+    await registered.registrar.withdraw("k")
+    await registered.others.put("k", b"an operator's")
+    await trio.sleep(3 * TTL_S)
+    assert await registered.value() == b"an operator's"
+
+
+async def test_another_living_process_s_hold_on_our_key_stands_until_it_ends(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Whoever writes under a living lease is another incarnation, not a vandal."""
+    await registered.registrar.register("k", render)
+    lease = await registered.others.grant_lease(1000)
+    await registered.others.put("k", b"another's", lease_id=lease.id)
+    await trio.sleep(3 * TTL_S)
+    assert await registered.value() == b"another's"
+    assert registered.metrics.value("registrations_fenced_total") > 1
+    await registered.others.revoke_lease(lease.id)
+    await registered.wait_value(b"incarnation 1")
+
+
+async def test_who_waits_for_a_registration_hears_of_its_end(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Withdrawn or revoked meanwhile, it will never be there; nobody waits for ever."""
+    registered.faults.delay_s = 1.0
+    for end in (lambda: registered.registrar.withdraw("k"), registered.registrar.revoke):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            with pytest.raises(UnavailableError):
+                await registered.registrar.register("k", render)
+    with pytest.raises(UnavailableError, match="given up"):
+        await registered.registrar.register("k", render)

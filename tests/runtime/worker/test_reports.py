@@ -1,0 +1,114 @@
+"""What a worker says of itself reaches routers and `/metrics`: load with blocks, and KV events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import trio
+
+from tests.runtime.one_process import OneProcess, open_process
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+from trinamo.runtime.events.load import LoadReport, LoadTable
+from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.kv.events import block_hashes
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+
+GENERATE = EndpointName("test", "backend", "generate")
+FAST = MockerOptions(num_gpu_blocks=64, block_size=4, speedup_ratio=1000)
+WANTED: dict[str, Any] = {"router__kv_index": True, "router__policy": "least_loaded"}
+
+
+@asynccontextmanager
+async def serving(transports: OneProcess, **overrides: Any) -> AsyncIterator[Runtime]:
+    async with (
+        open_mocker_engine(FAST, context_tokens_max=128) as engine,
+        open_process(transports, serving=True, **overrides) as server,
+    ):
+        await server.serve(GENERATE, engine.generate, request_type=GenerateRequest, engine=engine)
+        yield server
+
+
+async def ask(client: Client, prompt: str) -> None:
+    request = GenerateRequest(model="mocker", prompt=prompt, max_tokens=4)
+    async with client.stream(request, Delta) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(5):
+        while not condition():
+            await trio.sleep(0.005)
+
+
+async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() -> None:
+    transports = OneProcess()
+    prompt = "the same beginning, and more"
+    hashes = block_hashes([256, *prompt.encode()], FAST.block_size)
+    async with open_process(transports, **WANTED) as caller:
+        client = await caller.client(GENERATE)
+        index = client.router.kv_index
+        assert index is not None
+        async with serving(transports, **WANTED) as server:
+            await client.router.wait_instances()
+            await ask(client, prompt)
+            # The prompt's blocks, and one that the answer fills.
+            await until(lambda: index.statistics().blocks == len(hashes) + 1)
+            assert index.overlap(hashes) == {server.instance_id: len(hashes)}
+            path, blocks = str(GENERATE), len(hashes) + 1
+            assert caller.metrics.value("kv_index_instances", endpoint=path) == 1
+            assert caller.metrics.value("kv_index_blocks", endpoint=path) == blocks
+            assert caller.metrics.value("kv_index_gaps_total", endpoint=path) == 0
+            assert server.metrics.value("kv_events_blocks", endpoint=path) == blocks
+            assert server.metrics.value("kv_events_dropped_total", endpoint=path) == 0
+            free = FAST.num_gpu_blocks
+            metrics = server.metrics
+            await until(
+                lambda: metrics.value("engine_kv_blocks", endpoint=path, state="free") == free
+            )
+        await until(lambda: not index.overlap(hashes))
+        assert index.statistics().instances == 0
+
+
+async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
+    transports = OneProcess()
+    request = GenerateRequest(model="mocker", prompt="nobody reads on", max_tokens=100)
+    async with (
+        open_process(transports, **WANTED) as caller,
+        trio.open_nursery() as nursery,
+        open_mocker_engine(FAST, context_tokens_max=128, mailbox_deltas_max=1) as engine,
+        aclosing(engine.generate(request, Context("slow"))) as deltas,
+    ):
+        # Its consumer is slow, so it stands still and keeps its blocks.
+        await anext(deltas)
+        await until(lambda: engine.statistics().paused)
+        table = LoadTable(caller.events, GENERATE)
+        await nursery.start(table.run)
+        async with open_process(transports, serving=True, **WANTED) as server:
+            assert server.instance_id is not None
+            table.join(server.instance_id)
+            instance = await server.serve(
+                GENERATE, engine.generate, request_type=GenerateRequest, engine=engine
+            )
+            await until(lambda: table.report(instance.id))
+            used = engine.statistics().blocks_used
+            assert table.report(instance.id) == LoadReport(0, used, FAST.num_gpu_blocks)
+            assert 0 < used < FAST.num_gpu_blocks
+            path = str(GENERATE)
+            assert server.metrics.value("engine_kv_blocks", endpoint=path, state="used") == used
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_tells_anything_that_is_not_asked_for() -> None:
+    transports = OneProcess()
+    async with open_process(transports) as caller, serving(transports):
+        client = await caller.client(GENERATE)
+        await client.router.wait_instances()
+        await ask(client, "hello")
+        assert client.router.kv_index is None
+        assert transports.broker.subscription_count == 0

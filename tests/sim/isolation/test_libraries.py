@@ -1,0 +1,155 @@
+"""The libraries the runtime is built of run inside a world, on its clock and dice."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import logging
+import sys
+import types
+from typing import Any
+
+import httpx
+import prometheus_client
+import pytest
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+from trinamo.runtime.logs.formats import JsonFormat
+from trinamo.runtime.logs.setup import LogHandler
+from trinamo.sim import Escape, Network, SeedChoices, World
+from trinamo.sim.isolation.ambient import is_library_calling
+
+TOKENS = 5
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    headers = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for number in range(TOKENS):
+        await trio.sleep(0.02)
+        body = b"data: %d\n\n" % number
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _serve() -> None:
+    config = Config()
+    config.accesslog = config.errorlog = None
+    context, state = WorkerContext(None), ConnectionState({})
+    # Its private parts, as the runtime uses them: `worker_serve` makes sockets of its own.
+    server = functools.partial(TCPServer, ASGIWrapper(_app), config, context, state)
+    await trio.serve_tcp(server, 8000)  # pyright: ignore[reportArgumentType]
+
+
+def _stream_over_http(seed: int) -> tuple[str, list[str], str]:
+    world = World(SeedChoices(seed))
+    Network(world, tear_one_in=3, short_one_in=3)
+    lines: list[str] = []
+    dates: list[str] = []
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=5) as client:
+            files = {"file": b"a boundary is drawn for this body"}
+            async with client.stream("POST", "http://web:8000/", files=files) as response:
+                dates.append(response.headers["date"])
+                lines.extend([line async for line in response.aiter_lines() if line])
+
+    async def main() -> None:
+        world.boot("web", _serve)
+        await trio.sleep(0.1)
+        await world.boot("user", ask).ended.wait()
+
+    return world.run(main), lines, dates[0]
+
+
+def test_hypercorn_and_httpx_stream_tokens_in_a_world() -> None:
+    digest, lines, date = _stream_over_http(1)
+    assert lines == [f"data: {number}" for number in range(TOKENS)]
+    assert date == "Tue, 14 Nov 2023 22:13:20 GMT", "the virtual clock's"
+    assert _stream_over_http(1)[0] == digest
+    assert _stream_over_http(2)[0] != digest
+
+
+def test_prometheus_metrics_may_be_made_during_a_run() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    requests = prometheus_client.Counter("requests", "x", ["host"], registry=registry)
+
+    async def main() -> None:
+        await trio.sleep(5)
+        requests.labels("a").inc()
+
+    World(SeedChoices(1)).run(main)
+    created = registry.get_sample_value("requests_created", {"host": "a"})
+    assert created == 1_700_000_005.0
+
+
+def test_the_log_stamps_virtual_time() -> None:
+    stream = io.StringIO()
+    log = logging.getLogger("tests.sim.stamps")
+    log.addHandler(LogHandler(stream, JsonFormat()))
+
+    async def main() -> None:
+        await trio.sleep(2)
+        log.warning("hello")
+
+    World(SeedChoices(1)).run(main)
+    assert json.loads(stream.getvalue())["time"] == "2023-11-14T22:13:22.000Z"
+
+
+def test_a_clock_that_our_own_code_bound_early_still_raises() -> None:
+    module = types.ModuleType("own_early")
+    exec("from time import monotonic\ndef read():\n    return monotonic()", vars(module))
+    sys.modules["own_early"] = module
+
+    async def main() -> None:
+        module.read()
+
+    try:
+        with pytest.raises(Escape, match=r"time\.monotonic\n.*in read"):
+            World(SeedChoices(1)).run(main)
+        assert module.read() > 0, "real again after the run"
+    finally:
+        del sys.modules["own_early"]
+
+
+def test_a_module_first_imported_during_a_run_keeps_no_stand_in(tmp_path: Any) -> None:
+    (tmp_path / "late_import.py").write_text("from time import time\n")
+    sys.path.insert(0, str(tmp_path))
+    found: list[Any] = []
+
+    async def main() -> None:
+        import late_import  # type: ignore[import-not-found]
+
+        found.append(late_import)
+
+    try:
+        World(SeedChoices(1)).run(main)
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("late_import", None)
+    assert found[0].time() > 1_700_000_100
+
+
+def test_who_calls_is_the_first_frame_outside_the_standard_library() -> None:
+    def frame(name: str, filename: str, back: Any) -> Any:
+        return types.SimpleNamespace(
+            f_globals={"__name__": name},
+            f_code=types.SimpleNamespace(co_filename=filename),
+            f_back=back,
+        )
+
+    own = frame("trinamo.runtime.worker.worker", "/venv/lib/site-packages/trinamo/x.py", None)
+    library = frame("prometheus_client.metrics", "/venv/lib/site-packages/p/m.py", own)
+    assert is_library_calling(library)
+    assert not is_library_calling(own), "ours, installed or not"
+    assert is_library_calling(frame("uuid", "/usr/lib/uuid.py", library))
+    assert not is_library_calling(frame("uuid", "/usr/lib/uuid.py", own))
+    assert not is_library_calling(frame("scenario", "/home/me/scenario.py", library))
+    assert not is_library_calling(None)

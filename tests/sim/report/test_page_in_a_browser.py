@@ -1,0 +1,172 @@
+"""The page of a run in a real Chromium: it loads, filters, scrubs, prints, and runs no stranger's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sim.report.browser import CHROMIUM, Browser, browser
+from trinamo.sim import SeedChoices
+from trinamo.sim.catalogue import FOLDER
+from trinamo.sim.core.trace import Row
+from trinamo.sim.report import About, page
+from trinamo.sim.scenario.file import load_scenario
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+
+HOSTILE = "</script><script>window.stolen = 1</script><img src=x onerror='window.stolen=1'>@@DATA@@"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scenario = load_scenario(FOLDER / "worker_dies.toml")
+    # Which seeds show the mistake depends on every step of the code that runs.
+    outcomes = (scenario.run(SeedChoices(n), bug="eof_is_complete") for n in range(1, 40))
+    outcome = next(each for each in outcomes if each.breaches)
+    breach = outcome.breaches[0]
+    about = About(
+        title="worker_dies", invariant=breach.invariant, text=breach.text, at_s=breach.at_s
+    )
+    path = tmp_path_factory.mktemp("page") / "run.html"
+    path.write_text(page(outcome.world.trace.rows, about), "utf-8")
+    return path
+
+
+@pytest.fixture
+def shown(chromium: Browser, run_page: Path) -> Browser:
+    chromium._session = None
+    chromium.errors.clear()
+    chromium.open(run_page)
+    return chromium
+
+
+def position(shown: Browser) -> int:
+    return int(shown.evaluate("Number(document.getElementById('time').value)"))
+
+
+def test_it_loads_without_a_complaint_and_shows_the_failure(shown: Browser) -> None:
+    assert shown.evaluate("document.getElementById('verdict').textContent").startswith("I2 broken")
+    assert shown.evaluate("document.querySelectorAll('#diagram .message').length") > 50
+    assert shown.evaluate("document.querySelectorAll('#diagram .band.down').length") == 1
+    assert shown.evaluate("document.querySelectorAll('#states tr').length") >= 9
+    assert shown.errors == []
+
+
+def test_messages_slope_from_sending_to_landing(shown: Browser) -> None:
+    paths = shown.evaluate(
+        "[...document.querySelectorAll('#diagram .message')].map(p => p.getAttribute('d'))"
+    )
+    numbers = [tuple(map(float, p[1:].replace("L", " ").split())) for p in paths if "L" in p]
+    assert all(y2 >= y1 for _, y1, _, y2 in numbers)
+    assert sum(y2 > y1 for _, y1, _, y2 in numbers) > len(numbers) / 2
+
+
+def test_the_arrow_keys_move_the_scrubber_one_event(shown: Browser) -> None:
+    shown.evaluate("document.getElementById('time').focus()")
+    start, moment = position(shown), shown.evaluate("document.getElementById('now').textContent")
+    shown.press("ArrowRight", code=39)
+    shown.press("ArrowRight", code=39)
+    assert position(shown) == start + 2
+    shown.press("ArrowLeft", code=37)
+    assert position(shown) == start + 1
+    assert shown.evaluate("document.getElementById('now').textContent") != moment
+    shown.press("End", code=35)
+    assert position(shown) == int(shown.evaluate("Number(document.getElementById('time').max)"))
+    assert shown.errors == []
+
+
+def test_the_picture_itself_takes_the_keys_and_zooms(shown: Browser) -> None:
+    shown.evaluate("document.getElementById('diagram').focus()")
+    label = "document.getElementById('diagram').getAttribute('aria-label')"
+    before = shown.evaluate(label)
+    shown.press("+", code=187)
+    closer = shown.evaluate(label)
+    shown.press("0", code=48)
+    assert len({before, closer, shown.evaluate(label)}) == 3
+    start = position(shown)
+    shown.press("ArrowDown", code=40)
+    assert position(shown) == start + 1
+
+
+def test_a_click_moves_the_scrubber_and_the_states_follow(shown: Browser) -> None:
+    box = shown.evaluate(
+        "(b => [b.left, b.top, b.width, b.height])"
+        "(document.getElementById('diagram').getBoundingClientRect())"
+    )
+    worker = "[...document.querySelectorAll('#states tr')].find(r => r.cells[0].textContent === 'worker1').cells[1].textContent"
+    shown.click(box[0] + box[2] / 2, box[1] + 60)
+    early = position(shown)
+    assert shown.evaluate(worker) == "up, life 1"
+    shown.click(box[0] + box[2] / 2, box[1] + box[3] - 30)
+    assert position(shown) > early
+    assert shown.evaluate(worker) == "killed"
+
+
+def test_a_request_is_picked_and_the_others_are_dimmed(shown: Browser) -> None:
+    assert shown.evaluate("document.querySelectorAll('#diagram .dim').length") == 0
+    shown.evaluate(
+        "(s => { s.value = '1'; s.dispatchEvent(new Event('change')); })(document.getElementById('request'))"
+    )
+    shown.settle()
+    assert shown.evaluate("document.querySelectorAll('#diagram .dim').length") > 10
+    own = "document.querySelectorAll('#diagram g > g:not(.dim) .message').length"
+    assert (
+        0
+        < shown.evaluate(own)
+        < shown.evaluate("document.querySelectorAll('#diagram .message').length")
+    )
+    pressed = "document.querySelectorAll('#legend [aria-pressed=true]').length"
+    assert shown.evaluate(pressed) == 1
+    start = position(shown)
+    shown.evaluate("document.getElementById('diagram').focus()")
+    shown.press("ArrowRight", code=39)
+    assert position(shown) > start, "steps go over the events of the request"
+
+
+def test_everything_that_acts_has_a_name_and_can_be_focused(shown: Browser) -> None:
+    unnamed = shown.evaluate(
+        "[...document.querySelectorAll('button, input, select, [tabindex]')].filter(e =>"
+        " !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim())"
+        ".map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+
+
+def test_it_prints_on_white_without_its_controls(shown: Browser) -> None:
+    assert shown.pdf().startswith(b"%PDF")
+    shown.call("Emulation.setEmulatedMedia", media="print")
+    style = "getComputedStyle(document.getElementById('tools')).display"
+    assert shown.evaluate(style) == "none"
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    shown.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_texts_of_a_hostile_trace_are_shown_and_never_run(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    rows = [
+        Row(0.0, "driver", "boot", (("host", HOSTILE), ("generation", 1))),
+        Row(0.1, f"{HOSTILE}.1", HOSTILE, (("request", HOSTILE), (HOSTILE, HOSTILE))),
+        Row(0.2, "driver", "fault", (("do", HOSTILE), ("on", HOSTILE), ("to", ""))),
+    ]
+    about = About(title=HOSTILE, invariant=HOSTILE, text=f"{HOSTILE}\n{HOSTILE}", at_s=0.2)
+    path = tmp_path / "hostile.html"
+    path.write_text(page(rows, about), "utf-8")
+    chromium._session = None
+    chromium.errors.clear()
+    chromium.open(path)
+    assert chromium.evaluate("document.getElementById('title').textContent") == HOSTILE
+    assert chromium.evaluate("typeof window.stolen") == "undefined"
+    assert chromium.evaluate("document.querySelectorAll('img').length") == 0
+    assert chromium.errors == []

@@ -1,0 +1,117 @@
+"""Every shipped scenario holds on some seeds, replays exactly, and its planted twins are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinamo.sim import ReplayChoices, SeedChoices, first_difference
+from trinamo.sim.catalogue import scenario_paths
+from trinamo.sim.explore import Coverage, run as explore
+from trinamo.sim.explore.swarm import Progress
+from trinamo.sim.mutants.bugs import BUGS
+from trinamo.sim.mutants.planting import Patch, bug
+from trinamo.sim.scenario.file import load_scenario
+from trinamo.sim.scenario.play import play_of
+from trinamo.sim.scenario.scenario import Twin
+
+PATHS = scenario_paths()
+TWINS = [(path, twin) for path in PATHS for twin in load_scenario(path).twins]
+SEEDS_MAX = 10
+"""How many runs a scenario has to show all that it is about."""
+ROWS = {
+    "handler finishes",
+    "handler raises before its first item",
+    "handler raises later",
+    "client disconnects",
+    "consumer drops the stream",
+    "stop()",
+    "kill()",
+    "Stop then Kill",
+    "data crosses Kill on the wire",
+    "worker process dies (FIN or RST) without end mark",
+    "caller dies (FIN or RST)",
+    "half-open link",
+    "unknown subject, taken subject, malformed handshake",
+    "handshake never comes",
+    "oversize or malformed frame",
+    "descriptor exhaustion in accept",
+}
+"""The event table of the stream protocol."""
+FAILURES = {f"S{number}" for number in (2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_shipped_scenario_breaks_no_invariant(path: Path) -> None:
+    play, progress = play_of(path), Progress()
+    for seed in range(1, SEEDS_MAX + 1):
+        progress.add(explore(play, seed))
+        if seed > 1 and not progress.coverage.untested:
+            break
+    assert [str(kind.first.finding) for kind in progress.failures.values()] == []
+    assert progress.coverage.untested == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_shipped_scenario_replays_exactly(path: Path) -> None:
+    """The seed gives the trace, and so does the list of choices it led to."""
+    scenario = load_scenario(path)
+    first = scenario.run(SeedChoices(5))
+    values = first.world.choices.values
+    again = scenario.run(ReplayChoices(values, seed=5))
+    assert first_difference(first.world.trace, again.world.trace) == ""
+    assert first.digest == again.digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "twin"), TWINS, ids=[f"{path.stem}-{twin.bug}" for path, twin in TWINS]
+)
+def test_a_planted_bug_is_found(path: Path, twin: Twin) -> None:
+    """A simulator that finds nothing may be blind: each known mistake, put back, must show."""
+    scenario, coverage = load_scenario(path), Coverage()
+    for seed in range(1, min(twin.seeds_max, 40) + 1):
+        outcome = scenario.run(SeedChoices(seed), bug=twin.bug)
+        if any(breach.invariant == twin.finds for breach in outcome.breaches):
+            return
+        if not outcome.breaches:
+            coverage.add(outcome.untested)
+    if twin.finds == "expected" and coverage.untested:
+        return
+    pytest.fail(f"{twin.bug} was not found")
+
+
+def test_every_row_of_the_event_table_has_a_scenario() -> None:
+    covered = {each for path in PATHS for each in load_scenario(path).covers}
+    assert sorted((ROWS | FAILURES) - covered) == []
+
+
+def test_every_scenario_has_a_twin_and_every_bug_is_in_use() -> None:
+    assert [path.stem for path in PATHS if not load_scenario(path).twins] == []
+    assert sorted(set(BUGS) - {twin.bug for _, twin in TWINS}) == []
+
+
+def test_a_planted_bug_is_gone_after_its_run() -> None:
+    path = next(path for path in PATHS if path.stem == "stop")
+    scenario = load_scenario(path)
+    assert scenario.run(SeedChoices(1), bug="stop_unheard").breaches
+    assert not scenario.run(SeedChoices(1)).breaches
+
+
+def test_two_mistakes_must_not_have_one_name() -> None:
+    def stop_unheard() -> list[Patch]:
+        return []
+
+    with pytest.raises(AssertionError, match="two mistakes are called stop_unheard"):
+        bug(stop_unheard)
+
+
+def test_the_searchers_can_play_a_scenario_file() -> None:
+    path = next(path for path in PATHS if path.stem == "stop")
+    assert explore(play_of(path), 1).finding is None
+    finding = explore(play_of(path, bug="stop_unheard"), 1).finding
+    assert finding is not None
+    assert finding.invariant == "I3"

@@ -1,0 +1,259 @@
+"""The worker's end of a response stream against callers that break the rules, or die."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.transports.tcp.ends import (
+    PATIENCE_S,
+    RawEnd,
+    descriptors,
+    eventually,
+    options,
+    raw_caller,
+)
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import EngineError, LocalProtocolError
+from trinamo.runtime.protocol.streams.codec import encode_frame
+from trinamo.runtime.protocol.streams.control import (
+    Control,
+    Data,
+    Declined,
+    Failed,
+    Handshake,
+    Kill,
+    Opened,
+    Refused,
+    Sentinel,
+    Stop,
+)
+from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.transports.tcp import TcpClient, TcpOptions
+from trinamo.transports.tcp.streams.client import TcpResponseSender
+
+OVERSIZE = b"\0\0\0\0\xff\xff\xff\xff"
+
+
+@attrs.frozen
+class Call:
+    """A worker's call to a raw caller."""
+
+    context: Context
+    caller: RawEnd
+    sender: TcpResponseSender
+
+
+@asynccontextmanager
+async def calling(using: TcpOptions | None = None) -> AsyncIterator[Call]:
+    """The worker has called home and its handler has started; afterwards nothing is left."""
+    client, context = TcpClient(using or options()), Context("w")
+    with trio.fail_after(PATIENCE_S):
+        before = descriptors()
+        async with raw_caller() as port, client.call_home(port.connection(), context) as sender:
+            caller = await port.accept()
+            async with caller.stream:
+                sender.open()
+                assert await caller.hear() == Opened()
+                yield Call(context, caller, sender)
+        assert client.open_count == 0
+        await eventually(lambda: descriptors() == before)
+
+
+async def test_the_worker_greets_opens_streams_says_sentinel_and_hangs_up() -> None:
+    async with calling() as call:
+        call.sender.send_nowait(b"a")
+        call.sender.send_nowait(b"b")
+        call.sender.finish()
+        said = [await call.caller.hear() for _ in range(3)]
+        assert said == [Data(b"a"), Data(b"b"), Sentinel()]
+
+
+@pytest.mark.parametrize("ending", ["finish", "fail"])
+async def test_after_its_last_word_the_worker_sends_fin(ending: str) -> None:
+    heard: list[Control] = []
+    async with raw_caller() as port, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def caller() -> None:
+            end = await port.accept()
+            async with end.stream:
+                heard.extend(await end.hear_all())
+
+        async with TcpClient(options()).call_home(port.connection(), Context("w")) as sender:
+            sender.open()
+            if ending == "finish":
+                sender.finish()
+            else:
+                sender.fail(EngineError("x"))
+    assert [type(event) for event in heard] == [Opened, Sentinel if ending == "finish" else Failed]
+
+
+async def test_a_declining_prologue_is_followed_by_fin() -> None:
+    heard: list[Control] = []
+    async with raw_caller() as port, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def caller() -> None:
+            end = await port.accept()
+            async with end.stream:
+                heard.extend(await end.hear_all())
+
+        async with TcpClient(options()).call_home(port.connection(), Context("w")) as sender:
+            sender.refuse(EngineError("x"))
+    assert [type(event) for event in heard] == [Declined]
+
+
+async def test_a_caller_that_never_hangs_up_is_not_waited_for_longer_than_the_linger() -> None:
+    async with calling(options(linger_s=0.02)) as call:
+        call.sender.finish()
+        # Leaving waits for the caller's FIN, which comes only after leaving.
+
+
+async def test_stop_reaches_the_context_and_the_answer_goes_on() -> None:
+    async with calling() as call:
+        await call.caller.say(Stop())
+        await call.context.wait_stopped()
+        assert call.context.state is State.STOPPED
+        call.sender.send_nowait(b"rest")
+        call.sender.finish()
+        assert [await call.caller.hear() for _ in range(2)] == [Data(b"rest"), Sentinel()]
+
+
+async def test_after_a_kill_nothing_more_is_said_and_no_sentinel() -> None:
+    async with calling() as call:
+        await call.caller.say(Kill())
+        with trio.CancelScope() as scope:
+            try:
+                await call.context.wait_killed()
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                # The call's body is cancelled: the handler need not look at the context.
+                assert call.context.reason is Reason.CONSUMER_DROPPED
+                assert not call.sender.send_nowait(b"dropped")
+                call.sender.finish()
+                raise
+        assert not scope.cancel_called
+    assert call.context.is_killed
+
+
+async def run_into_the_end(call: Call) -> None:
+    """Sleep in the call's body until the call cancels it."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        assert call.context.is_killed
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_a_caller_that_dies_is_a_kill(how: str) -> None:
+    async with calling() as call:
+        if how == "RST":
+            call.caller.reset()
+        else:
+            await call.caller.stream.send_eof()
+        await run_into_the_end(call)
+    assert call.context.reason is Reason.CONSUMER_DROPPED
+
+
+async def test_a_caller_that_dies_while_the_worker_is_blocked_writing_is_a_kill() -> None:
+    async with calling() as call:
+        while call.sender.send_nowait(b"x" * 100_000):
+            pass
+        call.caller.reset()
+        await run_into_the_end(call)
+    assert call.context.reason is Reason.CONSUMER_DROPPED
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([Sentinel()], id="sentinel"),
+        pytest.param([Data(b"x")], id="data"),
+        pytest.param([Opened()], id="prologue"),
+        pytest.param([Handshake("s", StreamType.RESPONSE)], id="handshake"),
+        pytest.param([Failed(EngineError(""))], id="failed"),
+        pytest.param([Stop(), Stop()], id="stop twice"),
+        pytest.param([Stop(), Refused("", "")], id="refused after stop"),
+        pytest.param([encode_frame(b"{}")], id="unknown control frame"),
+        pytest.param([encode_frame(b"\xff")], id="no JSON"),
+        pytest.param([encode_frame(b'"Stop"', b"data")], id="stop with data"),
+        pytest.param([OVERSIZE], id="oversize"),
+        pytest.param([b"HTTP/1.1 400 Bad Request\r\n\r\n"], id="not frames at all"),
+    ],
+)
+async def test_a_caller_that_breaks_the_protocol_kills_its_own_request_only(
+    words: list[Control | bytes],
+) -> None:
+    async with calling() as other:
+        async with calling() as call:
+            await call.caller.say(*words)
+            await run_into_the_end(call)
+        assert call.context.kill_reason is Reason.PROTOCOL_ERROR
+        assert other.context.state is State.LIVE
+        other.sender.finish()
+        assert await other.caller.hear() == Sentinel()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("unknown_subject", Reason.CONSUMER_DROPPED),
+        ("taken_subject", Reason.CONSUMER_DROPPED),
+        ("bad_handshake", Reason.PROTOCOL_ERROR),
+    ],
+)
+async def test_a_refusal_kills_the_handler(code: str, reason: Reason) -> None:
+    async with calling() as call:
+        await call.caller.say(Refused(code, "no"))
+        await run_into_the_end(call)
+    assert call.context.reason is reason
+
+
+async def test_a_worker_killed_from_within_says_its_last_word_first() -> None:
+    """A shutdown or a deadline is the worker's doing: the caller learns the typed reason."""
+    async with calling() as call:
+        call.sender.send_nowait(b"a")
+        call.context.kill(Reason.WORKER_SHUTDOWN)
+        call.sender.fail(EngineError("shut down"))
+        said = [await call.caller.hear() for _ in range(2)]
+        assert said[0] == Data(b"a")
+        assert isinstance(said[1], Failed)
+
+
+async def test_a_drain_ends_when_the_caller_reads_and_when_it_dies() -> None:
+    async with calling() as call:
+        while call.sender.send_nowait(b"x" * 100_000):
+            pass
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call.sender.drain)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            while nursery.child_tasks:
+                await call.caller.hear()
+        while call.sender.send_nowait(b"x" * 100_000):
+            pass
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call.sender.drain)
+            call.caller.reset()
+
+
+async def test_items_out_of_turn_are_our_own_bug() -> None:
+    async with (
+        raw_caller() as port,
+        TcpClient(options()).call_home(port.connection(), Context("w")) as sender,
+    ):
+        with pytest.raises(LocalProtocolError):
+            sender.send_nowait(b"before the prologue")
+        sender.open()
+        with pytest.raises(AssertionError):
+            sender.send_nowait(b"")
+        sender.finish()
+        with pytest.raises(LocalProtocolError):
+            sender.send_nowait(b"after the end")
+        end = await port.accept()
+        await end.stream.aclose()

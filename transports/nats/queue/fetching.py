@@ -1,0 +1,158 @@
+"""Deliveries of a pull consumer to the tasks that wait for one.
+
+A pull asks the server for one message and expires there after two seconds at most: one that was
+in flight when the server restarted is lost, and whoever waits for it asks again. Deliveries carry
+no sign of the pull they answer, and any waiting task will do, so the first gets it. One that finds
+nobody waiting is given back at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
+from trinamo.runtime.planes import Message
+
+from .records import Delivery, StreamNames, parse_delivery
+
+__all__ = ["Fetcher", "Puller"]
+
+logger = logging.getLogger("trinamo.nats")
+
+PULL_S: Final = 2.0
+GRACE_S: Final = 0.5
+"""How long after its end at the server a pull is waited for."""
+AWAY_POLL_S: Final = 0.1
+PENDING_MAX: Final = 4096
+_NS: Final = 1_000_000_000
+
+
+class Puller(Protocol):
+    """What is needed of the event plane."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = ...
+    ) -> None: ...
+
+    def subscribe(
+        self, subject: str, *, group: str = "", pending_max: int = ...
+    ) -> AbstractAsyncContextManager[AsyncIterator[Message]]: ...
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """One task that waits for a delivery, and the pull it has under way."""
+
+    wake: trio.Event = attrs.field(factory=trio.Event)
+    delivery: Delivery | None = None
+    pull: str = ""
+    is_refused: bool = False
+
+
+class Fetcher:
+    """Fetches for any number of tasks; `run` is its life."""
+
+    def __init__(
+        self, plane: Puller, names: StreamNames, inbox: str, give_back: Callable[[Delivery], None]
+    ) -> None:
+        self._plane = plane
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"
+        self._inbox = inbox
+        self._give_back = give_back
+        self._numbers = itertools.count()
+        self._waiters: deque[_Waiter] = deque()
+        self._by_pull: dict[str, _Waiter] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Receive until cancelled."""
+        async with self._plane.subscribe(f"{self._inbox}.*", pending_max=PENDING_MAX) as messages:
+            task_status.started()
+            async for message in messages:
+                self._on_message(message)
+
+    async def fetch(self, *, give_up_at: float) -> Delivery | None:
+        """The next delivery; None if there was none by `give_up_at` on trio's clock.
+
+        Asks the server at least once. Cancelled, it gives back what it was just given.
+        """
+        waiter = _Waiter()
+        self._waiters.append(waiter)
+        try:
+            is_first = True
+            while waiter.delivery is None:
+                left_s = give_up_at - trio.current_time()
+                if left_s <= 0 and not is_first:
+                    return None
+                is_first = False
+                waiter.wake, waiter.is_refused = trio.Event(), False
+                patience_s = await self._pull(waiter, left_s)
+                # Cut off at the moment the task gives up, unless this is its only question.
+                with trio.move_on_after(patience_s if left_s <= 0 else min(patience_s, left_s)):
+                    await waiter.wake.wait()
+                if waiter.is_refused:
+                    await trio.sleep(AWAY_POLL_S)
+            return waiter.delivery
+        except trio.Cancelled:
+            if waiter.delivery is not None:
+                self._hand_on(waiter.delivery)
+            raise
+        finally:
+            self._by_pull.pop(waiter.pull, None)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    async def _pull(self, waiter: _Waiter, left_s: float) -> float:
+        """Ask for one message; how long to wait for it."""
+        self._by_pull.pop(waiter.pull, None)
+        if not self._plane.is_connected:
+            return AWAY_POLL_S
+        waiter.pull = f"{self._inbox}.{next(self._numbers):x}"
+        self._by_pull[waiter.pull] = waiter
+        if left_s <= 0:
+            query: dict[str, object] = {"batch": 1, "no_wait": True}
+        else:
+            query = {"batch": 1, "expires": int(min(left_s, PULL_S) * _NS)}
+        try:
+            await self._plane.publish(self._subject, json.dumps(query).encode(), reply=waiter.pull)
+        except OverloadedError:
+            return AWAY_POLL_S
+        return (PULL_S if left_s > 0 else 0.0) + GRACE_S
+
+    def _on_message(self, message: Message) -> None:
+        waiter = self._by_pull.pop(message.subject, None)
+        if waiter is not None:
+            # Its pull has ended without a message: ask again. Unless it was neither empty nor late,
+            # but the stream has no leader or too many pulls: then not at once.
+            waiter.is_refused = message.headers.get("Status") not in ("404", "408")
+            waiter.wake.set()
+            return
+        try:
+            delivery = parse_delivery(
+                message.subject, message.payload, message.reply, message.headers
+            )
+        except RemoteProtocolError as error:
+            if "Status" not in message.headers:
+                logger.warning("a message that is no delivery was dropped: %s", error)
+            return
+        self._hand_on(delivery)
+
+    def _hand_on(self, delivery: Delivery) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if waiter.delivery is None:
+                waiter.delivery = delivery
+                waiter.wake.set()
+                return
+        self._give_back(delivery)

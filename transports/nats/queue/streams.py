@@ -1,0 +1,94 @@
+"""The streams behind work queues: found, made, changed, counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from trinamo.runtime.errors import RemoteProtocolError, UnavailableError
+from trinamo.runtime.planes.queue import QueueLimits, QueueStatistics
+
+from .api import JetStream, JetStreamError, Requester, parse_time
+from .records import StreamNames, consumer_config, queue_limits, stream_configs
+
+__all__ = [
+    "ADMINISTRATION_TIMEOUT_S",
+    "existing_limits",
+    "list_work_queues",
+    "make_streams",
+    "read_statistics",
+]
+
+ADMINISTRATION_TIMEOUT_S: Final = 10.0
+_NAME_IN_USE: Final = 10058
+
+
+async def list_work_queues(plane: Requester, *, rng: random.Random) -> list[str]:
+    """The names of all queues on the server, sorted."""
+    stream = JetStream(plane, rng=rng)
+    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    found: list[str] = []
+    offset = 0
+    while True:
+        answer = await stream.call("STREAM.NAMES", {"offset": offset}, deadline=deadline)
+        page: Sequence[str] = answer.body.get("streams") or ()
+        found += [queue for each in page if (queue := StreamNames.queue_of(each)) is not None]
+        offset += len(page)
+        if not page or offset >= int(answer.body.get("total", 0)):
+            return sorted(found)
+
+
+async def existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:
+    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, deadline=deadline)
+    if answer is None:
+        raise UnavailableError(f"there is no queue {names.queue}")
+    return queue_limits(answer.body.get("config", {}).get("description", ""))
+
+
+async def make_streams(
+    stream: JetStream, names: StreamNames, limits: QueueLimits, replicas: int
+) -> None:
+    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    for config in stream_configs(names, limits, replicas=replicas):
+        try:
+            await stream.call(f"STREAM.CREATE.{config['name']}", config, deadline=deadline)
+        except JetStreamError as error:
+            if error.error_code != _NAME_IN_USE:
+                raise
+            await stream.call(f"STREAM.UPDATE.{config['name']}", config, deadline=deadline)
+    await stream.call(
+        f"CONSUMER.DURABLE.CREATE.{names.jobs}.{names.CONSUMER}",
+        {"stream_name": names.jobs, "config": consumer_config(limits)},
+        deadline=deadline,
+    )
+
+
+async def read_statistics(
+    stream: JetStream, names: StreamNames, wall: Callable[[], float], *, deadline: float
+) -> QueueStatistics:
+    """Depth and age, asked of the streams' leaders; `wall` is the time since the epoch in s.
+
+    Raises `UnavailableError` if a stream of the queue is not there, such as on a server that lost
+    its disk.
+    """
+
+    async def info(what: str) -> dict[str, Any]:
+        answer = await stream.find(what, {}, deadline=deadline)
+        if answer is None:
+            raise UnavailableError(f"there is no queue {names.queue}")
+        return answer.body
+
+    jobs = await info(f"STREAM.INFO.{names.jobs}")
+    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}")
+    dead = await info(f"STREAM.INFO.{names.dead}")
+    try:
+        depth = int(jobs["state"]["messages"])
+        age_s = max(0.0, wall() - parse_time(jobs["state"]["first_ts"])) if depth else 0.0
+        leased = min(depth, int(consumer.get("num_ack_pending", 0)))
+        return QueueStatistics(depth, leased, int(dead["state"]["messages"]), age_s)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"not the state of a stream: {error!r}") from error

@@ -1,0 +1,397 @@
+"""The work queue on JetStream. `records.py` says how it is kept, and why so.
+
+`open_work_queue` makes the streams and yields a `NatsWorkQueue`. Its methods run in trio and ask
+JetStream by requests over the event plane (`api.py`); deliveries come by `fetching.py`,
+dead letters are in `dead.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import time as wall  # noqa: TID251 -- compared with the server's time stamps
+from typing import Final, Protocol
+
+import attrs
+import msgspec
+import trio
+
+from trinamo.runtime.errors import (
+    DeadlineError,
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    UnknownOutcomeError,
+)
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.planes.queue import (
+    DeadLetter,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+)
+from trinamo.runtime.protocol.queue.work_queue import (
+    REASON_CHARS_MAX,
+    check_delay,
+    check_job_id,
+    check_queue_name,
+)
+
+from .api import JetStream, JetStreamError, Requester
+from .dead import DeadLetters
+from .fetching import Fetcher, Puller
+from .leases import Leases
+from .records import (
+    Bury,
+    Delivery,
+    Drop,
+    Lease,
+    Record,
+    RecordState,
+    StreamNames,
+    judge,
+)
+from .streams import (
+    ADMINISTRATION_TIMEOUT_S,
+    existing_limits,
+    make_streams,
+    read_statistics,
+)
+
+__all__ = ["NatsWorkQueue", "QueuePlane", "open_work_queue"]
+
+logger = logging.getLogger("trinamo.nats")
+
+CONFIRM_TIMEOUT_S: Final = 1.0
+HEADER_BYTES_MAX: Final = 4096
+"""Room a job's payload must leave for the headers of a dead letter."""
+CLAIM_TRIES_MAX: Final = 8
+_STORE_FAILED: Final = 10077
+_ACK: Final = b"+ACK"
+_NAK: Final = b"-NAK"
+_IN_PROGRESS: Final = b"+WPI"
+_NS: Final = 1_000_000_000
+
+
+class QueuePlane(Requester, Puller, Protocol):
+    """What a queue needs of the event plane."""
+
+    @property
+    def message_bytes_max(self) -> int: ...
+
+
+@attrs.define(eq=False)
+class _Held:
+    """A lease of ours."""
+
+    delivery: Delivery
+    record: Record
+    revision: int
+    until: float
+    """When it has expired for certain, on trio's clock."""
+
+    def may_become(self, state: RecordState) -> bool:
+        if self.record.state != "leased":
+            return self.record.state == state  # Settled so already, but not to the end.
+        return trio.current_time() < self.until
+
+
+@asynccontextmanager
+async def open_work_queue(
+    plane: QueuePlane,
+    name: str,
+    *,
+    limits: QueueLimits | None,
+    replicas: int,
+    inbox: str,
+    rng: random.Random,
+) -> AsyncIterator[NatsWorkQueue]:
+    """Open the queue called `name`; `inbox` is a subject of its own for this handle."""
+    check_queue_name(name)
+    stream = JetStream(plane, rng=rng)
+    names = StreamNames(name)
+    if limits is None:
+        limits = await existing_limits(stream, names)
+    else:
+        await make_streams(stream, names, limits, replicas)
+    queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox)
+    async with open_nursery() as nursery:
+        await nursery.start(queue.run)
+        try:
+            yield queue
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+class NatsWorkQueue:
+    """One process's handle of a queue; made by `NatsEventPlane.work_queue`."""
+
+    def __init__(
+        self,
+        plane: QueuePlane,
+        stream: JetStream,
+        names: StreamNames,
+        limits: QueueLimits,
+        *,
+        inbox: str,
+    ) -> None:
+        self._plane = plane
+        self._stream = stream
+        self._names = names
+        self._limits = limits
+        self._token_prefix = inbox.rpartition(".")[2]
+        self._fetcher = Fetcher(plane, names, inbox, self._give_back)
+        self._leases = Leases(stream, names)
+        self._dead = DeadLetters(stream, names, wall)
+        self._held: dict[str, _Held] = {}
+        self._tokens = itertools.count()
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def name(self) -> str:
+        return self._names.queue
+
+    @property
+    def limits(self) -> QueueLimits:
+        return self._limits
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Receive deliveries until cancelled."""
+        async with open_nursery() as self._nursery:
+            await self._nursery.start(self._fetcher.run)
+            task_status.started()
+
+    # --- jobs in ---
+
+    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+        check_job_id(job_id)
+        room = self._plane.message_bytes_max - HEADER_BYTES_MAX
+        if len(payload) > room:
+            raise RequestError(f"a job of {len(payload)} bytes; {room} fit", param="payload")
+        deadline = trio.current_time() + timeout_s
+        try:
+            answer = await self._stream.store(
+                self._names.job_subject(job_id), payload, {"Nats-Msg-Id": job_id}, deadline=deadline
+            )
+        except JetStreamError as error:
+            return self._refused(error)
+        # A copy of our own earlier try, whose answer was lost, is no duplicate.
+        if answer.body.get("duplicate") and not answer.is_repeated:
+            return PutResult.DUPLICATE
+        return PutResult.ADDED
+
+    def _refused(self, error: JetStreamError) -> PutResult:
+        if error.error_code == _STORE_FAILED and "per subject" in error.message:
+            return PutResult.DUPLICATE if error.definite else PutResult.ADDED
+        if error.error_code == _STORE_FAILED and "maximum" in error.message:
+            raise OverloadedError(
+                f"{self._limits.depth_max} jobs are in queue {self.name}",
+                bound="depth_max",
+                value=self._limits.depth_max,
+                definite=error.definite,
+            ) from error
+        raise error
+
+    # --- jobs out ---
+
+    async def take(self, *, wait_s: float) -> LeasedJob | None:
+        give_up_at = trio.current_time() + wait_s
+        self._forget_expired()
+        while True:
+            delivery = await self._fetcher.fetch(give_up_at=give_up_at)
+            if delivery is None:
+                return None
+            until = trio.current_time() + self._limits.visibility_timeout_s
+            try:
+                job = await self._claim(delivery, until)
+            except trio.Cancelled:
+                self._give_back(delivery)
+                raise
+            except (DeadlineError, UnknownOutcomeError, RemoteProtocolError) as error:
+                # It expires and is delivered again, to whoever asks then.
+                logger.warning("queue %s: a delivery was lost: %s", self.name, error)
+                continue
+            if job is not None:
+                return job
+
+    async def _claim(self, delivery: Delivery, until: float) -> LeasedJob | None:
+        """Make a delivery a lease; None if it turned out to be none, and was dealt with."""
+        record: Record | None = None
+        revision = 0
+        # A first delivery has no record, almost always: the write finds out if it does.
+        must_read = delivery.delivered > 1
+        for _ in range(CLAIM_TRIES_MAX):
+            if must_read:
+                record, revision = await self._leases.read(delivery.job_id, deadline=until)
+            must_read = True
+            match judge(delivery, record, self._limits):
+                case Drop():
+                    await self._confirm(delivery, _ACK, until)
+                    return None
+                case Bury(attempts, reason, is_recorded):
+                    dead = self._record(delivery, "dead", attempts, reason=reason)
+                    if is_recorded or await self._write(delivery, dead, revision, until):
+                        await self._bury(delivery, dead, until)
+                        return None
+                case Lease(attempt):
+                    leased = self._record(delivery, "leased", attempt)
+                    written = await self._write(delivery, leased, revision, until)
+                    if written and trio.current_time() < until:
+                        return self._hold(_Held(delivery, leased, written, until))
+        return None  # Others are at it: it is theirs, or is delivered again.
+
+    def _hold(self, held: _Held) -> LeasedJob:
+        self._held[held.record.token] = held
+        delivery, record = held.delivery, held.record
+        queued_s = max(0.0, wall() - delivery.put_ns / _NS)
+        return LeasedJob(delivery.job_id, delivery.payload, record.attempt, record.token, queued_s)
+
+    def _record(
+        self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""
+    ) -> Record:
+        """A record under a token of its own."""
+        return Record(
+            state=state,
+            job=delivery.number,
+            attempt=attempt,
+            token=f"{self._token_prefix}.{next(self._tokens):x}",
+            put_ns=delivery.put_ns,
+            reason=reason[:REASON_CHARS_MAX],
+        )
+
+    async def _write(
+        self, delivery: Delivery, record: Record, revision: int, deadline: float
+    ) -> int | None:
+        return await self._leases.write(delivery.job_id, record, revision, deadline=deadline)
+
+    async def _bury(self, delivery: Delivery, dead: Record, deadline: float) -> None:
+        """Move a job, whose record says that it is dead, to the dead letters."""
+        await self._dead.add(delivery, dead.attempt, dead.reason, deadline=deadline)
+        await self._confirm(delivery, _ACK, deadline)
+
+    # --- settling ---
+
+    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        now = trio.current_time()
+        held = await self._settle(job, "leased", now + timeout_s)
+        if held is None:
+            return Settlement.STALE
+        held.until = now + self._limits.visibility_timeout_s
+        await self._confirm(held.delivery, _IN_PROGRESS, now + timeout_s)
+        return Settlement.APPLIED
+
+    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        deadline = trio.current_time() + timeout_s
+        held = await self._settle(job, "done", deadline)
+        if held is None:
+            return Settlement.STALE
+        await self._confirm(held.delivery, _ACK, deadline)
+        self._held.pop(job.token, None)
+        return Settlement.APPLIED
+
+    async def nak(
+        self,
+        job: LeasedJob,
+        *,
+        delay_s: float = 0.0,
+        reason: str = "",
+        timeout_s: float = 10.0,
+    ) -> Settlement:
+        check_delay(delay_s)
+        deadline = trio.current_time() + timeout_s
+        is_last = job.attempt >= self._limits.attempts_max
+        held = await self._settle(
+            job, "dead" if is_last else "waiting", deadline, reason=reason or "refused"
+        )
+        if held is None:
+            return Settlement.STALE
+        if is_last:
+            await self._bury(held.delivery, held.record, deadline)
+        else:
+            word = _NAK + (b' {"delay": %d}' % int(delay_s * _NS) if delay_s else b"")
+            await self._confirm(held.delivery, word, deadline)
+        self._held.pop(job.token, None)
+        return Settlement.DEAD if is_last else Settlement.APPLIED
+
+    async def _settle(
+        self, job: LeasedJob, state: RecordState, deadline: float, *, reason: str = ""
+    ) -> _Held | None:
+        """Write what became of a lease; None if it is not ours, or no more.
+
+        It stays in `_held` until the caller has done what follows from it, so that a settlement
+        that failed or was cancelled on the way may be repeated, with the same answer.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        held = self._held.get(job.token)
+        if held is None or not held.may_become(state):
+            self._held.pop(job.token, None)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return None
+        record = msgspec.structs.replace(held.record, state=state, reason=reason[:REASON_CHARS_MAX])
+        revision = await self._write(held.delivery, record, held.revision, deadline)
+        if revision is None:
+            self._held.pop(job.token, None)
+            return None
+        held.record, held.revision = record, revision
+        return held
+
+    async def _confirm(self, delivery: Delivery, word: bytes, deadline: float) -> None:
+        """Tell the consumer what the record says already; if that fails, the record will do."""
+        by = min(deadline, trio.current_time() + CONFIRM_TIMEOUT_S)
+        try:
+            await self._stream.ask(delivery.ack_subject, word, deadline=by)
+        except (DeadlineError, UnknownOutcomeError) as error:
+            logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """A delivery that nobody wants any more. Its record knows of no attempt."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._return, delivery)
+
+    async def _return(self, delivery: Delivery) -> None:
+        try:
+            await self._plane.publish(delivery.ack_subject, _NAK)
+        except TrinamoError as error:
+            logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
+
+    def _forget_expired(self) -> None:
+        now = trio.current_time()
+        for token in [token for token, held in self._held.items() if held.until <= now]:
+            del self._held[token]
+
+    # --- looking after it ---
+
+    async def statistics(self) -> QueueStatistics:
+        return await read_statistics(self._stream, self._names, wall, deadline=_administration())
+
+    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
+        return await self._dead.list(count_max, deadline=_administration())
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        check_job_id(job_id)
+        return await self._dead.get(job_id, deadline=_administration())
+
+    async def requeue(self, job_id: str) -> bool:
+        check_job_id(job_id)
+        try:
+            return await self._dead.requeue(job_id, deadline=_administration())
+        except JetStreamError as error:
+            self._refused(error)
+        # The id was put anew meanwhile: that job stands for both.
+        await self._dead.purge(job_id, deadline=_administration())
+        return True
+
+    async def purge_dead(self, job_id: str | None = None) -> int:
+        if job_id is not None:
+            check_job_id(job_id)
+        return await self._dead.purge(job_id, deadline=_administration())
+
+
+def _administration() -> float:
+    return trio.current_time() + ADMINISTRATION_TIMEOUT_S

@@ -1,0 +1,332 @@
+"""What backends of one-sided transfers share: regions, one transfer, and the steps it takes.
+
+A *mover* (NIXL, Mooncake) can do three things: read a few bytes of a peer's access page, move
+blocks, and tell the peer something. A transfer is a generator of such steps (`take_steps`) that
+the mover runs in a thread of its own, where it may block: check the page, move a chunk, check
+again, confirm. What a chunk brought counts only if nothing was withdrawn meanwhile.
+
+The plane over a mover is `plane.py`; the page is `protocol/transfer/access_page.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, Protocol
+
+import attrs
+import trio
+from typing_extensions import override
+
+from trinamo.runtime.errors import StaleMemoryError, TrinamoError
+from trinamo.runtime.planes.transfer import TransferReport
+from trinamo.runtime.protocol.transfer.access_page import (
+    DIRECTORY_BYTES,
+    HEADER_BYTES,
+    bitmap_range,
+    check_bitmap,
+    check_header,
+    find_ticket,
+)
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.runtime.protocol.transfer.notice import Notice, encode_notice
+
+from .memory import Memory, OneSidedRegion, OneSidedRemote
+from .state import TransferState
+
+__all__ = [
+    "SMALL_BYTES",
+    "Job",
+    "Look",
+    "MoveBlocks",
+    "Mover",
+    "OneSidedTransfer",
+    "Plan",
+    "ReadPage",
+    "Step",
+    "Tell",
+    "take_steps",
+]
+
+
+SMALL_BYTES: Final = 64 << 10
+"""A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is asked for."""
+
+    direction: Direction
+    local: OneSidedRegion
+    local_blocks: tuple[int, ...]
+    remote: OneSidedRemote
+    remote_blocks: tuple[int, ...]
+    deadline_s: float
+    notify: bytes | None
+    ticket: int
+    chunk_blocks: int
+    """Blocks between two looks at the page."""
+
+
+@attrs.frozen
+class ReadPage:
+    """Read `length` bytes at `offset` of the page into the scratch slot of the job."""
+
+    remote: OneSidedRemote
+    offset: int
+    length: int
+
+
+@attrs.frozen
+class MoveBlocks:
+    """Move the blocks `start` to `stop` of the plan's lists."""
+
+    plan: Plan
+    start: int
+    stop: int
+
+
+@attrs.frozen
+class Tell:
+    """Send an encoded `Notice` to the peer, after everything moved before it has arrived."""
+
+    remote: OneSidedRemote
+    notice: bytes
+
+
+Step = ReadPage | MoveBlocks | Tell
+Steps = Generator[Step, None, None]
+
+
+class Job(Protocol):
+    """What a mover runs: its steps in order, one at a time."""
+
+    @property
+    def incarnation(self) -> str:
+        """The peer it is with."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """Which scratch slot is its own."""
+        ...
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all its steps together are so short that the event loop may take them."""
+        ...
+
+    @property
+    def steps(self) -> Steps:
+        """Called from the mover's thread only; an error of a step is not thrown in."""
+        ...
+
+    def fail(self, error: TrinamoError) -> None:
+        """It is over, but a step may still be under way: `finish` follows, or never does."""
+        ...
+
+    def finish(self, error: TrinamoError | None) -> None:
+        """No step is under way any more, nor will be. Called once, in trio's thread."""
+        ...
+
+
+class Mover(Protocol):
+    """One backend's library in this process. Its own threads, no regions or generations."""
+
+    @property
+    def backend(self) -> str:
+        """Its name in configuration and descriptions."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """How the bytes go, for reports."""
+        ...
+
+    @property
+    def scratch(self) -> memoryview:
+        """`slot_count` slots of `SLOT_BYTES`, registered with the library."""
+        ...
+
+    @property
+    def slot_count(self) -> int:
+        """How many jobs may run at once."""
+        ...
+
+    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
+        """From now on, call this in trio's thread with what each peer tells us, and its name."""
+        ...
+
+    def address(self) -> bytes:
+        """How peers reach us, now that this is registered."""
+        ...
+
+    async def register(self, memory: Memory) -> None:
+        """Register a range; `TransferError` if the library refuses it."""
+        ...
+
+    async def deregister(self, memory: Memory) -> None:
+        """Give a range back; no error for one that is unknown."""
+        ...
+
+    async def connect(self, remote: OneSidedRemote) -> None:
+        """Learn how to reach the peer; repeated, it learns anew what was lost."""
+        ...
+
+    async def forget(self, incarnation: str) -> None:
+        """Drop what belongs to the peer, once its last job has finished."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Run a job; never waits."""
+        ...
+
+
+def look_at(
+    remote: OneSidedRemote, slot: memoryview, *, any_generation: bool = True
+) -> Generator[ReadPage, None, bool]:
+    """Read the header of the page and check it; whether the region needs a ticket."""
+    slot[:HEADER_BYTES] = bytes(HEADER_BYTES)
+    yield ReadPage(remote, 0, HEADER_BYTES)
+    return check_header(slot, remote.expected, any_generation=any_generation)
+
+
+def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
+    """Refuse what the owner's page does not allow now."""
+    remote = plan.remote
+    if plan.ticket:
+        length = HEADER_BYTES + DIRECTORY_BYTES
+        slot[:length] = bytes(length)
+        yield ReadPage(remote, 0, length)
+        needs_ticket = check_header(slot, remote.expected, any_generation=False)
+    else:
+        needs_ticket = yield from look_at(remote, slot, any_generation=False)
+    if not needs_ticket:
+        return
+    if not plan.ticket:
+        raise StaleMemoryError("the ticket is unknown or was revoked")
+    with slot[HEADER_BYTES : HEADER_BYTES + DIRECTORY_BYTES] as directory:
+        place = find_ticket(directory, plan.ticket)
+    if not blocks:
+        return
+    offset, length = bitmap_range(remote.description.block_count, place, blocks)
+    slot[:length] = bytes(length)
+    yield ReadPage(remote, offset, length)
+    check_bitmap(slot, blocks)
+
+
+class Look:
+    """A job that only reads the page: `probe` and `connect`."""
+
+    is_small = False
+
+    def __init__(
+        self,
+        remote: OneSidedRemote,
+        slot: int,
+        view: memoryview,
+        give_back: Callable[[int], None],
+    ) -> None:
+        self._give_back = give_back
+        self.incarnation = remote.description.incarnation
+        self.slot = slot
+        self.steps: Steps = self._take(remote, view)
+        self.error: TrinamoError | None = None
+        self.done = trio.Event()
+
+    def _take(self, remote: OneSidedRemote, view: memoryview) -> Steps:
+        yield from look_at(remote, view)
+
+    def fail(self, error: TrinamoError) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
+
+    def finish(self, error: TrinamoError | None) -> None:
+        if error is not None:
+            self.fail(error)
+        self._give_back(self.slot)
+        self.done.set()
+
+
+def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
+    """A transfer from its first look at the page to its notification."""
+    plan = transfer.plan
+    count, blocks = len(plan.local_blocks), plan.remote_blocks
+    if plan.local.synchronize is not None:
+        plan.local.synchronize()
+    for start in range(0, max(1, count), plan.chunk_blocks):
+        stop = min(count, start + plan.chunk_blocks)
+        yield from _admit(plan, slot, blocks[start:stop])
+        if transfer.is_over:
+            return
+        if stop > start:
+            yield MoveBlocks(plan, start, stop)
+            # What was read of memory that was withdrawn meanwhile may be anything, and what was
+            # written there may be anybody's: neither is confirmed.
+            yield from _admit(plan, slot, blocks[start:stop])
+        if plan.local.synchronize is not None:
+            plan.local.synchronize()
+        if not transfer.confirm(stop):
+            return
+    if plan.notify is not None:
+        said = Notice(plan.remote.description.region, plan.ticket, plan.notify)
+        yield Tell(plan.remote, encode_notice(said))
+
+
+class OneSidedTransfer(TransferState):
+    """One transfer under way or over. Implements `planes.transfer.Transfer`, and `Job`.
+
+    `abort` starts no further step; what is under way goes on, see `is_settled`.
+    """
+
+    def __init__(
+        self, plan: Plan, *, backend: str, path: str, on_settled: Callable[[OneSidedTransfer], None]
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.incarnation = plan.remote.description.incarnation
+        self.slot = -1
+        size = len(plan.local_blocks) * plan.local.block_bytes
+        self.is_small = size <= SMALL_BYTES and plan.local.synchronize is None
+        self.steps: Steps = _nothing()
+        self.started_at = trio.current_time()
+        self._backend, self._path = backend, path
+        self._on_settled = on_settled
+
+    def confirm(self, count: int) -> bool:
+        """Called in the mover's thread, between two steps; whether to go on."""
+        if self.is_over:
+            return False
+        self._confirmed = count
+        return True
+
+    def finish(self, error: TrinamoError | None) -> None:
+        """The mover has taken the last step."""
+        if error is not None:
+            self.fail(error)
+        elif not self.is_over:
+            count = len(self.plan.local_blocks)
+            self.succeed(
+                TransferReport(
+                    backend=self._backend,
+                    path=self._path,
+                    direction=self.plan.direction,
+                    block_count=count,
+                    byte_count=count * self.plan.local.block_bytes,
+                    duration_s=trio.current_time() - self.started_at,
+                    is_verified=False,
+                )
+            )
+        self.settle()
+
+    @override
+    def settle(self) -> None:
+        """It touches nothing any more: its slot is free."""
+        if not self.is_settled:
+            super().settle()
+            self._on_settled(self)
+
+
+def _nothing() -> Steps:
+    yield from ()

@@ -1,0 +1,1 @@
+"""The tcp request plane: envelopes out, typed answers back."""

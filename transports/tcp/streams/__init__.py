@@ -1,0 +1,1 @@
+"""The tcp response plane: workers call home and stream."""

@@ -1,0 +1,1 @@
+"""The tcp transfer plane: KV blocks over streams."""

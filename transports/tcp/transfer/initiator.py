@@ -1,0 +1,230 @@
+"""The end of a transfer stream that dialled, and the transfers it asks for.
+
+`Peer` keeps one stream to one peer, dialled when it is first needed and again when it broke. Dials
+to different peers know nothing of each other, and whoever waits for one may stop waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TrinamoError,
+    error_from_wire,
+)
+from trinamo.runtime.protocol.transfer.stream import (
+    Abort,
+    Confirmed,
+    Failed,
+    Finished,
+    Message,
+)
+from trinamo.transports.one_sided.state import again
+
+from .checksum import NO_CHECKSUM
+from .link import Link
+from .memory import Flow
+
+__all__ = ["Dial", "Exchange", "InitiatorLink", "Peer"]
+
+
+class Exchange:
+    """One request and its answers."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.is_over = False
+        """Whether nothing more comes for it."""
+        self.on_confirmed: Callable[[int], None] = lambda _: None
+        self._error: TrinamoError | None = None
+        self._done = trio.Event()
+
+    def finish(self) -> None:
+        """The peer says that it is done."""
+        self.is_over = True
+        self._done.set()
+
+    def fail(self, error: TrinamoError) -> None:
+        """It will not be done."""
+        if self._error is None:
+            self._error = error
+        self._done.set()
+
+    async def wait(self) -> None:
+        """Return once it is done; raise why it will not be."""
+        await self._done.wait()
+        if self._error is not None:
+            raise again(self._error)
+
+
+class InitiatorLink(Link):
+    """One connection to one peer."""
+
+    def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
+        super().__init__(stream, slice_bytes=slice_bytes)
+        self.checksum = NO_CHECKSUM
+        """As agreed in the handshake."""
+        self._exchanges: dict[int, Exchange] = {}
+        self._numbers = 0
+        self._broken: TrinamoError | None = None
+
+    @contextmanager
+    def exchange(self, on_confirmed: Callable[[int], None] = lambda _: None) -> Iterator[Exchange]:
+        """A new request; leaving it before its last answer tells the peer to forget it.
+
+        Raises what broke the stream, if it is over.
+        """
+        if self._broken is not None:
+            raise again(self._broken)
+        self._numbers += 1
+        exchange = Exchange(self._numbers)
+        exchange.on_confirmed = on_confirmed
+        self._exchanges[exchange.id] = exchange
+        try:
+            yield exchange
+        finally:
+            del self._exchanges[exchange.id]
+            self.receiving.pop(exchange.id, None)
+            if not exchange.is_over:
+                self.put(Abort(exchange.id))
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Hand an answer to who asked; answers to requests we gave up are dropped."""
+        if data:
+            raise RemoteProtocolError(f"{type(message).__name__} with a data part")
+        match message:
+            case Confirmed():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.on_confirmed(message.count)
+            case Finished():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.finish()
+            case Failed():
+                if (exchange := self._exchanges.get(message.id)) is not None:
+                    exchange.is_over = True
+                    exchange.fail(
+                        error_from_wire(message.code, message.message, definite=message.definite)
+                    )
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is no answer")
+
+    def received(self, flow: Flow) -> None:
+        """A slice of a read is verified."""
+        exchange = self._exchanges.get(flow.id)
+        if exchange is not None:
+            exchange.on_confirmed(flow.position)
+
+    def fail(self, error: TrinamoError) -> None:
+        """The stream is over."""
+        self._broken = error
+        for exchange in list(self._exchanges.values()):
+            exchange.is_over = True
+            exchange.fail(error)
+
+
+class Dial(Protocol):
+    """How a peer is reached: connect, greet, check who answers."""
+
+    async def __call__(
+        self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
+    ) -> None:
+        """Started with the link, it serves the link until that is over, and raises why."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    done: trio.Event = attrs.field(factory=trio.Event)
+    link: InitiatorLink | None = None
+    error: TrinamoError | None = None
+
+    async def wait(self) -> InitiatorLink:
+        await self.done.wait()
+        if self.error is not None:
+            raise again(self.error)
+        assert self.link is not None
+        return self.link
+
+
+class _Started(trio.TaskStatus[InitiatorLink]):
+    """Takes the link from `Dial` without a nursery's `start`, which a waiter could cancel."""
+
+    def __init__(self, take: Callable[[InitiatorLink], None]) -> None:
+        self._take = take
+
+    def started(self, value: InitiatorLink | None = None) -> None:
+        assert value is not None
+        self._take(value)
+
+
+class Peer:
+    """One peer and the stream to it."""
+
+    def __init__(
+        self,
+        incarnation: str,
+        address: str,
+        dial: Dial,
+        nursery: trio.Nursery,
+        on_unreached: Callable[[Peer], None],
+    ) -> None:
+        self.incarnation, self.address = incarnation, address
+        self._dial, self._nursery = dial, nursery
+        self._on_unreached = on_unreached
+        self._was_reached = False
+        self._link: InitiatorLink | None = None
+        self._attempt: _Attempt | None = None
+        self._scope: trio.CancelScope | None = None
+        self._is_forgotten = False
+
+    async def reach(self) -> InitiatorLink:
+        """The stream, dialled if there is none. Cancelled, the dial goes on for others."""
+        if self._link is not None:
+            return self._link
+        if self._is_forgotten:
+            raise ConnectError(f"peer {self.incarnation} was forgotten")
+        if self._attempt is None:
+            self._attempt = _Attempt()
+            self._nursery.start_soon(self._serve, self._attempt)
+        return await self._attempt.wait()
+
+    def forget(self) -> None:
+        """Close the stream; transfers over it fail now."""
+        self._is_forgotten = True
+        if self._link is not None:
+            self._link.fail(DisconnectedError(f"peer {self.incarnation} was forgotten"))
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _serve(self, attempt: _Attempt) -> None:
+        def take(link: InitiatorLink) -> None:
+            self._link = attempt.link = link
+            self._was_reached = True
+            attempt.done.set()
+
+        error: TrinamoError = DisconnectedError(f"peer {self.incarnation} was forgotten")
+        try:
+            with trio.CancelScope() as self._scope:
+                if self._is_forgotten:
+                    return
+                await self._dial(self.address, self.incarnation, _Started(take))
+        except TrinamoError as found:
+            error = found
+        finally:
+            link, self._link, self._attempt = self._link, None, None
+            attempt.error = error
+            attempt.done.set()
+            if link is not None:
+                link.fail(error)
+            if not self._was_reached or isinstance(error, StaleMemoryError):
+                # Nobody holds memory of it, or it is no more: also if all have given up waiting.
+                self._on_unreached(self)

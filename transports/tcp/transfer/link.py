@@ -1,0 +1,368 @@
+"""One stream of the tcp transfer plane: small messages and bulk slices, both ways.
+
+Bulk goes by `sendmsg` from and `recvmsg_into` straight to the registered memory. One task writes
+and one reads. The writer takes turns between transfers, a slice each, and messages go first, so no
+transfer waits for the whole of another. A fenced flow (see `memory.py`) is padded or
+discarded up to the end of its slice: the stream stays in step and serves the others.
+
+What the messages mean is up to the two kinds of link, `owner.py` and
+`initiator.py`.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from trinamo.runtime.errors import (
+    CorruptedError,
+    DisconnectedError,
+    RemoteProtocolError,
+    TrinamoError,
+)
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.protocol.transfer.stream import (
+    BLOCK_LIST_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    PREFIX,
+    Message,
+    Slice,
+    Sums,
+    decode_message,
+    encode_message,
+)
+
+from .memory import SLICE_RUNS_MAX, Flow
+from .pacing import send_unpaced
+
+__all__ = ["Link", "serve"]
+
+_AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
+_QUEUE_BYTES_MAX: Final = 1 << 20
+_LOOK_AHEAD_BYTES: Final = 1024
+"""Received behind a slice in the same system call: its sums and the head of the next one."""
+_LOW_WATER_BYTES: Final = 1 << 18
+"""Inside a slice we are woken up for so many bytes at once, not for every segment."""
+_JOINED_BYTES_MAX: Final = 1 << 14
+"""A slice up to this is copied to go out with its sums, in one call that wakes the peer once."""
+_SCRATCH_BYTES: Final = 1 << 16
+_ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
+
+
+@attrs.define(eq=False)
+class _Sending:
+    flow: Flow
+    on_sent: Callable[[], None]
+
+
+class Link:
+    """The stream; its user runs `read` and `write` side by side until one of them raises.
+
+    Both raise `DisconnectedError` when the stream is over, `RemoteProtocolError` when the peer
+    talks nonsense; after either the stream is of no more use.
+    """
+
+    def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
+        self.receiving: dict[int, Flow] = {}
+        self._stream = stream
+        self._socket = stream.socket
+        self.slice_bytes = slice_bytes
+        self._messages: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._sending: deque[_Sending] = deque()
+        self._work = trio.Event()
+        self._room = trio.Event()
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        self._ahead_start = self._ahead_end = 0
+        self._low_water = 1
+        # The simulator's sockets have no `recvmsg_into`.
+        own = getattr(type(self._socket), "recvmsg_into", None)
+        self._scatters = own is not getattr(trio.socket.SocketType, "recvmsg_into", None)
+        if self._scatters:
+            send_unpaced(stream)
+
+    # --- what the two kinds of link add ----------------------------------------------------------
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Act on a message that is neither slice nor sums; synchronous."""
+        raise RemoteProtocolError(f"{type(message).__name__} does not belong here, {len(data)}")
+
+    def received(self, flow: Flow) -> None:
+        """A slice of `flow` has arrived and is verified."""
+
+    async def rest(self) -> None:
+        """Called after each message: many that have come at once do not keep others waiting."""
+        await trio.lowlevel.checkpoint()
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def put(self, message: Message, data: bytes = b"") -> None:
+        """Queue a message; it goes out before the next slice."""
+        self._put(encode_message(message, len(data)) + data)
+
+    def _put(self, frame: bytes) -> None:
+        self._messages.append(frame)
+        self._queued_bytes += len(frame)
+        self._work.set()
+
+    def send_blocks(self, flow: Flow, on_sent: Callable[[], None]) -> None:
+        """Send all slices of a flow, then call `on_sent`; a fenced flow is dropped in silence."""
+        self._sending.append(_Sending(flow, on_sent))
+        self._work.set()
+
+    async def write(self) -> None:
+        """Send what is queued, until cancelled or broken."""
+        try:
+            while True:
+                if self._sending:
+                    await self._write_slice(self._sending.popleft())
+                elif self._messages:
+                    await self._stream.send_all(self._take_messages())
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError(f"the transfer stream broke: {error}") from error
+
+    async def send_now(self, message: Message) -> None:
+        """Send one message before `write` runs: the handshake."""
+        self.put(message)
+        try:
+            await self._stream.send_all(self._take_messages())
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError(f"the transfer stream broke: {error}") from error
+
+    def _take_messages(self) -> bytes:
+        joined = b"".join(self._messages)
+        self._messages.clear()
+        self._queued_bytes = 0
+        self._room.set()
+        return joined
+
+    async def _write_slice(self, sending: _Sending) -> None:
+        flow = sending.flow
+        if not flow.is_live():
+            return
+        if not flow.is_complete:
+            count = flow.next_count(self.slice_bytes)
+            payload_bytes = flow.begin(count)
+            head = encode_message(Slice(flow.id, flow.position, count), payload_bytes)
+            if payload_bytes <= _JOINED_BYTES_MAX:
+                self._put(b"".join([head, *flow.views]))
+                flow.advance(payload_bytes)
+            else:
+                head = self._take_messages() + head
+                await self._send_slice(memoryview(head), flow, payload_bytes)
+            try:
+                sums = await flow.sums()
+            except TrinamoError:
+                return  # Fenced: whoever did it has queued the word for it.
+            flow.end()
+            self.put(Sums(flow.id, sums))
+        if flow.is_complete:
+            flow.close()
+            sending.on_sent()
+        else:
+            self._sending.append(sending)
+
+    async def _send_slice(self, head: memoryview, flow: Flow, payload_bytes: int) -> None:
+        """Send `head` and the views of the flow; zeros in their place from where it is fenced."""
+        left = payload_bytes
+        while left or head.nbytes:
+            if flow.is_live():
+                try:
+                    sent = await self._socket.sendmsg([head, *flow.views])
+                except (ValueError, TypeError):
+                    # A view was released while we waited for room in the socket.
+                    if flow.is_live():
+                        raise
+                    continue
+            else:
+                sent = await self._socket.send(head if head.nbytes else _ZEROS[:left])
+            of_head = min(sent, head.nbytes)
+            head = head[of_head:]
+            left -= sent - of_head
+            if flow.is_live():
+                flow.advance(sent - of_head)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Take what comes, until cancelled or broken."""
+        try:
+            while True:
+                message, data_bytes = await self._read_header()
+                if isinstance(message, Slice):
+                    await self._read_slice(message, data_bytes)
+                elif isinstance(message, Sums):
+                    await self._read_sums(message, data_bytes)
+                else:
+                    self.take(message, await self._read_data(data_bytes))
+                    await self.rest()
+                # A peer that asks without reading the answers must not fill our memory.
+                while self._queued_bytes > _QUEUE_BYTES_MAX:
+                    self._room = trio.Event()
+                    await self._room.wait()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError(f"the transfer stream broke: {error}") from error
+
+    async def read_now(self) -> Message:
+        """The next message before `read` runs: the handshake."""
+        try:
+            message, data_bytes = await self._read_header()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError(f"the transfer stream broke: {error}") from error
+        if data_bytes:
+            raise RemoteProtocolError("a handshake with a data part")
+        return message
+
+    async def _read_header(self) -> tuple[Message, int]:
+        header_bytes, data_bytes = PREFIX.unpack(await self._need(PREFIX.size))
+        if not 0 < header_bytes <= HEADER_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a header of {header_bytes} bytes; 1 to {HEADER_BYTES_MAX} are taken"
+            )
+        return decode_message(await self._need(header_bytes)), data_bytes
+
+    async def _need(self, count: int) -> bytes:
+        """The next `count` bytes, through the small buffer."""
+        while self._ahead_end - self._ahead_start < count:
+            if self._ahead_start:
+                held = bytes(self._ahead[self._ahead_start : self._ahead_end])
+                self._ahead[: len(held)] = held
+                self._ahead_start, self._ahead_end = 0, len(held)
+            self._ahead_end += await self._receive_into(self._ahead[self._ahead_end :])
+        start = self._ahead_start
+        self._ahead_start += count
+        return bytes(self._ahead[start : start + count])
+
+    def _wake_at(self, count: int) -> None:
+        """Let the socket be readable only when so many bytes have come, or it is over."""
+        if count != self._low_water and self._scatters:
+            self._low_water = count
+            self._stream.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
+
+    async def _receive_into(self, view: memoryview) -> int:
+        self._wake_at(1)
+        count = await self._socket.recv_into(view)
+        if not count:
+            raise DisconnectedError("the peer closed the transfer stream")
+        return count
+
+    def _take_ahead(self, count_max: int) -> memoryview:
+        start = self._ahead_start
+        self._ahead_start = min(self._ahead_end, start + count_max)
+        return self._ahead[start : self._ahead_start]
+
+    async def _read_data(self, count: int) -> bytes:
+        """A block list."""
+        if count > BLOCK_LIST_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a data part of {count} bytes; at most {BLOCK_LIST_BYTES_MAX} are taken"
+            )
+        if not count:
+            return b""
+        data = bytearray(self._take_ahead(count))
+        while len(data) < count:
+            # It costs what has come of it, not what was announced.
+            self._wake_at(1)
+            part = await self._socket.recv(min(count - len(data), _SCRATCH_BYTES))
+            if not part:
+                raise DisconnectedError("the peer closed the transfer stream")
+            data += part
+        return bytes(data)
+
+    async def _read_slice(self, message: Slice, payload_bytes: int) -> None:
+        flow = self.receiving.get(message.id)
+        if flow is not None and flow.is_live():
+            flow.begin_received(message.first, message.count, payload_bytes)
+            taken = self._take_ahead(payload_bytes)
+            _fill(flow, taken)
+            await self._fill_from_socket(flow, payload_bytes - taken.nbytes)
+        else:
+            await self._discard(payload_bytes - self._take_ahead(payload_bytes).nbytes)
+
+    async def _fill_from_socket(self, flow: Flow, left: int) -> None:
+        while left:
+            if not flow.is_live():
+                await self._discard(left)
+                return
+            if self._scatters:
+                count = await self._scatter(flow, left)
+                if count is None:
+                    continue
+                if not count:
+                    raise DisconnectedError("the peer closed the transfer stream")
+                mine = min(count, left)
+                # What is beyond the slice has gone to the small buffer.
+                self._ahead_start, self._ahead_end = 0, count - mine
+                if flow.is_live():
+                    flow.advance(mine)
+                left -= mine
+            else:
+                data = await self._socket.recv(min(left, _SCRATCH_BYTES))
+                if not data:
+                    raise DisconnectedError("the peer closed the transfer stream")
+                _fill(flow, memoryview(data))
+                left -= len(data)
+
+    async def _scatter(self, flow: Flow, left: int) -> int | None:
+        """Receive into the flow's views and then the small buffer; None if it was fenced.
+
+        What is in one piece there may be in many here: they are filled some at a time.
+        """
+        self._wake_at(min(left, _LOW_WATER_BYTES))
+        views = flow.views[:SLICE_RUNS_MAX]
+        if len(views) == len(flow.views):
+            views.append(self._ahead[:_LOOK_AHEAD_BYTES])
+        try:
+            count, _, _, _ = await self._socket.recvmsg_into(views)
+        except (ValueError, TypeError):
+            # A view was released while we waited for data: a TypeError or a ValueError, by place.
+            if flow.is_live():
+                raise
+            return None
+        return count
+
+    async def _discard(self, left: int) -> None:
+        scratch = memoryview(bytearray(min(left, _SCRATCH_BYTES)))
+        while left:
+            left -= await self._receive_into(scratch[:left])
+
+    async def _read_sums(self, message: Sums, data_bytes: int) -> None:
+        if data_bytes:
+            raise RemoteProtocolError("sums with a data part")
+        flow = self.receiving.get(message.id)
+        if flow is None or not flow.is_live():
+            return
+        if not flow.pending or flow.views:
+            raise RemoteProtocolError("sums without a slice")
+        try:
+            await flow.verify(message.sums)
+        except CorruptedError as error:
+            flow.fence(error)
+        except TrinamoError:
+            return  # Fenced meanwhile.
+        else:
+            self.received(flow)
+
+
+def _fill(flow: Flow, data: memoryview) -> None:
+    """Copy what has come into the flow's views; nothing if it is fenced."""
+    while data.nbytes and flow.views:
+        count = min(data.nbytes, flow.views[0].nbytes)
+        flow.views[0][:count] = data[:count]
+        data = data[count:]
+        flow.advance(count)
+
+
+async def serve(link: Link) -> None:
+    """Read and write until one of them raises."""
+    async with open_nursery() as nursery:
+        nursery.start_soon(link.write)
+        await link.read()

@@ -1,0 +1,293 @@
+"""Registered memory of the tcp transfer plane, and the flows of blocks in and out of it.
+
+A `Flow` is one transfer's use of a region at this end. *Fencing* it is synchronous: it releases
+the views that a pending system call would use, so not one byte is read from or written to the
+blocks afterwards, even by a receive that has been woken up already. The link then discards what
+still comes, or pads what it has announced. This is why `MemoryRegion.is_fenced` holds here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+from typing_extensions import override
+
+from trinamo.runtime.errors import (
+    CorruptedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TrinamoError,
+)
+from trinamo.runtime.protocol.transfer.description import MemoryDescription
+from trinamo.runtime.protocol.transfer.stream import SUM_BYTES
+from trinamo.transports.one_sided.region import HostRegion
+
+from .checksum import NO_CHECKSUM, PIECE_BYTES, Checksum
+
+__all__ = ["SLICE_RUNS_MAX", "Flow", "TcpRegion"]
+
+SLICE_RUNS_MAX: Final = 64
+"""Descriptors of one system call; more than 64 were slower, not faster."""
+SLICE_BLOCKS_MAX: Final = 1024
+"""However small they are: the sums of a slice fit into one header, and cost one turn of the loop."""
+
+
+class TcpRegion(HostRegion):
+    """One registered region. Implements `MemoryRegion`."""
+
+    def __init__(
+        self,
+        view: memoryview,
+        anchor: ctypes.c_char,
+        described: MemoryDescription,
+        *,
+        needs_ticket: bool,
+    ) -> None:
+        super().__init__(view, described, needs_ticket=needs_ticket, is_fenced=True)
+        self._anchor: ctypes.c_char | None = anchor
+        self._flows: dict[int, Flow] = {}
+
+    @override
+    def renew(self) -> int:
+        """Refuse all descriptions given out before; peers' flows end here."""
+        generation = super().renew()
+        self._fence_refused()
+        return generation
+
+    @override
+    def revoke(self, ticket: int) -> None:
+        """Let `ticket` move nothing; its flows end here."""
+        super().revoke(ticket)
+        self._fence_refused()
+
+    @override
+    def withdraw(self) -> None:
+        """Deregister: all flows end here, ours too, and the memory is let go of."""
+        super().withdraw()
+        for flow in list(self._flows.values()):
+            flow.fence(StaleMemoryError("the region was deregistered"))
+        self.view.release()
+        self._anchor = None
+
+    def _fence_refused(self) -> None:
+        for flow in list(self._flows.values()):
+            if flow.admitted is not None and not self.access.is_open_to(*flow.admitted):
+                flow.fence(StaleMemoryError("the blocks were withdrawn while they moved"))
+
+    def join(self, flow: Flow) -> None:
+        """Fence the flow, too, when something is withdrawn."""
+        self._flows[id(flow)] = flow
+
+    def leave(self, flow: Flow) -> None:
+        """The flow is over."""
+        self._flows.pop(id(flow), None)
+
+
+@attrs.define(eq=False)
+class Flow:
+    """The blocks of one transfer at this end of a stream, from the first to the last.
+
+    `admitted` is the peer's generation and ticket, None for a transfer that we started ourselves.
+    `on_fence` tells the peer, or the transfer, why it ended; it may be called once at any time
+    before `close`.
+    """
+
+    id: int
+    region: TcpRegion
+    blocks: Sequence[int]
+    checksum: Checksum
+    admitted: tuple[int, int] | None = None
+    on_fence: Callable[[TrinamoError], None] = lambda _: None
+    position: int = 0
+    """Blocks that are sent, or received and verified."""
+    pending: int = 0
+    """Blocks of the slice that is under way."""
+    error: TrinamoError | None = None
+    is_closed: bool = False
+    views: list[memoryview] = attrs.field(factory=list)
+    """What is still to be sent or filled of the slice under way; emptied by `fence`."""
+    _moved: int = 0
+    """Bytes of that slice that were sent or filled."""
+    _sums: list[int] = attrs.field(factory=list)
+    """The sums of its pieces, as far as they have moved."""
+
+    def __attrs_post_init__(self) -> None:
+        self.region.join(self)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no block is missing."""
+        return self.position == len(self.blocks)
+
+    def is_live(self) -> bool:
+        """Whether its memory may still be touched."""
+        return not self.is_closed
+
+    def fence(self, error: TrinamoError) -> None:
+        """End it here and now: no byte of its blocks is touched after this returns."""
+        if not self.is_closed:
+            self.error = error
+            self.close()
+            self.on_fence(error)
+
+    def close(self) -> None:
+        """Let go of the memory, without a word to anybody."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._release()
+            self.region.leave(self)
+
+    def _release(self) -> None:
+        for view in self.views:
+            view.release()
+        self.views.clear()
+
+    def advance(self, count: int) -> None:
+        """`count` bytes of `views` were sent or filled; sum them while the cache holds them."""
+        self._moved += count
+        views, done = self.views, 0
+        for view in views:
+            if count < view.nbytes:
+                break
+            count -= view.nbytes
+            view.release()
+            done += 1
+        del views[:done]
+        if count:
+            whole = views[0]
+            views[0] = whole[count:]
+            whole.release()
+        if self.checksum is not NO_CHECKSUM:
+            self._sum_until(self._moved)
+
+    # --- slices --------------------------------------------------------------------------------
+
+    def next_count(self, slice_bytes: int) -> int:
+        """How many blocks to send next: about `slice_bytes`, `SLICE_RUNS_MAX` descriptors at most."""
+        left = min(SLICE_BLOCKS_MAX, len(self.blocks) - self.position)
+        count = min(left, max(1, slice_bytes // self.region.block_bytes))
+        blocks, runs = self.blocks, 1
+        for index in range(self.position + 1, self.position + count):
+            if blocks[index] != blocks[index - 1] + 1:
+                runs += 1
+                if runs > SLICE_RUNS_MAX:
+                    return index - self.position
+        return count
+
+    def begin(self, count: int) -> int:
+        """Put the memory of the next `count` blocks into `views`, neighbours merged; its bytes.
+
+        Raises what ended the flow, if it was ended: nothing of a closed flow is touched again.
+        """
+        self.check_live()
+        size, blocks, end = self.region.block_bytes, self.blocks, self.position + count
+        memory, views = self.region.view, self.views
+        self.pending = count
+        start = self.position
+        while start < end:
+            stop = start + 1
+            while stop < end and blocks[stop] == blocks[stop - 1] + 1:
+                stop += 1
+            offset = blocks[start] * size
+            views.append(memory[offset : offset + (stop - start) * size])
+            start = stop
+        return count * size
+
+    def begin_received(self, first: int, count: int, data_bytes: int) -> None:
+        """As `begin`, for what a peer says it sends; `RemoteProtocolError` if it does not fit."""
+        if (
+            self.pending
+            or first != self.position
+            or not 0 < count <= min(SLICE_BLOCKS_MAX, len(self.blocks) - first)
+            or data_bytes != count * self.region.block_bytes
+        ):
+            raise RemoteProtocolError(
+                f"a slice of {count} blocks and {data_bytes} bytes from block {first}; expected "
+                f"from block {self.position} of {len(self.blocks)}"
+            )
+        self.begin(count)
+
+    async def sums(self) -> bytes:
+        """The checksums of the slice under way; raises `error` if fenced meanwhile.
+
+        Most were taken as the bytes moved: one taken earlier would not find a source that changes
+        on the way, one taken later would read all memory again.
+        """
+        self.check_live()
+        if self.checksum is NO_CHECKSUM:
+            return b""
+        whole = self.pending * self.region.block_bytes
+        for end in range(self._moved + PIECE_BYTES, whole, PIECE_BYTES):
+            self._sum_until(end)
+            await trio.lowlevel.checkpoint()
+            self.check_live()
+        self._sum_until(whole)
+        sums = struct.pack(f"<{len(self._sums)}Q", *self._sums)
+        if self._piece_count == 1:
+            return sums
+        size = SUM_BYTES * self._piece_count
+        return b"".join(_fold(sums[at : at + size]) for at in range(0, len(sums), size))
+
+    @property
+    def _piece_count(self) -> int:
+        """Of each block; one unless it is larger than a piece."""
+        return -(-self.region.block_bytes // PIECE_BYTES)
+
+    def _sum_until(self, end: int) -> None:
+        """Sum the pieces that lie within the first `end` bytes of the slice."""
+        memory, size = self.region.view, self.region.block_bytes
+        of, sums, pieces = self.checksum.of, self._sums, self._piece_count
+        if pieces == 1:
+            for block in self.blocks[self.position + len(sums) : self.position + end // size]:
+                sums.append(of(memory[block * size : (block + 1) * size]))
+            return
+        while len(sums) < pieces * self.pending:
+            ordinal, piece = divmod(len(sums), pieces)
+            start, stop = piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, size)
+            if ordinal * size + stop > end:
+                return
+            at = self.blocks[self.position + ordinal] * size
+            sums.append(of(memory[at + start : at + stop]))
+
+    def check_live(self) -> None:
+        """Raise what ended it, if it was ended."""
+        if self.is_closed:
+            raise self.error or StaleMemoryError("the transfer ended meanwhile")
+
+    async def verify(self, theirs: bytes | bytearray) -> None:
+        """Compare with what the sender computed and count the slice; `CorruptedError`."""
+        ours = await self.sums()
+        if ours != theirs:
+            raise CorruptedError(
+                f"the checksum of block {self.position + _first_difference(ours, theirs)} of the "
+                "transfer does not match"
+            )
+        self.end()
+
+    def end(self) -> None:
+        """The slice under way is over."""
+        self._release()
+        self.position += self.pending
+        self.pending = self._moved = 0
+        self._sums.clear()
+
+
+def _fold(total: bytes) -> bytes:
+    """One sum for a block of many pieces; a rolling polynomial, so their order counts."""
+    folded = 0
+    for start in range(0, len(total), SUM_BYTES):
+        piece = int.from_bytes(total[start : start + SUM_BYTES], "little")
+        folded = (folded * 0x9E3779B97F4A7C15 + piece) % 2**64
+    return folded.to_bytes(SUM_BYTES, "little")
+
+
+def _first_difference(ours: bytes, theirs: bytes | bytearray) -> int:
+    pairs = zip(range(0, len(ours), SUM_BYTES), range(len(ours)), strict=False)
+    return next(
+        (n for at, n in pairs if ours[at : at + SUM_BYTES] != theirs[at : at + SUM_BYTES]), 0
+    )

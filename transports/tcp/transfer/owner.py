@@ -1,0 +1,208 @@
+"""The end of a transfer stream whose memory is read and written: it was dialled, and answers.
+
+Each request is admitted by the region's access table before a byte moves, and fenced as soon as
+what admitted it is withdrawn; the peer is told why. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+from typing_extensions import override
+
+from trinamo.runtime.errors import (
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TrinamoError,
+)
+from trinamo.runtime.protocol.transfer.description import BLOCKS_MAX
+from trinamo.runtime.protocol.transfer.stream import (
+    Abort,
+    Confirmed,
+    Failed,
+    Finished,
+    Message,
+    Notify,
+    Ping,
+    Read,
+    Request,
+    Write,
+    unpack_blocks,
+)
+
+from .checksum import NO_CHECKSUM
+from .link import Link
+from .memory import Flow, TcpRegion
+from .refusals import Refusals
+
+__all__ = ["OwnerLink"]
+
+_REQUESTS_MAX: Final = 1024
+_BLOCKS_MAX: Final = 4 * BLOCKS_MAX
+"""Of all requests of one peer that are under way: a list costs some 36 bytes a block."""
+
+
+@attrs.define(eq=False)
+class _Request:
+    """One request that is under way here."""
+
+    flow: Flow
+    ticket: int
+    notify: bytes | None = None
+
+
+class OwnerLink(Link):
+    """One connection of one peer."""
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        region: Callable[[int], TcpRegion],
+        refusals: Refusals,
+        *,
+        slice_bytes: int,
+    ) -> None:
+        super().__init__(stream, slice_bytes=slice_bytes)
+        self.checksum = NO_CHECKSUM
+        """As agreed in the handshake."""
+        self._region, self._refusals = region, refusals
+        self._pause_s = 0.0
+        self._block_count = 0
+        self._requests: dict[int, _Request] = {}
+
+    def close(self) -> None:
+        """The stream is over: let go of all memory. Synchronous."""
+        for request in list(self._requests.values()):
+            request.flow.close()
+        self._requests.clear()
+        self.receiving.clear()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Act on one message of the peer."""
+        if not isinstance(message, Request):
+            raise RemoteProtocolError(f"{type(message).__name__} is no request")
+        try:
+            self._act(message, data)
+        except RemoteProtocolError:
+            raise
+        except TrinamoError as error:
+            self._pause_s = self._refusals.spend()
+            self._fail(message.id, error)
+
+    @override
+    async def rest(self) -> None:
+        """As any link; a peer that was refused may have to wait."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await trio.sleep(pause_s)
+
+    def _act(self, message: Request, data: bytes) -> None:
+        match message:
+            case Read():
+                self._read(message, data)
+            case Write():
+                self._write(message, data)
+            case Abort():
+                self._abort(message)
+            case Notify():
+                self._region(message.region).access.complete(message.ticket, message.message)
+                self.put(Finished(message.id))
+            case Ping():
+                self.put(Finished(message.id))
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not answered")
+
+    def _admit(
+        self,
+        message: Read | Write,
+        data: bytes,
+        *,
+        is_target: bool,
+    ) -> _Request:
+        if message.id in self._requests:
+            raise RemoteProtocolError(f"request {message.id} is under way already")
+        if len(self._requests) >= _REQUESTS_MAX:
+            raise OverloadedError(
+                f"{_REQUESTS_MAX} requests under way", bound="transfers", value=_REQUESTS_MAX
+            )
+        region = self._region(message.region)
+        if message.block_bytes != region.block_bytes:
+            raise StaleMemoryError(
+                f"blocks of {region.block_bytes} bytes here, of {message.block_bytes} there"
+            )
+        # Who shows no ticket is refused before the list, which may be long, is looked at.
+        region.access.check(message.generation, message.ticket)
+        blocks = unpack_blocks(data)
+        if self._block_count + len(blocks) > _BLOCKS_MAX:
+            raise OverloadedError(
+                f"{_BLOCKS_MAX} blocks under way", bound="transfer_blocks", value=_BLOCKS_MAX
+            )
+        region.access.admit(message.generation, message.ticket, blocks, is_target=is_target)
+        number = message.id
+        flow = Flow(
+            number,
+            region,
+            blocks,
+            self.checksum,
+            admitted=(message.generation, message.ticket),
+            on_fence=lambda error: self._fail(number, error),
+        )
+        request = _Request(flow, message.ticket)
+        self._requests[number] = request
+        self._block_count += len(blocks)
+        return request
+
+    def _fail(self, number: int, error: TrinamoError) -> None:
+        self._drop(number)
+        self.put(Failed(number, error.code, error.message[:2000], error.definite))
+
+    def _finish(self, number: int) -> None:
+        self._drop(number)
+        self.put(Finished(number))
+
+    def _drop(self, number: int) -> None:
+        self.receiving.pop(number, None)
+        request = self._requests.pop(number, None)
+        if request is not None:
+            self._block_count -= len(request.flow.blocks)
+            request.flow.close()
+
+    def _abort(self, message: Abort) -> None:
+        # The answer follows the last slice, so the peer knows that nothing more comes.
+        self._fail(message.id, KilledError("aborted by the peer"))
+
+    # --- over the stream -------------------------------------------------------------------------
+
+    def _read(self, message: Read, data: bytes) -> None:
+        request = self._admit(message, data, is_target=False)
+        self.send_blocks(request.flow, lambda: self._finish(message.id))
+
+    def _write(self, message: Write, data: bytes) -> None:
+        request = self._admit(message, data, is_target=True)
+        request.notify = message.notify
+        if request.flow.blocks:
+            self.receiving[message.id] = request.flow
+        else:
+            self._complete(message.id, request)
+
+    def received(self, flow: Flow) -> None:
+        """A slice of a write is verified."""
+        if flow.is_complete:
+            self._complete(flow.id, self._requests[flow.id])
+        else:
+            self.put(Confirmed(flow.id, flow.position))
+
+    def _complete(self, number: int, request: _Request) -> None:
+        if request.notify is not None:
+            try:
+                request.flow.region.access.complete(request.ticket, request.notify)
+            except StaleMemoryError as error:
+                self._fail(number, error)
+                return
+        self._finish(number)
