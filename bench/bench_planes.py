@@ -1,7 +1,7 @@
 """The planes under load: a work queue whose consumers are killed, control operations, events.
 
-Starts its own etcd and NATS on loopback. The queue: jobs over two consumer processes, of which
-one is killed with -9 every second and replaced. Each consumer (`runtime/queues/consumer.py`) writes a
+Starts its own etcd and NATS on loopback. The queue: jobs over two consumer processes, of which one
+is killed with -9 every second and replaced. Each consumer (`runtime/queues/consumer.py`) writes a
 job's effect, under the job's id and attempt; so an effect may be written again by the next attempt,
 but must be there for every job, once per attempt, and no job may be acked twice.
 """

@@ -15,12 +15,14 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 
     digest = world.run(main)
 
-Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`, `core/scheduler.py`, `core/world.py`,
-`core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`; then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py`
-(hosts and faults), `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
-`core/disk.py`, `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`. `explore/` makes many
-runs: search, shrink, replay. Whole systems are played by `scenario/scenario.py`: clusters (`cluster/cluster.py`) and KV
-transfers (`transfers/`), struck by `scenario/faults.py` and judged by `checks/`.
+Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`,
+`core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
+then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
+`net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
+`core/disk.py`, `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
+`explore/` makes many runs: search, shrink, replay. Whole systems are played by
+`scenario/scenario.py`: clusters (`cluster/cluster.py`) and KV transfers (`transfers/`), struck by
+`scenario/faults.py` and judged by `checks/`.
 """
 
 from .core.choices import (

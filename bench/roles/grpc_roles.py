@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
-from roles import (
+from commands import (
     IDLE_STEP_S,
     PHASE_S,
     STEP_S,

@@ -1,8 +1,8 @@
 """What `/metrics` tells before, in and after an outage of etcd and of NATS: one row a series.
 
-Part of `bench/bench_outages.py`. A server of its own for each plane is killed with -9; the process that
-is scraped keeps a watch and a lease on etcd and publishes to NATS ten times a second, with room
-for 16 messages that wait.
+Part of `bench/bench_outages.py`. A server of its own for each plane is killed with -9; the process
+that is scraped keeps a watch and a lease on etcd and publishes to NATS ten times a second, with
+room for 16 messages that wait.
 """
 
 from __future__ import annotations

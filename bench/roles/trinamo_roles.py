@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
-from roles import (
+from commands import (
     IDLE_STEP_S,
     PHASE_S,
     STEP_S,

@@ -1,7 +1,7 @@
 """Who listens for silence: looks at the requests of one endpoint, asks workers, gives requests up.
 
-The rules are `protocol/streams/silence.py`; this looks at the clock, sends the probes (`probes.py`) and
-ends what is lost. While every request is heard from within the grace there is one task for the
+The rules are `protocol/streams/silence.py`; this looks at the clock, sends the probes (`probes.py`)
+and ends what is lost. While every request is heard from within the grace there is one task for the
 endpoint, which wakes four times in a grace and reads counters. Each instance that is silent, and
 each that discovery has deleted, has one task more.
 """

@@ -1,8 +1,8 @@
 """Which instance gets a request: watches one endpoint's live set and remembers who failed.
 
-The decisions are `protocol/discovery/instances.py` and `protocol/discovery/routing.py`; this is the pump that feeds
-them, plus the flights: requests under way, by instance, so that an instance which vanishes ends
-the waits for it at once. What becomes of requests that are silent is `liveness.py`.
+The decisions are `protocol/discovery/instances.py` and `protocol/discovery/routing.py`; this is the
+pump that feeds them, plus the flights: requests under way, by instance, so that an instance which
+vanishes ends the waits for it at once. What becomes of requests that are silent is `liveness.py`.
 
 An instance that discovery deletes without a word of leaving, while its connection stands, has not
 vanished yet: it lingers while it answers, for `linger_s` at most (decision 0011).

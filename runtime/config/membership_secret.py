@@ -1,7 +1,7 @@
 """The secret that the processes of one cluster share, read from its file at the start.
 
-Every TCP port of ours asks for proof of it before anything else (`protocol/streams/membership.py`). Without
-one, ports are bound on loopback only (`transports/tcp/sockets.py`).
+Every TCP port of ours asks for proof of it before anything else (`protocol/streams/membership.py`).
+Without one, ports are bound on loopback only (`transports/tcp/sockets.py`).
 """
 
 from __future__ import annotations

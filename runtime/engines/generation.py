@@ -1,8 +1,8 @@
 """What an engine is to a worker: a request and its context in, deltas out.
 
 An engine is opened with an async context manager (`open_echo_engine`, `open_engine_host`, …) that
-owns every task and buffer it needs. What happens inside is not this module's business: `engines/loop/step.py`
-says what a step engine is, `engines/loop/host.py` runs one.
+owns every task and buffer it needs. What happens inside is not this module's business:
+`engines/loop/step.py` says what a step engine is, `engines/loop/host.py` runs one.
 """
 
 from __future__ import annotations

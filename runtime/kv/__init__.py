@@ -4,7 +4,8 @@
 transfers read; `transfers` keeps blocks that move from being reused too early, and `grants` finds
 out when a peer has let go of those it was lent; `transfer_router` chooses the backend that moves
 them; `engine_transfers` offers an engine's memory to others and finds theirs, by what `metadata`
-keeps in the control plane. None of them decides who gets a block: that is `engines/loop/scheduler.py`.
+keeps in the control plane. None of them decides who gets a block: that is
+`engines/loop/scheduler.py`.
 """
 
 from .device_array import device_memory

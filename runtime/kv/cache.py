@@ -1,7 +1,7 @@
 """The KV cache of one engine, as transfers need it: bytes, who owns which block, what they mean.
 
-An engine that has one hands it out (`engines/loop/host.py`); `kv/transfer/engine.py` registers it. The
-engine's scheduler stays the owner of the pool.
+An engine that has one hands it out (`engines/loop/host.py`); `kv/transfer/engine.py` registers it.
+The engine's scheduler stays the owner of the pool.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ It knows nothing of bytes (`memory.py`) nor of who should get a block when there
 (`engines/loop/scheduler.py`). Every block has at most one owner; giving a block back twice, or one
 that was never taken, is a bug and fails an assertion.
 
-A transfer that may touch a block *leases* it (`kv/transfer/leases.py`). A leased block that its owner gives
-back becomes free only when the last lease ends; one whose transfer cannot be stopped is put in
-*quarantine*, until it is proven that nothing touches it any more.
+A transfer that may touch a block *leases* it (`kv/transfer/leases.py`). A leased block that its
+owner gives back becomes free only when the last lease ends; one whose transfer cannot be stopped is
+put in *quarantine*, until it is proven that nothing touches it any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work queue: each job done by one worker, at least tried, at most `attempts_max` times.
 
-What a job goes through, and the values that travel, are in `protocol/queue/work_queue.py`, which is also
-the model that every implementation is held to. `EventPlane.work_queue` opens one.
+What a job goes through, and the values that travel, are in `protocol/queue/work_queue.py`, which is
+also the model that every implementation is held to. `EventPlane.work_queue` opens one.
 """
 
 from __future__ import annotations

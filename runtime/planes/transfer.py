@@ -9,8 +9,8 @@ that waits for it. Two facts must never be mixed up:
 
 * **done**: all blocks arrived, and were verified where the backend verifies; `wait` returns.
 * **settled**: this transfer touches no byte of our memory any more, whatever came of it. Only then
-  may our blocks of a failed or abandoned transfer be used again. `runtime/kv/transfer/leases.py` keeps
-  them leased until then, and quarantines them if it takes too long.
+  may our blocks of a failed or abandoned transfer be used again. `runtime/kv/transfer/leases.py`
+  keeps them leased until then, and quarantines them if it takes too long.
 
 Each side frees only its own blocks. The descriptions and their bounds are in
 `protocol/transfer/description.py`; a chain of planes with fallback is `kv/transfer/router.py`.

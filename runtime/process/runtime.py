@@ -182,9 +182,9 @@ class Runtime:
         Cancelled or failed, it serves nothing, and may be called again.
 
         `engine` is what the handler asks: requests for another model than its own are refused, its
-        load and its KV blocks are told to routers that are configured to want them (`worker/reports.py`),
-        and `/metrics` shows them. A request of more than `payload_bytes_max` bytes is refused
-        before it is decoded.
+        load and its KV blocks are told to routers that are configured to want them
+        (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
+        bytes is refused before it is decoded.
         """
         worker = self._serving_worker()
         worker.add_stream(

@@ -1,7 +1,7 @@
 """The transition tables as pages: a mermaid diagram and a table for each role.
 
-`python -m trinamo.runtime.process.state_diagrams` writes `docs/protocols/`; a test keeps the pages equal
-to the code. `render` is a pure function of the tables; only `main` touches files.
+`python -m trinamo.runtime.process.state_diagrams` writes `docs/protocols/`; a test keeps the pages
+equal to the code. `render` is a pure function of the tables; only `main` touches files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A consumer of a work queue: takes jobs, keeps their leases while a handler works, settles them.
 
 `open_consumer` is the usual way in; `Consumer.run` is the same as a task. What to do with a job is
-decided in `protocol/queue/consumer.py`. What this module does not do: make the effect of a job happen
-once. The queue promises that at most one ack per job is applied, so let the effect depend on the
-job's id and attempt (`docs/queues.md` says how); a handler that was cancelled because its lease was
-lost may have done its work already.
+decided in `protocol/queue/consumer.py`. What this module does not do: make the effect of a job
+happen once. The queue promises that at most one ack per job is applied, so let the effect depend on
+the job's id and attempt (`docs/queues.md` says how); a handler that was cancelled because its lease
+was lost may have done its work already.
 """
 
 from __future__ import annotations

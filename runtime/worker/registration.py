@@ -1,10 +1,10 @@
 """Being found: keys in the control plane under a lease that is kept alive.
 
 `Registrar` grants the lease and then runs two tasks that never wait for each other: one renews
-(`protocol/discovery/lease.py` says when), the other puts the keys. If the store has lost the lease it grants
-another and puts every key again, with a fresh incarnation under the same instance id. The process
-lives on through all of it: losing the lease means nobody new finds us for a while, not that the
-work in hand is wrong.
+(`protocol/discovery/lease.py` says when), the other puts the keys. If the store has lost the lease
+it grants another and puts every key again, with a fresh incarnation under the same instance id. The
+process lives on through all of it: losing the lease means nobody new finds us for a while, not that
+the work in hand is wrong.
 
 Every write is fenced: it takes effect only if the key is free or still as our own last write left
 it, so no two living processes own one instance id, and what a process sends under an old lease

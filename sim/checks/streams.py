@@ -1,7 +1,7 @@
 """I1 to I4: what clients were told, against what engines did.
 
-The right answer is known without asking a worker (`engines/mocker/engine.py`), so a lost, repeated or
-foreign token shows at once.
+The right answer is known without asking a worker (`engines/mocker/engine.py`), so a lost, repeated
+or foreign token shows at once.
 """
 
 from __future__ import annotations

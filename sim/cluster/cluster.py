@@ -4,7 +4,8 @@ Hosts are called `store`, `broker`, `frontend0`…, `worker0`…, and `client0`�
 load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
 cut off like any other; after a restart it is a new process with a new identity.
 
-What this module does not do: decide what happens to it (`scenario/scenario.py`) or judge it (`checks/`).
+What this module does not do: decide what happens to it (`scenario/scenario.py`) or judge it
+(`checks/`).
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ is treated like one.
 
 Names bound early (`from time import monotonic`) are replaced in every loaded module that holds one.
 What still escapes: clocks and dice kept in closures, defaults or attributes before the run, and
-`datetime.now()` and other C code; a lint rule (`tests/sim/isolation/test_lint.py`) keeps those out of what is
-simulated.
-Read next: `guard.py`, which puts these stand-ins in place.
+`datetime.now()` and other C code; a lint rule (`tests/sim/isolation/test_lint.py`) keeps those out
+of what is simulated. Read next: `guard.py`, which puts these stand-ins in place.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ handler that ended, as discovery and the request's own connection would tell it;
 response stream is on its own. Faults strike at a time or after the nth note. Afterwards the outcome is held against the invariants I1,
 I2, I5 and I15 of the stream protocol.
 
-What this module does not do: draw plans (`properties/simulated/test_response_stream_in_simulation.py`).
+What this module does not do: draw plans
+(`properties/simulated/test_response_stream_in_simulation.py`).
 """
 
 from __future__ import annotations

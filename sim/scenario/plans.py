@@ -1,7 +1,8 @@
 """What a scenario is made of, as plain data: network, links, limits, expectations, twins.
 
 The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
-the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.py`, `transfers/plan.py`).
+the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.py`,
+`transfers/plan.py`).
 """
 
 from __future__ import annotations

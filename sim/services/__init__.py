@@ -12,7 +12,8 @@ reads and back-pressure then come from the network that carries everything else,
 again is code that runs. Faults on single messages are rules of the service's `interceptor`.
 
 Read in this order: `peer.py`, `connector.py`, `interception.py`, `calls.py`, then
-`services/etcd/server.py`, `services/etcd/client.py`, and `services/nats/server.py`, `services/nats/client.py`.
+`services/etcd/server.py`, `services/etcd/client.py`, and `services/nats/server.py`,
+`services/nats/client.py`.
 """
 
 from .etcd.client import SimulatedControlPlane, open_simulated_etcd

@@ -117,9 +117,7 @@ def test_every_package_of_the_runtime_has_an_init() -> None:
     """Without one it is a namespace package, which a wheel leaves out without a word."""
     folders = {source.path.parent for source in all_sources()}
 
-    assert [
-        str(folder) for folder in folders if not (folder / "__init__.py").is_file()
-    ] == []
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
 def test_no_module_is_dead() -> None:

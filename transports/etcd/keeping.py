@@ -1,8 +1,8 @@
 """Keep-alives of all leases over one stream.
 
 Each `keep_alive` is one question and one answer; who asks how often is not decided here (see
-`runtime/protocol/discovery/lease.py`). A renewal may be repeated freely, so a lost stream costs the callers
-nothing but time: what is unanswered is asked again on the next stream.
+`runtime/protocol/discovery/lease.py`). A renewal may be repeated freely, so a lost stream costs the
+callers nothing but time: what is unanswered is asked again on the next stream.
 """
 
 from __future__ import annotations

@@ -2,5 +2,6 @@
 
 Start with `plane.py` (`open_nixl_plane`), then `owner.py` (the one thread that calls the library),
 `agent.py` (the wrapper) and `options.py` (what an operator may set, and as which knobs it arrives).
-Who can be reached how is in `runtime/kv/transfer/metadata.py` (`NixlMetadataStore`), for every backend.
+Who can be reached how is in `runtime/kv/transfer/metadata.py` (`NixlMetadataStore`), for every
+backend.
 """

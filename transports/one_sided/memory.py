@@ -1,7 +1,7 @@
 """Memory of one-sided backends: ranges of addresses, our regions, and those of peers.
 
-Every region has an access page that peers read (`protocol/transfer/access_page.py`); what is decided here
-is shown there. Who moves what is in `transfer.py`.
+Every region has an access page that peers read (`protocol/transfer/access_page.py`); what is
+decided here is shown there. Who moves what is in `transfer.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """TCP: the request plane, and the response plane in which workers call home.
 
-Read `tcp/streams/server.py` (caller) beside `tcp/streams/client.py` (worker), then `tcp/requests/plane.py`
-(caller) beside `tcp/requests/server.py` (worker). `tcp/streams/outbox.py` is how everything is written
-(`sending.py`: what that costs), `tcp/streams/channel.py` how items reach the consumer. KV blocks move by `tcp/transfer/plane.py`. Works unchanged on
-simulated sockets.
+Read `tcp/streams/server.py` (caller) beside `tcp/streams/client.py` (worker), then
+`tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker). `tcp/streams/outbox.py`
+is how everything is written (`sending.py`: what that costs), `tcp/streams/channel.py` how items
+reach the consumer. KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """
 
 from .requests.plane import TcpRequestPlane, open_request_plane

@@ -6,8 +6,8 @@ it is *promoted*: its hash chains its parent's, so equal prefixes share one bloc
 unused longest goes first. Only a new full block is told as stored and only an eviction as
 removed: a hit changes nothing that a router should know.
 
-Sans-IO. Who may run at all, and who is preempted, is decided by `engines/loop/scheduler.py` for every engine;
-sharing only makes the cache smaller than what the scheduler has handed out.
+Sans-IO. Who may run at all, and who is preempted, is decided by `engines/loop/scheduler.py` for
+every engine; sharing only makes the cache smaller than what the scheduler has handed out.
 """
 
 from __future__ import annotations

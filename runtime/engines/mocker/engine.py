@@ -2,8 +2,8 @@
 
 For load tests and the simulator: parameters and timing are those of Dynamo's mocker (its names and
 defaults are `MockerOptions`), the step loop, its admission and its preemption are the ones every
-engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`), the cache of full blocks is `blocks.py`. Time is
-`trio.sleep`, so on a virtual clock a thousand seconds of load take none.
+engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`), the cache of full blocks is
+`blocks.py`. Time is `trio.sleep`, so on a virtual clock a thousand seconds of load take none.
 
 The next token is a function of the seed and of all tokens before it. So an answer depends on its
 prompt alone, goes on unchanged after a preemption or on another worker, and can be computed without

@@ -2,8 +2,9 @@
 
 hypercorn's own `worker_serve` makes its sockets itself and cannot be simulated, so its `TCPServer`
 is driven here, through trio's listeners and over our `Connection`, which mends what hypercorn
-lacks. It speaks HTTP/1 alone: hypercorn's HTTP/2 buffers without a bound for a client that grants no
-window. What this file does not do: routes (`http/app.py`) and the drain of requests (`http/service.py`).
+lacks. It speaks HTTP/1 alone: hypercorn's HTTP/2 buffers without a bound for a client that grants
+no window. What this file does not do: routes (`http/app.py`) and the drain of requests
+(`http/service.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A grant ends when the peer has said that all is done, or when we want no more of it. In the second
 case a backend that does not fence leaves one question: can the peer still write? It is asked, again
-and again, until the answer proves that it cannot (`protocol/transfer/settlement.py`). Only then, and a little
-later, are the blocks used again; `leases.py` keeps them until then.
+and again, until the answer proves that it cannot (`protocol/transfer/settlement.py`). Only then,
+and a little later, are the blocks used again; `leases.py` keeps them until then.
 """
 
 from __future__ import annotations

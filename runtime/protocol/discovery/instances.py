@@ -1,7 +1,7 @@
 """The live set of one endpoint: what discovery says, minus what we found faulty ourselves.
 
-Sans-IO: `worker/registration.py` writes the entries, `caller/router.py` feeds the watch in and asks. An entry
-that does not decode is refused one at a time; the watcher lives on.
+Sans-IO: `worker/registration.py` writes the entries, `caller/router.py` feeds the watch in and
+asks. An entry that does not decode is refused one at a time; the watcher lives on.
 """
 
 from __future__ import annotations

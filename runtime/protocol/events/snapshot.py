@@ -3,8 +3,8 @@
 Sans-IO. One request has one answer. If the snapshot is larger than a message the answer says in how
 many parts to ask for it, and nothing is kept for that at the publisher: each part is what is true
 when it is asked for. The events after the first part are applied to all of them once more, so a
-state that is told in parts must bear that (`protocol/kv/blocks.py` says how). The rules for when to ask are
-in `sequence.py`.
+state that is told in parts must bear that (`protocol/kv/blocks.py` says how). The rules for when to
+ask are in `sequence.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a consumer of a work queue decides: when to extend, when to give up, what to settle with.
 
-Sans-IO: seconds and dice come in as numbers, verdicts go out. The driver is `runtime/queues/consumer.py`;
-what a lease is, is told in `work_queue.py`.
+Sans-IO: seconds and dice come in as numbers, verdicts go out. The driver is
+`runtime/queues/consumer.py`; what a lease is, is told in `work_queue.py`.
 """
 
 from __future__ import annotations

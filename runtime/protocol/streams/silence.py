@@ -4,8 +4,8 @@ A connection is no proof of life: the kernel of a stopped process keeps it open.
 prove death: a long prefill, a long queue and a slow tool are silent too. So a second witness is
 heard. If discovery has deleted the worker, that is it: *deleted* and *silent for the whole grace*
 (`Vigil`). If discovery names it, or cannot be asked, the worker itself is asked: *silent for the
-whole grace*, and for another that brings *no answer to any probe* (`Inquiry`). `runtime/caller/liveness.py`
-asks and acts. The table is drawn in `docs/protocols/presence.md`.
+whole grace*, and for another that brings *no answer to any probe* (`Inquiry`).
+`runtime/caller/liveness.py` asks and acts. The table is drawn in `docs/protocols/presence.md`.
 """
 
 from __future__ import annotations

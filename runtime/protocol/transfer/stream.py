@@ -1,8 +1,8 @@
 """What the two ends of a tcp transfer stream say to each other.
 
-Frames are those of `protocol/streams/codec.py`: the header is one message of this module as msgpack, the data part
-is raw: the blocks of a `Slice`, or a list of block numbers. The initiator dials, says `Hello`, and
-asks; the other end, the owner of the memory, answers.
+Frames are those of `protocol/streams/codec.py`: the header is one message of this module as
+msgpack, the data part is raw: the blocks of a `Slice`, or a list of block numbers. The initiator
+dials, says `Hello`, and asks; the other end, the owner of the memory, answers.
 
 ```
 Read   -> Slice Sums Slice Sums ... Finished        blocks come, each slice is followed by its sums

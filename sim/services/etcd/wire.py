@@ -1,7 +1,8 @@
 """What a simulated store and its clients say to each other. Sans-IO.
 
-Besides calls (`services/wire.py`) there are watches. This is no rendering of etcd's protocol buffers: it has
-the same conversations (unary calls, one multiplexed watch stream, pings), not the same bytes.
+Besides calls (`services/wire.py`) there are watches. This is no rendering of etcd's protocol
+buffers: it has the same conversations (unary calls, one multiplexed watch stream, pings), not the
+same bytes.
 """
 
 from __future__ import annotations

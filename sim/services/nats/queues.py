@@ -1,8 +1,8 @@
 """The broker's work queues: the model, the takers that wait, and answers that can be repeated.
 
-The model is `runtime/protocol/queue/work_queue.py`. A call whose answer was lost is asked again, so the
-shelf remembers by which call each lease was settled: a repetition of that call gets its answer again,
-any other call `STALE`. Time is the broker's own clock.
+The model is `runtime/protocol/queue/work_queue.py`. A call whose answer was lost is asked again, so
+the shelf remembers by which call each lease was settled: a repetition of that call gets its answer
+again, any other call `STALE`. Time is the broker's own clock.
 
 What this module does not do: speak to clients (`server.py`).
 """

@@ -1,8 +1,8 @@
 """A message broker as a host of the world: the memory broker and its queues behind messages.
 
 `SimulatedNats` is the machine. Routing is that of `transports/memory/events.py` and queues are the
-model of `runtime/protocol/queue/work_queue.py`: one model of each. Subscriptions die with the process,
-queues are on its disk. Whoever wants a plane opens `open_simulated_nats` of `client.py`.
+model of `runtime/protocol/queue/work_queue.py`: one model of each. Subscriptions die with the
+process, queues are on its disk. Whoever wants a plane opens `open_simulated_nats` of `client.py`.
 
 Messages are delivered at most once. A client that does not read fast enough loses what exceeds
 `pending_max` per subscription, here and not at its end, and the trace says so. Faults: `kill`,

@@ -50,7 +50,8 @@ async def open_transfer_chain(
     order: list[str] = []
     async with AsyncExitStack() as stack:
         # First, though it is tried last: it knows the address that peers reach this machine at, and
-        # its port must be refused to nobody before all others are closed (`protocol/transfer/settlement.py`).
+        # its port must be refused to nobody before all others are closed
+        # (`protocol/transfer/settlement.py`).
         tcp = await stack.enter_async_context(_open_tcp(section, env, secret))
         stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
