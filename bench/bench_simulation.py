@@ -21,6 +21,7 @@ import trio
 from trinamo.sim import Bus, Network, Policy, SeedChoices, World
 from trinamo.sim.explore import Scenario, run
 from trinamo.sim.scenario.file import parse_scenario
+from trinamo.sim.scenario.run import run_scenario
 
 PAIRS, MESSAGES = 50, 200
 LATENCY_S = 0.001
@@ -210,7 +211,7 @@ idle_s = 60.0
 def cluster_under_load(*, clients: int, requests: int, pause_s: list[float]) -> float:
     """The whole stack: hypercorn, httpx, router, workers with the mocker engine, store."""
     text = CLUSTER.format(clients=clients, requests=requests, pause_s=pause_s)
-    outcome = parse_scenario(text).run(SeedChoices(1))
+    outcome = run_scenario(parse_scenario(text), SeedChoices(1))
     assert not outcome.breaches, outcome.breaches
     return outcome.world.ended_s
 

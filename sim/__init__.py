@@ -19,9 +19,9 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
-`core/disk.py`, `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
+`core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
 `explore/` makes many runs: search, shrink, replay. Whole systems are played by
-`scenario/scenario.py`: clusters (`cluster/cluster.py`) and KV transfers (`transfers/`), struck by
+`scenario/run.py`: clusters (`cluster/cluster.py`) and KV transfers (`transfers/`), struck by
 `scenario/faults.py` and judged by `checks/`.
 """
 
@@ -35,7 +35,6 @@ from .core.choices import (
     SeedChoices,
 )
 from .core.clock import WallClock
-from .core.disk import Disk
 from .core.env import SimClock, SimEnv
 from .core.errors import (
     Deadlock,
@@ -57,7 +56,7 @@ from .net.handshake import SynAnswer
 from .net.links import Link, Links
 from .net.network import Network
 from .net.sockets import SimSocket
-from .scenario.liveness import Promises, heal_core
+from .scenario.liveness import heal_core
 
 __all__ = [
     "Bus",
@@ -67,7 +66,6 @@ __all__ = [
     "Deadlock",
     "DeviationChoices",
     "Difference",
-    "Disk",
     "Endpoint",
     "Escape",
     "Host",
@@ -79,7 +77,6 @@ __all__ = [
     "Network",
     "Policy",
     "PrefixChoices",
-    "Promises",
     "ReplayChoices",
     "Row",
     "SeedChoices",

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import OverloadedError
 from trinamo.sim import Policy, ReplayChoices
-from trinamo.sim.scenario.faults import FaultPlan
 from trinamo.sim.scenario.file import parse_scenario
+from trinamo.sim.scenario.plans import FaultPlan
+from trinamo.sim.scenario.run import run_scenario
 from trinamo.sim.scenario.scenario import Scenario
 
 SCENARIO = parse_scenario(
@@ -82,7 +83,7 @@ def test_a_cluster_survives_any_three_faults(
 
 def survive(plan: list[FaultPlan], values: list[int], policy: Policy = "batch") -> None:
     scenario: Scenario = attrs.evolve(SCENARIO, faults=tuple(plan), policy=policy)
-    outcome = scenario.run(ReplayChoices(values))
+    outcome = run_scenario(scenario, ReplayChoices(values))
     assert [str(breach) for breach in outcome.breaches] == []
     ends = [record.outcome for record in outcome.records]
     assert len(ends) == 12

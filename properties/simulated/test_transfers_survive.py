@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from trinamo.runtime.kv.memory import KvLayout
 from trinamo.sim import ReplayChoices
-from trinamo.sim.scenario.faults import FaultPlan
-from trinamo.sim.scenario.plans import Limits
+from trinamo.sim.scenario.plans import FaultPlan, Limits
+from trinamo.sim.scenario.run import run_scenario
 from trinamo.sim.scenario.scenario import Scenario
 from trinamo.sim.transfers import TransferPlan
 
@@ -71,5 +71,5 @@ def test_transfers_survive_any_three_faults(
         faults=tuple(strikes),
         limits=Limits(end_s=200.0, settle_s=300.0),
     )
-    outcome = scenario.run(ReplayChoices(values))
+    outcome = run_scenario(scenario, ReplayChoices(values))
     assert [str(breach) for breach in outcome.breaches] == []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from . import census, expectations, leases, streams, watches
 
 if TYPE_CHECKING:
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["INVARIANTS", "judge"]
 

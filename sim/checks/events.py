@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.caller.router import Router
 
     from ..cluster.roles import Process
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["missed", "stale_reports"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ..cluster.load import COMPLETE
 
 if TYPE_CHECKING:
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["BURST_S", "check"]
 

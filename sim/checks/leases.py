@@ -12,7 +12,7 @@ from ..cluster.services import STORE
 
 if TYPE_CHECKING:
     from ..core.trace import Row
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["check"]
 

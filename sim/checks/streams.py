@@ -17,7 +17,7 @@ from ..core.policies import is_interleaved
 
 if TYPE_CHECKING:
     from ..core.trace import Row
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["check"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..scenario.scenario import Outcome
+    from ..scenario.outcome import Outcome
 
 __all__ = ["check", "stale_views"]
 

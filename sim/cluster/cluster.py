@@ -4,8 +4,7 @@ Hosts are called `store`, `broker`, `frontend0`…, `worker0`…, and `client0`�
 load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
 cut off like any other; after a restart it is a new process with a new identity.
 
-What this module does not do: decide what happens to it (`scenario/scenario.py`) or judge it
-(`checks/`).
+What this module does not do: decide what happens to it (`scenario/`) or judge it (`checks/`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
 
 if TYPE_CHECKING:
-    from ..scenario.faults import FaultPlan
+    from ..scenario.plans import FaultPlan
 
 __all__ = ["Cluster", "ClusterPlan"]
 

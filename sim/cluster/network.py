@@ -38,7 +38,7 @@ class ClusterNetwork(Network):
 class _Socket(SimSocket):
     @override
     async def accept(self) -> Any:
-        network = self._network
+        network = self._stack
         assert isinstance(network, ClusterNetwork)
         if self._endpoint.host.name in network.exhausted:
             await trio.lowlevel.checkpoint()

@@ -20,7 +20,9 @@ from ..core.choices import SeedChoices
 from ..core.trace import Row
 from ..report.attribution import host_name, request_of
 from ..scenario.driver import ClusterDriver
-from ..scenario.scenario import Outcome, Scenario
+from ..scenario.outcome import Outcome
+from ..scenario.run import run_scenario
+from ..scenario.scenario import Scenario
 from .services import MemoryServices
 from .world import LoopbackNetwork, LoopbackWorld
 
@@ -162,7 +164,7 @@ def play_for_real(scenario: Scenario, seed: int, timeout_s: float) -> Sequence[R
 
 def simulated_rows(scenario: Scenario, seed: int) -> Sequence[Row]:
     """The rows of one simulated run."""
-    return scenario.run(SeedChoices(seed)).world.trace.rows
+    return run_scenario(scenario, SeedChoices(seed)).world.trace.rows
 
 
 def _is_exact(scenario: Scenario) -> bool:

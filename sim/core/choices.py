@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from typing_extensions import override
 
-if TYPE_CHECKING:
-    from .world import World
+from .machines import Machines
 
 __all__ = [
     "Choice",
@@ -53,7 +52,7 @@ class Choices:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.record: list[Choice] = []
-        self.world: World | None = None
+        self.world: Machines | None = None
         self._streams: list[tuple[str, random.Random]] = []
 
     def below(self, n: int, label: str) -> int:

@@ -3,7 +3,7 @@
 The clock is the event engine (`clock.py`), the scheduler stands in for trio's dice
 (`scheduler.py`). All decisions come from one `Choices`, everything that happens goes into one
 `Trace`. A process ends by returning, by `stop` (SIGTERM), `kill` (SIGKILL: its kernel says goodbye
-for it) or `power_off` (silence, and what its disk had not synced is lost).
+for it) or `power_off` (silence).
 
 What this module does not do: sockets (`net/network.py`) and fault plans (scenarios call `after`,
 `after_note`, `kill`, `pause` and the network's faults). Two approximations are known: a killed
@@ -26,7 +26,6 @@ from trinamo.runtime.nurseries import single
 from ..isolation.guard import Ambient, Loop, armed, closed_world
 from .choices import Choices
 from .clock import WALL_EPOCH_S
-from .disk import Disk
 from .errors import Deadlock, StepLimit, TimeLimit, parted
 from .host import CURRENT, Host, HostState, Incarnation, incarnation_of
 from .machines import Machines
@@ -93,7 +92,6 @@ class World(Machines):
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
         self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
-        self._disks: dict[str, Disk] = {}
         self._graves: list[Task] = []
         self._strikes = Strikes(self._on_event_error, self.after)
         self._labels = TaskLabels()
@@ -275,22 +273,10 @@ class World(Machines):
 
     # --- hosts ---------------------------------------------------------------------------------
 
-    def disk(self, name: str) -> Disk:
-        """The disk of host `name`; it outlives the host's processes."""
-        if name not in self._disks:
-            self._disks[name] = Disk(self, name)
-        return self._disks[name]
-
-    def boot(
-        self,
-        name: str,
-        main: Callable[..., Awaitable[object]],
-        *args: Any,
-        keep_disk: bool = True,
-    ) -> Host:
+    def boot(self, name: str, main: Callable[..., Awaitable[object]], *args: Any) -> Host:
         """Start a process on host `name`; an exception that leaves `main` fails the run.
 
-        Power comes back if it was off. Without `keep_disk` the host gets an empty disk first.
+        Power comes back if it was off.
         """
         host = self.host(name)
         if host.state in (HostState.UP, HostState.PAUSED):
@@ -302,8 +288,6 @@ class World(Machines):
         host.generation += 1
         was_off = host.state is HostState.OFF
         host.state = HostState.UP
-        if not keep_disk:
-            self._disks.pop(name, None)
         host.scope, host.ended = trio.CancelScope(), trio.Event()
         self.add_row("boot", host=name, generation=host.generation)
         if was_off:
@@ -354,7 +338,7 @@ class World(Machines):
             self._end(host, HostState.DEAD)
 
     def power_off(self, name: str) -> None:
-        """End it as a power cut does: no cleanup, its kernel is silent, unsynced data is lost.
+        """End it as a power cut does: no cleanup, and its kernel is silent.
 
         Peers hear nothing at all until `boot` brings the power back. A host without a process may
         lose its power too.
@@ -363,8 +347,6 @@ class World(Machines):
         if host.state is not HostState.OFF:
             self.power_was_cut = True
             self._end(host, HostState.OFF)
-            if name in self._disks:
-                self._disks[name].lose_power()
 
     def pause(self, name: str) -> None:
         """SIGSTOP: none of its tasks takes a step until `resume`; its kernel goes on."""

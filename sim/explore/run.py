@@ -21,6 +21,7 @@ import trio
 from ..core.choices import Choice, Choices, SeedChoices
 from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
 from ..core.trace import Trace
+from ..core.world import World
 
 __all__ = ["Finding", "Play", "Played", "Run", "Scenario", "played", "run"]
 
@@ -117,7 +118,7 @@ def played(play: Play, choices: Choices | int) -> Played:
     except (Exception, Escape) as caught:  # noqa: BLE001 -- becomes the finding
         error = caught
     world = choices.world
-    if world is None:
+    if not isinstance(world, World):
         # It never got as far as a world: a mistake in the scenario, no finding about it.
         raise error or ValueError("the scenario made no world")
     trace = world.trace

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..core.host import Host
-    from .links import Link
-    from .network import Network
+    from .links import Link, Wires
 
 __all__ = ["Address", "Connection", "Endpoint", "os_error"]
 
@@ -55,11 +54,16 @@ class Connection(NamedTuple):
     client: Endpoint
     server: Endpoint
 
+    @property
+    def is_over(self) -> bool:
+        """Whether neither half has anything more to say."""
+        return self.client.is_over and self.server.is_over
+
 
 class Endpoint:
     """One half of a connection, as its kernel keeps it."""
 
-    def __init__(self, network: Network, host: Host, local: Address | None) -> None:
+    def __init__(self, wires: Wires, host: Host, local: Address | None) -> None:
         self.host = host
         self.local = local
         self.remote: Address | None = None
@@ -76,7 +80,7 @@ class Endpoint:
         self.on_established: Callable[[Endpoint], None] | None = None
         """Called on the server's half when the client's last ACK has come."""
         self.readers, self.writers = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
-        self._network, self._world = network, network.world
+        self._wires, self._world = wires, wires.world
         self._peer: Endpoint | None = None
         self._flight: deque[Segment] = deque()
         self._sent_count = 0
@@ -126,7 +130,7 @@ class Endpoint:
     @property
     def room_bytes(self) -> int:
         """How many more bytes `write` takes."""
-        return max(0, self._network.window_bytes - self._outstanding_bytes)
+        return max(0, self._wires.window_bytes - self._outstanding_bytes)
 
     @property
     def is_writable(self) -> bool:
@@ -158,7 +162,7 @@ class Endpoint:
             del self.buffer[:count]
             self._uncredited_bytes += len(taken)
             # One credit for many small reads. No stall: who has no room left has a whole window out.
-            is_much = self._uncredited_bytes * 4 >= self._network.window_bytes
+            is_much = self._uncredited_bytes * 4 >= self._wires.window_bytes
             # Once its timeouts run, the peer must know at once what has arrived.
             is_watched = self._cuts > 0 or self._world.power_was_cut
             if is_much or (is_watched and not self.buffer):
@@ -231,12 +235,12 @@ class Endpoint:
             self._add_row("held", segment)
 
     def _launch(self, segment: Segment) -> None:
-        link, links = self._link, self._network.links
+        link, links = self._link, self._wires.links
         is_bare = segment.kind.is_bare
         delay_s = links.delay_on(link, size=segment.wire_bytes, has_jitter=not is_bare)
         if segment.kind is SegmentKind.FIN:
             delay_s += link.fin_delay_s
-        repeat_s = self._network.retransmit_s
+        repeat_s = self._wires.retransmit_s
         # TCP repeats what was lost, each time after twice the wait: loss is felt as delay.
         while not is_bare and repeat_s < LOSS_WAIT_S_MAX and links.loses_on(link):
             delay_s += repeat_s
@@ -304,7 +308,7 @@ class Endpoint:
     def heal(self) -> None:
         """The link is back: send again whatever did not arrive, after the retransmission time."""
         self._attempt += 1
-        self._last_arrival_s = self._world.current_time() + self._network.retransmit_s
+        self._last_arrival_s = self._world.current_time() + self._wires.retransmit_s
         for segment in self._flight:
             self._launch(segment)
 
@@ -349,13 +353,13 @@ class Endpoint:
     @cached_property
     def _link(self) -> Link:
         """From here to the peer; a network never replaces one."""
-        return self._network.links.link(self.host.name, self.peer.host.name)
+        return self._wires.links.link(self.host.name, self.peer.host.name)
 
     @property
     def _passes(self) -> bool:
         if self._link.is_cut or not self._world.power_was_cut:
             return not self._link.is_cut
-        return self._network.links.passes(self.host.name, self.peer.host.name)
+        return self._wires.links.passes(self.host.name, self.peer.host.name)
 
     def link_was_cut(self) -> None:
         """The link is no longer whole: timeouts start to run."""

@@ -13,17 +13,18 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
 from .connection import Address, Connection, Endpoint
+from .links import Link, Wires
 
 if TYPE_CHECKING:
     from ..core.host import Host
-    from .network import Network
+    from ..core.world import World
 
-__all__ = ["LOOPBACK", "Dial", "Handshakes", "Listener", "SynAnswer"]
+__all__ = ["LOOPBACK", "Dial", "Listener", "Stack", "SynAnswer"]
 
 SynAnswer = Literal["accept", "refuse", "ignore"]
 
@@ -31,6 +32,8 @@ FIRST_RETRY_S = 1.0
 HALF_OPEN_S = 63.0
 """How long a server waits for the last ACK: Linux repeats its SYN-ACK five times."""
 LOOPBACK = "127.0.0.1"
+SWEEP_MIN = 64
+"""How many endpoints may pile up before those that are over are dropped."""
 WILDCARDS = ("", "0.0.0.0")  # noqa: S104 -- compared with, not bound to
 
 
@@ -93,23 +96,102 @@ class Dial:
             self.waiters.unpark_all()
 
 
-class Handshakes:
-    """The packets of all attempts on `network`, and how hosts answer them."""
+class Stack(Wires):
+    """The kernels of all hosts, up to established connections: addresses, ports, listeners, dials.
 
-    def __init__(self, network: Network) -> None:
-        self.answers: dict[tuple[str, int], SynAnswer] = {}
+    A SYN that is not answered is repeated and given up after `connect_timeout_s`.
+    """
+
+    def __init__(
+        self, world: World, default: Link, *, connect_timeout_s: float, **tcp: Any
+    ) -> None:
+        super().__init__(world, default, **tcp)
+        self.connect_timeout_s = connect_timeout_s
+        self.connections: list[Connection] = []
+        """Those that are not over, oldest first; some that are, until they are swept."""
+        self._answers: dict[tuple[str, int], SynAnswer] = {}
         """By host and port (0: any); who is not here accepts."""
-        self._network, self._world, self._links = network, network.world, network.links
+        self._names: dict[str, str] = {}
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._endpoints: list[Endpoint] = []
+        self._sweep_at = SWEEP_MIN
+        self._ports = itertools.count(40000)
         self._ids = itertools.count(1)
 
-    def begin(self, dial: Dial) -> None:
-        """Send the first SYN; wait on the dial's `waiters` until it `is_done`."""
+    # --- who is where ------------------------------------------------------------------------
+
+    def address_of(self, name: str) -> str:
+        """The IPv4 address of the host called `name`, given out in the order of first use."""
+        for address, owner in self._names.items():
+            if owner == name:
+                return address
+        number = len(self._names) + 1
+        address = f"10.0.{number >> 8}.{number & 255}"
+        self._names[address] = name
+        return address
+
+    def name_of(self, address: str) -> str | None:
+        """The host that has this IPv4 address."""
+        return self._names.get(address)
+
+    def free_port(self) -> int:
+        """A port nobody was given before."""
+        return next(self._ports)
+
+    def open_endpoint(self, host: Host, local: Address | None = None) -> Endpoint:
+        """An unconnected half of a connection on `host`."""
+        endpoint = Endpoint(self, host, local)
+        self._endpoints.append(endpoint)
+        if len(self._endpoints) > self._sweep_at:
+            self.connections = [c for c in self.connections if not c.is_over]
+            self._endpoints = [
+                e for e in self._endpoints if e.is_open or (e.is_connected and not e.is_over)
+            ]
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self._endpoints))
+        return endpoint
+
+    # --- connecting ----------------------------------------------------------------------------
+
+    def listen(self, host: Host, address: Address, backlog: int) -> Listener:
+        """Start listening; raises EADDRINUSE if the port is taken on this host."""
+        key = (host.name, address[1])
+        if key in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"{address} on {host.name} is in use")
+        self._listeners[key] = listener = Listener(host, address, max(1, backlog))
+        return listener
+
+    def unlisten(self, listener: Listener) -> None:
+        """Stop listening; connections nobody accepted are reset."""
+        if listener.is_open:
+            del self._listeners[listener.host.name, listener.address[1]]
+            listener.close()
+
+    def listener(self, host: str, port: int) -> Listener | None:
+        """Who listens on this port of the host."""
+        return self._listeners.get((host, port))
+
+    def dial(self, client: Endpoint, remote: Address) -> Dial:
+        """Start connecting; wait on the result's `waiters` until `is_done`."""
+        now_s = self.world.current_time()
+        dial = Dial(client, remote, now_s + self.connect_timeout_s)
+        if client.local is None:
+            own = self.address_of(client.host.name)
+            client.local = (LOOPBACK if remote[0] == LOOPBACK else own, self.free_port())
         self._send_syn(dial, FIRST_RETRY_S)
+        return dial
+
+    def answer_syn(self, host: str, answer: SynAnswer, *, port: int = 0) -> None:
+        """How host `host` meets new connections to `port` (0: any): accept, refuse or ignore.
+
+        Ignored ones are repeated and end as ETIMEDOUT. Connections that exist are not touched.
+        """
+        self.world.add_row("answer_syn", host=host, answer=answer, port=port)
+        self._answers[host, port] = answer
 
     def _target(self, dial: Dial) -> str | None:
         if dial.remote[0] == LOOPBACK:
             return dial.client.host.name
-        return self._network.name_of(dial.remote[0])
+        return self.name_of(dial.remote[0])
 
     def _send_syn(self, dial: Dial, retry_s: float) -> None:
         if dial.is_done or not dial.client.is_open:
@@ -118,62 +200,62 @@ class Handshakes:
             # Only an RST came of all that the server answered.
             dial.settle(errno.ECONNREFUSED)
             return
-        remaining_s = dial.give_up_s - self._world.current_time()
+        remaining_s = dial.give_up_s - self.world.current_time()
         if remaining_s <= 0:
             dial.settle(errno.ETIMEDOUT)
             return
         source, target = dial.client.host.name, self._target(dial)
-        links = self._links
+        links = self.links
         if target is not None and links.passes(source, target) and not links.loses(source, target):
-            self._world.after(links.delay_s(source, target), self._syn_arrives, dial, target)
-        self._world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
+            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target)
+        self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
 
     def _syn_arrives(self, dial: Dial, target: str) -> None:
         source, port = dial.client.host.name, dial.remote[1]
-        if dial.is_done or not self._links.passes(source, target):
+        if dial.is_done or not self.links.passes(source, target):
             return
         if dial.server is not None:
             # Its SYN-ACK, or this SYN's predecessor, was slow or lost.
             if not dial.server.is_forgotten:
                 self._answer(dial, target, 0)
             return
-        answer = self.answers.get((target, port), self.answers.get((target, 0), "accept"))
+        answer = self._answers.get((target, port), self._answers.get((target, 0), "accept"))
         if answer == "ignore":
             # Without an answer the client repeats its SYN.
             return
-        listener = self._network.listener(target, port)
+        listener = self.listener(target, port)
         if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):
             self._answer(dial, target, errno.ECONNREFUSED)
-        elif not listener.is_full(self._world.current_time()):
+        elif not listener.is_full(self.world.current_time()):
             self._open_half(dial, listener)
             self._answer(dial, target, 0)
 
     def _open_half(self, dial: Dial, listener: Listener) -> None:
-        network, client = self._network, dial.client
-        dial.server = server = network.open_server_half(listener, dial.remote)
+        client = dial.client
+        dial.server = server = self.open_endpoint(listener.host, dial.remote)
         connection_id = next(self._ids)
         assert client.local is not None
         server.pair(client, connection_id, client.local)
         server.on_established = listener.take
         server.is_open = False
-        listener.half_open[server] = self._world.current_time() + HALF_OPEN_S
+        listener.half_open[server] = self.world.current_time() + HALF_OPEN_S
         source, target = client.host.name, listener.host.name
-        self._world.add_row("connect", connection=connection_id, source=source, target=target)
-        network.connections.append(Connection(connection_id, client, server))
+        self.world.add_row("connect", connection=connection_id, source=source, target=target)
+        self.connections.append(Connection(connection_id, client, server))
 
     def _answer(self, dial: Dial, target: str, error: int) -> None:
         """Send a SYN-ACK back, or the RST that says `error`; the client asks again for what is lost."""
-        source, links = dial.client.host.name, self._links
+        source, links = dial.client.host.name, self.links
         if links.passes(target, source) and not links.loses(target, source):
             back_s = links.delay_s(target, source)
             if dial.server is not None:
                 # An RST of a server that closes meanwhile must not overtake it.
-                dial.server.hold_until(self._world.current_time() + back_s)
-            self._world.after(back_s, self._answer_arrives, dial, target, error)
+                dial.server.hold_until(self.world.current_time() + back_s)
+            self.world.after(back_s, self._answer_arrives, dial, target, error)
 
     def _answer_arrives(self, dial: Dial, target: str, error: int) -> None:
         client, server = dial.client, dial.server
-        if dial.is_done or not self._links.passes(target, client.host.name):
+        if dial.is_done or not self.links.passes(target, client.host.name):
             return
         if error or server is None:
             dial.settle(error)

@@ -21,7 +21,7 @@ from ..core.host import HostState
 if TYPE_CHECKING:
     from ..core.world import World
 
-__all__ = ["Link", "Links"]
+__all__ = ["Link", "Links", "Wires"]
 
 JITTER_STEPS = 16
 
@@ -133,3 +133,25 @@ class Links:
 def _apply(link: Link, profile: dict[str, float]) -> None:
     for name, value in profile.items():
         setattr(link, name, int(value) if name == "loss_one_in" else float(value))
+
+
+class Wires:
+    """What all connections of a world share: its links, and how TCP behaves on them."""
+
+    def __init__(
+        self,
+        world: World,
+        default: Link,
+        *,
+        tear_one_in: int,
+        short_one_in: int,
+        window_bytes: int,
+        retransmit_s: float,
+    ) -> None:
+        self.world, self.links = world, Links(world, default)
+        self.tear_one_in, self.short_one_in = tear_one_in, short_one_in
+        self.window_bytes, self.retransmit_s = window_bytes, retransmit_s
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link in this direction; change its fields to change its behaviour."""
+        return self.links.link(source, destination)

@@ -14,7 +14,6 @@ asking for another family raises EAFNOSUPPORT, as on a machine without it.
 from __future__ import annotations
 
 import errno
-import itertools
 import socket as stdlib
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,23 +23,19 @@ from typing_extensions import override
 
 from ..core.host import Host, HostState, current_host_name
 from ..core.world import World
-from .connection import Address, Connection, Endpoint
-from .handshake import LOOPBACK, Dial, Handshakes, Listener, SynAnswer
-from .links import Link, Links
+from .connection import Connection, Endpoint
+from .handshake import LOOPBACK, Stack
+from .links import Link
 from .sockets import SimSocket
 
 __all__ = ["Network"]
 
-SWEEP_MIN = 64
-"""How many endpoints may pile up before those that are over are dropped."""
 
-
-class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
+class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
     """All links, listeners and connections of a world.
 
     `tear_one_in` and `short_one_in` say how often a read or a write takes only a part of what it
-    could (0: never). `window_bytes` bounds what one direction of a connection holds. A SYN that is
-    not answered is repeated and given up after `connect_timeout_s`.
+    could (0: never). `window_bytes` bounds what one direction of a connection holds.
     """
 
     def __init__(
@@ -55,21 +50,17 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         connect_timeout_s: float = 127.0,
         retransmit_s: float = 0.2,
     ) -> None:
-        self.world = world
-        self.tear_one_in, self.short_one_in = tear_one_in, short_one_in
-        self.window_bytes = window_bytes
-        self.connect_timeout_s, self.retransmit_s = connect_timeout_s, retransmit_s
-        self.connections: list[Connection] = []
-        """Those that are not over, oldest first; some that are, until they are swept."""
+        super().__init__(
+            world,
+            Link(latency_s=latency_s, jitter_s=jitter_s),
+            tear_one_in=tear_one_in,
+            short_one_in=short_one_in,
+            window_bytes=window_bytes,
+            connect_timeout_s=connect_timeout_s,
+            retransmit_s=retransmit_s,
+        )
         self.cut_count = 0
         """How many cuts there have been; tells one silence from the next."""
-        self.links = Links(world, Link(latency_s=latency_s, jitter_s=jitter_s))
-        self._names: dict[str, str] = {}
-        self._listeners: dict[tuple[str, int], Listener] = {}
-        self._endpoints: list[Endpoint] = []
-        self._sweep_at = SWEEP_MIN
-        self._ports = itertools.count(40000)
-        self._handshakes = Handshakes(self)
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
         world.on_power.append(self._power_returned)
@@ -77,30 +68,6 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
     def _install(self) -> None:
         trio.socket.set_custom_socket_factory(self)
         trio.socket.set_custom_hostname_resolver(self)
-
-    # --- who is where ------------------------------------------------------------------------
-
-    def address_of(self, name: str) -> str:
-        """The IPv4 address of the host called `name`, given out in the order of first use."""
-        for address, owner in self._names.items():
-            if owner == name:
-                return address
-        number = len(self._names) + 1
-        address = f"10.0.{number >> 8}.{number & 255}"
-        self._names[address] = name
-        return address
-
-    def name_of(self, address: str) -> str | None:
-        """The host that has this IPv4 address."""
-        return self._names.get(address)
-
-    def link(self, source: str, destination: str) -> Link:
-        """The link in this direction; change its fields to change its behaviour."""
-        return self.links.link(source, destination)
-
-    def free_port(self) -> int:
-        """A port nobody was given before."""
-        return next(self._ports)
 
     # --- trio's hooks ------------------------------------------------------------------------
 
@@ -112,26 +79,7 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
             raise OSError(errno.EAFNOSUPPORT, "the simulated network is IPv4 only")
         if type != stdlib.SOCK_STREAM:
             raise OSError(errno.EPROTONOSUPPORT, "the simulated network is TCP only")
-        return SimSocket(self, self.open_endpoint())
-
-    def open_endpoint(self) -> Endpoint:
-        """An unconnected half for the running task's host."""
-        endpoint = Endpoint(self, self.world.host(current_host_name()), None)
-        self._keep(endpoint)
-        return endpoint
-
-    def _keep(self, endpoint: Endpoint) -> None:
-        self._endpoints.append(endpoint)
-        if len(self._endpoints) > self._sweep_at:
-            self.connections = [c for c in self.connections if not self._is_over(c)]
-            self._endpoints = [
-                e for e in self._endpoints if e.is_open or (e.is_connected and not e.is_over)
-            ]
-            self._sweep_at = max(SWEEP_MIN, 2 * len(self._endpoints))
-
-    @staticmethod
-    def _is_over(connection: Connection) -> bool:
-        return connection.client.is_over and connection.server.is_over
+        return SimSocket(self, self.open_endpoint(self.world.host(current_host_name())))
 
     @override
     async def getaddrinfo(
@@ -159,42 +107,6 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
         await trio.lowlevel.checkpoint()
         address = str(sockaddr[0])
         return self._names.get(address, address), str(sockaddr[1])
-
-    # --- connecting ----------------------------------------------------------------------------
-
-    def listen(self, host: Host, address: Address, backlog: int) -> Listener:
-        """Start listening; raises EADDRINUSE if the port is taken on this host."""
-        key = (host.name, address[1])
-        if key in self._listeners:
-            raise OSError(errno.EADDRINUSE, f"{address} on {host.name} is in use")
-        self._listeners[key] = listener = Listener(host, address, max(1, backlog))
-        return listener
-
-    def unlisten(self, listener: Listener) -> None:
-        """Stop listening; connections nobody accepted are reset."""
-        if listener.is_open:
-            del self._listeners[listener.host.name, listener.address[1]]
-            listener.close()
-
-    def listener(self, host: str, port: int) -> Listener | None:
-        """Who listens on this port of the host."""
-        return self._listeners.get((host, port))
-
-    def dial(self, client: Endpoint, remote: Address) -> Dial:
-        """Start connecting; wait on the result's `waiters` until `is_done`."""
-        now_s = self.world.current_time()
-        dial = Dial(client, remote, now_s + self.connect_timeout_s)
-        if client.local is None:
-            own = self.address_of(client.host.name)
-            client.local = (LOOPBACK if remote[0] == LOOPBACK else own, self.free_port())
-        self._handshakes.begin(dial)
-        return dial
-
-    def open_server_half(self, listener: Listener, local: Address) -> Endpoint:
-        """The server's half of a connection that begins."""
-        endpoint = Endpoint(self, listener.host, local)
-        self._keep(endpoint)
-        return endpoint
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -242,14 +154,6 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
                 endpoint.end()
         return len(hit)
 
-    def answer_syn(self, host: str, answer: SynAnswer, *, port: int = 0) -> None:
-        """How host `host` meets new connections to `port` (0: any): accept, refuse or ignore.
-
-        Ignored ones are repeated and end as ETIMEDOUT. Connections that exist are not touched.
-        """
-        self.world.add_row("answer_syn", host=host, answer=answer, port=port)
-        self._handshakes.answers[host, port] = answer
-
     def _pairs(self, a: str, b: str) -> list[tuple[str, str]]:
         return [(x, y) for x in self._named(a) for y in self._named(b) if x != y or a == b == x]
 
@@ -268,7 +172,7 @@ class Network(trio.abc.SocketFactory, trio.abc.HostnameResolver):
             for connection in self.connections
             if _matches(connection.client.host.name, connection.server.host.name, a, b)
             and connection.client.is_connected
-            and not self._is_over(connection)
+            and not connection.is_over
         ]
 
     def open_sockets(self, name: str) -> int:

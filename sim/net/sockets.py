@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from .handshake import Listener
-    from .network import Network
+    from .handshake import Listener, Stack
 
 __all__ = ["SimSocket"]
 
@@ -42,9 +41,9 @@ FLAGS_UNSUPPORTED = stdlib.MSG_OOB | stdlib.MSG_PEEK | stdlib.MSG_WAITALL
 class SimSocket(trio.socket.SocketType):
     """A TCP socket on the simulated network, made by `trio.socket.socket` during a run."""
 
-    def __init__(self, network: Network, endpoint: Endpoint) -> None:
+    def __init__(self, stack: Stack, endpoint: Endpoint) -> None:
         super().__init__()
-        self._network = network
+        self._stack = stack
         self._endpoint = endpoint
         self._listener: Listener | None = None
         self._bound: Address | None = endpoint.local
@@ -162,17 +161,17 @@ class SimSocket(trio.socket.SocketType):
         self._check_open()
         await trio.lowlevel.checkpoint()
         host, port = address[:2]
-        own = self._network.address_of(self._endpoint.host.name)
+        own = self._stack.address_of(self._endpoint.host.name)
         if host not in ("", "0.0.0.0", "127.0.0.1", own):  # noqa: S104 -- compared with
             raise os_error(errno.EADDRNOTAVAIL)
-        self._bound = (host or "0.0.0.0", port or self._network.free_port())  # noqa: S104
+        self._bound = (host or "0.0.0.0", port or self._stack.free_port())  # noqa: S104
 
     @override
     def listen(self, backlog: int = 128) -> None:
         self._check_open()
         if self._bound is None:
-            self._bound = ("0.0.0.0", self._network.free_port())  # noqa: S104 -- as Linux does
-        self._listener = self._network.listen(self._endpoint.host, self._bound, backlog)
+            self._bound = ("0.0.0.0", self._stack.free_port())  # noqa: S104 -- as Linux does
+        self._listener = self._stack.listen(self._endpoint.host, self._bound, backlog)
         # From here on the listener is what the process holds.
         self._endpoint.is_open = False
 
@@ -185,7 +184,7 @@ class SimSocket(trio.socket.SocketType):
         endpoint = await self._do(
             lambda: bool(listener.ready), listener.accepters, listener.ready.popleft
         )
-        accepted = SimSocket(self._network, endpoint)
+        accepted = SimSocket(self._stack, endpoint)
         assert endpoint.remote is not None
         return accepted, endpoint.remote
 
@@ -196,12 +195,12 @@ class SimSocket(trio.socket.SocketType):
         if self._endpoint.is_connected:
             raise os_error(errno.EISCONN)
         if self._bound is not None:
-            own = self._network.address_of(self._endpoint.host.name)
+            own = self._stack.address_of(self._endpoint.host.name)
             self._endpoint.local = (
                 own if self._bound[0] == "0.0.0.0" else self._bound[0],  # noqa: S104
                 self._bound[1],
             )
-        dial = self._network.dial(self._endpoint, (str(address[0]), int(address[1])))
+        dial = self._stack.dial(self._endpoint, (str(address[0]), int(address[1])))
         try:
             while not dial.is_done:
                 await dial.waiters.park()
@@ -216,8 +215,8 @@ class SimSocket(trio.socket.SocketType):
     # --- bytes -----------------------------------------------------------------------------------
 
     def _part(self, size: int, one_in: int, label: str) -> int:
-        if size > 1 and self._network.world.choices.chance(one_in, label):
-            return 1 + self._network.world.choices.below(size - 1, f"{label} size")
+        if size > 1 and self._stack.world.choices.chance(one_in, label):
+            return 1 + self._stack.world.choices.below(size - 1, f"{label} size")
         return size
 
     @override
@@ -228,7 +227,7 @@ class SimSocket(trio.socket.SocketType):
 
         def take() -> bytes:
             size = min(buflen, len(endpoint.buffer))
-            return endpoint.read(self._part(size, self._network.tear_one_in, "tear"))
+            return endpoint.read(self._part(size, self._stack.tear_one_in, "tear"))
 
         return await self._do(lambda: endpoint.is_readable, endpoint.readers, take)
 
@@ -241,7 +240,7 @@ class SimSocket(trio.socket.SocketType):
             await endpoint.readers.park()
             self._check_unclosed_meanwhile()
         size = min(buflen, len(endpoint.buffer))
-        return endpoint.read(self._part(size, self._network.tear_one_in, "tear"))
+        return endpoint.read(self._part(size, self._stack.tear_one_in, "tear"))
 
     @override
     async def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
@@ -271,7 +270,7 @@ class SimSocket(trio.socket.SocketType):
 
     def _put(self, view: memoryview) -> int:
         size = min(view.nbytes, self._endpoint.room_bytes)
-        size = self._part(size, self._network.short_one_in, "short")
+        size = self._part(size, self._stack.short_one_in, "short")
         # A broken connection has no room, but must raise all the same.
         return self._endpoint.write(view.cast("B")[:size].tobytes())
 
@@ -325,7 +324,7 @@ class SimSocket(trio.socket.SocketType):
             return
         self._is_closed = True
         if self._listener is not None:
-            self._network.unlisten(self._listener)
+            self._stack.unlisten(self._listener)
         self._endpoint.close()
 
 

@@ -21,8 +21,9 @@ from .faults import Nemesis
 
 if TYPE_CHECKING:
     from ..net.links import Link
+    from .outcome import Outcome
     from .plans import LinkPlan
-    from .scenario import Outcome, Scenario
+    from .scenario import Scenario
 
 __all__ = ["ClusterDriver", "Driver"]
 

@@ -15,47 +15,20 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import attrs
 import trio
-from typing_extensions import override
 
 from ..cluster.services import BROKER, STORE
 from ..core.host import HostState
 from .liveness import heal_core
+from .plans import FaultPlan
 
 if TYPE_CHECKING:
-    from .scenario import Outcome
+    from .outcome import Outcome
 
-__all__ = ["FAULTS", "FaultPlan", "FaultWord", "Nemesis", "Stage", "StageName"]
+__all__ = ["FAULTS", "FaultWord", "Nemesis", "Stage", "StageName"]
 
 TIME_STEPS: Final = 16
 StageName = Literal["cluster", "transfers"]
 """What a scenario file plays."""
-
-
-@attrs.frozen(kw_only=True)
-class FaultPlan:
-    """One `[[fault]]` of a scenario file."""
-
-    do: str
-    at: float | tuple[float, float] | None = None
-    """Seconds after the load began; a range is drawn from."""
-    after_note: str = ""
-    """`kind#n`: at the n-th note of this kind since the load began."""
-    delay: float | tuple[float, float] = 0.0
-    """Seconds after that note."""
-    on: str = ""
-    """A host, or a pattern one match of which is chosen."""
-    to: str = ""
-    """The other end of a link."""
-    lasts_s: float = math.inf
-    """`for` in the file: undone after so many seconds; without it never."""
-    maybe: bool = False
-    """Strikes in half of the runs."""
-    count: int = 1
-    seconds: float = 0.0
-
-    @override
-    def __str__(self) -> str:
-        return " ".join(word for word in ("the fault", self.do, self.on, self.to) if word)
 
 
 @attrs.frozen

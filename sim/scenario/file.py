@@ -30,17 +30,18 @@ from ..cluster.services import BROKER, STORE
 from ..core.scheduler import Policy
 from ..mutants.bugs import BUGS
 from ..transfers.plan import TransferPlan
-from .faults import FAULTS, FaultPlan, StageName
-from .scenario import (
+from .faults import FAULTS, StageName
+from .plans import (
     Expect,
+    FaultPlan,
     Limits,
     LinkPlan,
     Liveness,
     NetworkPlan,
     QueuePlan,
-    Scenario,
     Twin,
 )
+from .scenario import Scenario
 
 __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 

@@ -1,4 +1,4 @@
-"""What a scenario is made of, as plain data: network, links, limits, expectations, twins.
+"""What a scenario is made of, as plain data: network, links, faults, limits, expectations, twins.
 
 The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
 the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.py`,
@@ -7,11 +7,15 @@ the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.p
 
 from __future__ import annotations
 
+import math
+
 import attrs
+from typing_extensions import override
 
 __all__ = [
     "Breach",
     "Expect",
+    "FaultPlan",
     "Limits",
     "LinkPlan",
     "Liveness",
@@ -90,6 +94,33 @@ class Expect:
     burst_note: str = ""
     burst_max: int = 0
     """Once a fault is over, at most so many notes of the kind come within `BURST_S`."""
+
+
+@attrs.frozen(kw_only=True)
+class FaultPlan:
+    """One `[[fault]]` of a scenario file."""
+
+    do: str
+    at: float | tuple[float, float] | None = None
+    """Seconds after the load began; a range is drawn from."""
+    after_note: str = ""
+    """`kind#n`: at the n-th note of this kind since the load began."""
+    delay: float | tuple[float, float] = 0.0
+    """Seconds after that note."""
+    on: str = ""
+    """A host, or a pattern one match of which is chosen."""
+    to: str = ""
+    """The other end of a link."""
+    lasts_s: float = math.inf
+    """`for` in the file: undone after so many seconds; without it never."""
+    maybe: bool = False
+    """Strikes in half of the runs."""
+    count: int = 1
+    seconds: float = 0.0
+
+    @override
+    def __str__(self) -> str:
+        return " ".join(word for word in ("the fault", self.do, self.on, self.to) if word)
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,8 @@ from ..core.choices import Choices
 from ..core.errors import Violation
 from ..explore.run import Scenario as Play
 from .file import parse_scenario
-from .scenario import Outcome
+from .outcome import Outcome
+from .run import run_scenario
 
 __all__ = ["play_of", "run"]
 
@@ -50,7 +51,7 @@ def run(
         kept = tuple(scenario.faults[number] for number in faults)
         expect = attrs.evolve(scenario.expect, notes=())
         scenario = attrs.evolve(scenario, faults=kept, expect=expect)
-    outcome = scenario.run(choices, bug=bug)
+    outcome = run_scenario(scenario, choices, bug=bug)
     for breach in outcome.breaches:
         raise Violation(breach.invariant, breach.text)
     return outcome

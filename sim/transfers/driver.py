@@ -13,7 +13,8 @@ from ..scenario.faults import Nemesis
 from .stage import TransferStage
 
 if TYPE_CHECKING:
-    from ..scenario.scenario import Outcome, Scenario
+    from ..scenario.outcome import Outcome
+    from ..scenario.scenario import Scenario
     from .plan import TransferPlan
 
 __all__ = ["TransferDriver"]

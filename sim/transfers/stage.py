@@ -32,7 +32,7 @@ from .push import fetch_by_being_written, serve_by_writing
 if TYPE_CHECKING:
     from ..core.world import World
     from ..net.network import Network
-    from ..scenario.faults import FaultPlan
+    from ..scenario.plans import FaultPlan
     from .plan import TransferPlan
 
 __all__ = ["KvRecord", "TransferStage"]

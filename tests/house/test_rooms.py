@@ -21,11 +21,7 @@ KNOWN_CIRCLES = (
     frozenset({"cli.up.cluster", "cli.up.watching"}),
     frozenset({"runtime.kv.transfer.grants", "runtime.kv.transfer.leases"}),
     frozenset({"runtime.process.runtime", "runtime.process.shutdown"}),
-    frozenset({"sim.checks", "sim.checks.census", "sim.checks.events", "sim.checks.expectations", "sim.checks.leases", "sim.checks.streams", "sim.checks.watches", "sim.cluster.cluster", "sim.cluster.rogues", "sim.scenario.driver", "sim.scenario.faults", "sim.scenario.scenario", "sim.transfers.driver", "sim.transfers.stage"}),
-    frozenset({"sim.core.choices", "sim.core.disk", "sim.core.policies", "sim.core.scheduler", "sim.core.stacks", "sim.core.world", "sim.isolation.guard"}),
-    frozenset({"sim.net.connection", "sim.net.handshake", "sim.net.network", "sim.net.sockets"}),
     frozenset({"sim.services.memory.plane", "sim.services.memory.transfer"}),
-    frozenset({"sim.services.nats.queues", "sim.services.nats.server"}),
     frozenset({"transports.tcp.streams.request_connection", "transports.tcp.streams.response_connection", "transports.tcp.streams.server"}),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import attrs
 import msgspec
@@ -22,10 +22,7 @@ from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.transports.memory.queue import MemoryQueues
 
 from ..machine_clock import MachineClock
-from ..wire import Call, arguments, decode
-
-if TYPE_CHECKING:
-    from .server import _Connection
+from ..wire import Call, Reply, arguments, decode
 
 __all__ = ["CALLS", "QueueShelf", "Take"]
 
@@ -49,6 +46,14 @@ CALLS: Final = frozenset({*_ARGUMENTS, "take"})
 _TAKE: msgspec.msgpack.Decoder[tuple[str, float]] = msgspec.msgpack.Decoder(tuple[str, float])
 
 
+class Asker(Protocol):
+    """Who gets the answer to a call."""
+
+    def reply(self, op: str, reply: Reply, data: bytes = b"") -> None:
+        """Send it."""
+        ...
+
+
 @attrs.frozen(eq=False)
 class Take:
     """One taker that waits: for a job of `queue`, for `wait_s` from `since`."""
@@ -57,10 +62,10 @@ class Take:
     op: str
     queue: str
     wait_s: float
-    asker: _Connection
+    asker: Asker
 
     @classmethod
-    def decode(cls, call: Call, data: bytes, asker: _Connection) -> Self:
+    def decode(cls, call: Call, data: bytes, asker: Asker) -> Self:
         """The call as it came; `RemoteProtocolError` for arguments that make no sense."""
         queue, wait_s = decode(_TAKE, data)
         return cls(call.id, call.op, queue, wait_s, asker)
@@ -152,7 +157,7 @@ class QueueShelf:
         # A clock's rounding must not make a moment that is due appear to be just ahead, for ever.
         return min(times, default=math.inf) + (1e-6 if times else 0.0)
 
-    def drop_takes(self, asker: _Connection, call_id: int | None = None) -> None:
+    def drop_takes(self, asker: Asker, call_id: int | None = None) -> None:
         """A taker has left, or all those of one connection."""
         self._takes = deque(
             (give_up_at, take)

@@ -13,6 +13,7 @@ from trinamo.sim.conformance.compare import FAULTS, conform, refusals, shapes_of
 from trinamo.sim.conformance.world import LoopbackNetwork, LoopbackWorld
 from trinamo.sim.core.trace import Row
 from trinamo.sim.scenario.file import load_scenario
+from trinamo.sim.scenario.run import run_scenario
 
 
 def note(kind: str, host: str = "worker0.1", **fields: object) -> Row:
@@ -39,7 +40,7 @@ def test_a_cluster_that_answers_otherwise_does_not_conform(monkeypatch: pytest.M
 
     monkeypatch.setattr(
         "trinamo.sim.conformance.compare.simulated_rows",
-        lambda scenario, seed: scenario.run(SeedChoices(seed + 1)).world.trace.rows,
+        lambda scenario, seed: run_scenario(scenario, SeedChoices(seed + 1)).world.trace.rows,
     )
     found = module.conform(scenario)
     assert found.is_exact

@@ -10,14 +10,15 @@ import pytest
 
 from trinamo.sim import SeedChoices
 from trinamo.sim.scenario.file import parse_scenario
-from trinamo.sim.scenario.scenario import Outcome
+from trinamo.sim.scenario.outcome import Outcome
+from trinamo.sim.scenario.run import run_scenario
 
 HEAD = 'name = "a"\nabout = "b"\n'
 MIXED = "[[load]]\nclients = 2\nrequests = 2\n[[load]]\nvia = 'runtime'\n[[load]]\nstream = false\n"
 
 
 def play(text: str, seed: int = 1) -> Outcome:
-    return parse_scenario(HEAD + text).run(SeedChoices(seed))
+    return run_scenario(parse_scenario(HEAD + text), SeedChoices(seed))
 
 
 def outcomes(outcome: Outcome) -> list[str]:
@@ -47,7 +48,8 @@ def test_a_run_is_the_same_in_processes_with_other_hash_seeds() -> None:
         "from trinamo.sim import SeedChoices\n"
         "from trinamo.sim.catalogue import FOLDER\n"
         "from trinamo.sim.scenario.file import load_scenario\n"
-        "print(load_scenario(FOLDER / 'storm.toml').run(SeedChoices(7)).digest)"
+        "from trinamo.sim.scenario.run import run_scenario\n"
+        "print(run_scenario(load_scenario(FOLDER / 'storm.toml'), SeedChoices(7)).digest)"
     )
     digests = {
         subprocess.run(

@@ -13,6 +13,7 @@ from trinamo.sim.catalogue import FOLDER
 from trinamo.sim.core.trace import Row
 from trinamo.sim.report import About, page
 from trinamo.sim.scenario.file import load_scenario
+from trinamo.sim.scenario.run import run_scenario
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +33,7 @@ def chromium() -> Iterator[Browser]:
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scenario = load_scenario(FOLDER / "worker_dies.toml")
     # Which seeds show the mistake depends on every step of the code that runs.
-    outcomes = (scenario.run(SeedChoices(n), bug="eof_is_complete") for n in range(1, 40))
+    outcomes = (run_scenario(scenario, SeedChoices(n), bug="eof_is_complete") for n in range(1, 40))
     outcome = next(each for each in outcomes if each.breaches)
     breach = outcome.breaches[0]
     about = About(

@@ -13,8 +13,9 @@ from trinamo.sim.explore.swarm import Progress
 from trinamo.sim.mutants.bugs import BUGS
 from trinamo.sim.mutants.planting import Patch, bug
 from trinamo.sim.scenario.file import load_scenario
+from trinamo.sim.scenario.plans import Twin
 from trinamo.sim.scenario.play import play_of
-from trinamo.sim.scenario.scenario import Twin
+from trinamo.sim.scenario.run import run_scenario
 
 PATHS = scenario_paths()
 TWINS = [(path, twin) for path in PATHS for twin in load_scenario(path).twins]
@@ -59,9 +60,9 @@ def test_a_shipped_scenario_breaks_no_invariant(path: Path) -> None:
 def test_a_shipped_scenario_replays_exactly(path: Path) -> None:
     """The seed gives the trace, and so does the list of choices it led to."""
     scenario = load_scenario(path)
-    first = scenario.run(SeedChoices(5))
+    first = run_scenario(scenario, SeedChoices(5))
     values = first.world.choices.values
-    again = scenario.run(ReplayChoices(values, seed=5))
+    again = run_scenario(scenario, ReplayChoices(values, seed=5))
     assert first_difference(first.world.trace, again.world.trace) == ""
     assert first.digest == again.digest
 
@@ -74,7 +75,7 @@ def test_a_planted_bug_is_found(path: Path, twin: Twin) -> None:
     """A simulator that finds nothing may be blind: each known mistake, put back, must show."""
     scenario, coverage = load_scenario(path), Coverage()
     for seed in range(1, min(twin.seeds_max, 40) + 1):
-        outcome = scenario.run(SeedChoices(seed), bug=twin.bug)
+        outcome = run_scenario(scenario, SeedChoices(seed), bug=twin.bug)
         if any(breach.invariant == twin.finds for breach in outcome.breaches):
             return
         if not outcome.breaches:
@@ -97,8 +98,8 @@ def test_every_scenario_has_a_twin_and_every_bug_is_in_use() -> None:
 def test_a_planted_bug_is_gone_after_its_run() -> None:
     path = next(path for path in PATHS if path.stem == "stop")
     scenario = load_scenario(path)
-    assert scenario.run(SeedChoices(1), bug="stop_unheard").breaches
-    assert not scenario.run(SeedChoices(1)).breaches
+    assert run_scenario(scenario, SeedChoices(1), bug="stop_unheard").breaches
+    assert not run_scenario(scenario, SeedChoices(1)).breaches
 
 
 def test_two_mistakes_must_not_have_one_name() -> None:

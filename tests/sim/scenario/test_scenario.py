@@ -11,6 +11,7 @@ from trinamo.sim import SeedChoices
 from trinamo.sim.scenario.faults import FAULTS
 from trinamo.sim.scenario.file import load_scenario, parse_scenario
 from trinamo.sim.scenario.play import run
+from trinamo.sim.scenario.run import run_scenario
 
 HEAD = 'name = "a"\nabout = "b"\n'
 
@@ -67,7 +68,7 @@ def test_what_is_no_toml_or_no_file_is_a_config_error(tmp_path: Path) -> None:
 
 def test_links_have_the_latency_their_tables_say() -> None:
     text = '[[load]]\nrequests = 1\n[link."client*<->frontend0"]\nlatency_s = 0.1\njitter_s = 0.0'
-    outcome = parse_scenario(HEAD + text).run(SeedChoices(1))
+    outcome = run_scenario(parse_scenario(HEAD + text), SeedChoices(1))
     record = outcome.cluster.records[0]
     assert record.ended_s is not None
     # A handshake and the exchange: two ways forth and back.
@@ -80,13 +81,15 @@ def test_a_fault_after_the_nth_note_strikes_there_and_a_range_is_drawn_from() ->
         'after_note = "stream.token#5"\ndelay = [0.0, 0.004]'
     )
     scenario = parse_scenario(HEAD + text)
-    outcome = scenario.run(SeedChoices(1))
+    outcome = run_scenario(scenario, SeedChoices(1))
     rows = outcome.world.trace.rows
     fault = next(row for row in rows if row.kind == "fault")
     before = [row for row in rows if row.kind == "stream.token" and row.time_s <= fault.time_s]
     assert len(before) == 5
     times = {
-        next(r.time_s for r in scenario.run(SeedChoices(seed)).world.trace.of_kind("fault"))
+        next(
+            r.time_s for r in run_scenario(scenario, SeedChoices(seed)).world.trace.of_kind("fault")
+        )
         for seed in range(4)
     }
     assert len(times) > 1
@@ -94,7 +97,7 @@ def test_a_fault_after_the_nth_note_strikes_there_and_a_range_is_drawn_from() ->
 
 def test_a_scenario_that_never_ends_hits_its_limits_and_says_what_was_runnable() -> None:
     text = "[[load]]\nrequests = 100\npause_s = [1, 1]\n[limits]\nvirtual_s = 5"
-    outcome = parse_scenario(HEAD + text).run(SeedChoices(1))
+    outcome = run_scenario(parse_scenario(HEAD + text), SeedChoices(1))
     assert [breach.invariant for breach in outcome.breaches[:1]] == ["I15"]
     assert "TimeLimit: 5" in outcome.breaches[0].text
     assert "client0.1" in outcome.breaches[0].text
@@ -139,7 +142,7 @@ def test_every_fault_word_can_be_carried_out(do: str) -> None:
     if do in ("stop", "skew", "lose_replies", "reset", "compact", "boot"):
         text = text.replace("for = 1.0\n", "")
 
-    outcome = parse_scenario(text, "one.toml").run(SeedChoices(3))
+    outcome = run_scenario(parse_scenario(text, "one.toml"), SeedChoices(3))
 
     assert [b for b in outcome.breaches if b.invariant == "crash"] == []
     assert any(row.kind == "fault" for row in outcome.world.trace.rows)
@@ -152,7 +155,7 @@ def test_a_link_is_shaped_in_every_respect() -> None:
         "bytes_per_s = 1e6\nloss_one_in = 50\nfin_delay_s = 0.5\n"
     )
 
-    outcome = parse_scenario(text, "links.toml").run(SeedChoices(1))
+    outcome = run_scenario(parse_scenario(text, "links.toml"), SeedChoices(1))
 
     link = outcome.network.link("worker0", "frontend0")
     assert (link.latency_s, link.jitter_s) == (0.01, 0.0)

@@ -16,13 +16,14 @@ from trinamo.sim import Escape, SeedChoices
 from trinamo.sim.checks.leases import check
 from trinamo.sim.explore import Coverage, Progress, Scenario, run
 from trinamo.sim.scenario.file import parse_scenario
-from trinamo.sim.scenario.scenario import Outcome
+from trinamo.sim.scenario.outcome import Outcome
+from trinamo.sim.scenario.run import run_scenario
 
 HEAD = 'name = "a"\nabout = "b"\n'
 
 
 def play(text: str, seed: int = 1) -> Outcome:
-    return parse_scenario(HEAD + text).run(SeedChoices(seed))
+    return run_scenario(parse_scenario(HEAD + text), SeedChoices(seed))
 
 
 LATE = '[[load]]\n[[fault]]\ndo = "kill"\non = "worker0"\nafter_note = "worker.ready#1"\n'

@@ -8,13 +8,14 @@ from trinamo.runtime.errors import ConfigError
 from trinamo.sim import SeedChoices
 from trinamo.sim.scenario.faults import FAULTS
 from trinamo.sim.scenario.file import parse_scenario
-from trinamo.sim.scenario.scenario import Outcome
+from trinamo.sim.scenario.outcome import Outcome
+from trinamo.sim.scenario.run import run_scenario
 
 HEAD = 'name = "a"\nabout = "b"\n[transfers]\n'
 
 
 def play(text: str, seed: int = 1, bug: str = "") -> Outcome:
-    return parse_scenario(HEAD + text).run(SeedChoices(seed), bug=bug)
+    return run_scenario(parse_scenario(HEAD + text), SeedChoices(seed), bug=bug)
 
 
 def kinds(outcome: Outcome) -> list[str]:

@@ -1,0 +1,66 @@
+"""What became of a run: what it left behind, and which invariants do not hold.
+
+Who judges it is `checks/`; who plays it is `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .plans import Breach
+
+if TYPE_CHECKING:
+    from ..cluster.cluster import Cluster
+    from ..cluster.load import RequestRecord
+    from ..cluster.network import ClusterNetwork
+    from ..core.trace import Row
+    from ..core.world import World
+    from ..transfers.stage import KvRecord, TransferStage
+    from .scenario import Scenario
+
+__all__ = ["Outcome"]
+
+
+@attrs.define(eq=False, slots=False)
+class Outcome:
+    """What became of a run."""
+
+    scenario: Scenario
+    world: World
+    network: ClusterNetwork
+    cluster: Cluster
+    digest: str = ""
+    breaches: list[Breach] = attrs.Factory(list)
+    load_started_s: float = 0.0
+    load_ended_s: float | None = None
+    healed_s: float | None = None
+    is_settled: bool = False
+    """Whether nothing of any request was left in the end."""
+    leftovers: dict[str, float] = attrs.Factory(dict)
+    core: tuple[str, ...] = ()
+    """The healed hosts of a liveness phase."""
+    transfers: TransferStage | None = None
+    """What was played instead of the cluster, which is empty then."""
+
+    @property
+    def records(self) -> Sequence[RequestRecord | KvRecord]:
+        """Every request, as whoever asked it saw it."""
+        return (self.transfers or self.cluster).records
+
+    @cached_property
+    def told(self) -> list[Row]:
+        """What the trace says without its busiest rows; read once the run is over."""
+        return self.world.trace.told
+
+    @property
+    def untested(self) -> list[str]:
+        """What the scenario is about and this run did not show, in sentences; see `World.untested`."""
+        return self.world.untested
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Write one down."""
+        self.breaches.append(Breach(invariant, text, self.world.current_time()))

@@ -1,0 +1,103 @@
+"""How a scenario is played: a fresh world, a driver in it, and the judges afterwards.
+
+Only what the choices say can differ between two runs of one scenario: same choices, same trace.
+Read next: `driver.py`, `faults.py` (what can be done to a cluster), `checks/`.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from ..checks import judge
+from ..cluster.cluster import Cluster
+from ..cluster.network import ClusterNetwork
+from ..core.choices import Choices
+from ..core.errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
+from ..core.world import World
+from ..mutants.bugs import planted
+from ..programs import leased_queue, queue_consumers
+from ..transfers.driver import TransferDriver
+from .driver import ClusterDriver
+from .outcome import Outcome
+from .plans import QueuePlan
+from .scenario import Scenario
+
+__all__ = ["run_scenario"]
+
+
+def run_scenario(
+    scenario: Scenario, choices: Choices, *, bug: str = "", buggify: bool = False
+) -> Outcome:
+    """Play it in a fresh world and judge it; `bug` names a mistake to put back.
+
+    A run that fails on its own account (deadlock, limits, a process that crashed) is a
+    violation too. Raises `Escape` if something reached for the real world.
+    """
+    if scenario.queue is not None:
+        return _run_queue(scenario, scenario.queue, choices, is_fenced=bug != "stale_ack")
+    world = World(
+        choices,
+        policy=scenario.policy or "batch",
+        steps_max=scenario.limits.steps,
+        virtual_s_max=scenario.limits.virtual_s,
+        buggify=buggify,
+    )
+    plan = scenario.network
+    network = ClusterNetwork(
+        world,
+        latency_s=plan.latency_s,
+        jitter_s=plan.jitter_s,
+        tear_one_in=plan.tear_one_in,
+        short_one_in=plan.short_one_in,
+        window_bytes=plan.window_bytes,
+        connect_timeout_s=plan.connect_timeout_s,
+    )
+    cluster = Cluster(world, network, scenario.cluster)
+    outcome = Outcome(scenario, world, network, cluster)
+    driver: ClusterDriver | TransferDriver = ClusterDriver(scenario, outcome)
+    if scenario.transfers is not None:
+        driver = TransferDriver(scenario, outcome, scenario.transfers)
+    with planted(bug) if bug else nullcontext():
+        try:
+            world.run(driver.run)
+        except Deadlock as error:
+            outcome.violate("I14", str(error))
+        except (StepLimit, TimeLimit) as error:
+            outcome.violate("I15", f"{type(error).__name__}: {error}")
+        except SimulationError:
+            raise
+        except Violation as error:
+            outcome.violate(error.invariant, error.text)
+        except Exception as error:  # noqa: BLE001 -- a process that ends by it is a finding
+            outcome.violate("crash", f"{type(error).__name__}: {error}")
+    outcome.digest = world.trace.digest
+    judge(outcome)
+    world.missed += driver.nemesis.missed()
+    return outcome
+
+
+def _run_queue(
+    scenario: Scenario, queue: QueuePlan, choices: Choices, *, is_fenced: bool
+) -> Outcome:
+    broken: Violation | None = None
+    try:
+        play = queue_consumers.run if queue.real else leased_queue.run
+        plan: dict[str, Any] = {
+            "workers": queue.workers,
+            "jobs": queue.jobs,
+            "losses": queue.losses,
+        }
+        if scenario.policy is not None:
+            plan["policy"] = scenario.policy
+        play(choices, fenced=is_fenced, **plan)
+    except Violation as error:
+        broken = error
+    world = choices.world
+    assert isinstance(world, World)
+    network = ClusterNetwork(world)
+    outcome = Outcome(scenario, world, network, Cluster(world, network, scenario.cluster))
+    outcome.digest = world.trace.digest
+    if broken is not None:
+        outcome.violate(broken.invariant, broken.text)
+    return outcome
