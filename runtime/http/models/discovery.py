@@ -19,9 +19,9 @@ from ...context import Context
 from ...errors import TrinamoError
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
-from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
+from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...retries import Retries
 from .models import ModelManager, RemoteEngine
 

@@ -17,8 +17,8 @@ from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
 from ...metrics.metrics import FrontendMetrics
 from ...process.overview import MODELS_MAX, ModelView
-from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...protocol.openai.answers import Model, ModelList
+from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
 __all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager", "RemoteEngine"]
 

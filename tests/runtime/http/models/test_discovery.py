@@ -12,16 +12,16 @@ import trio
 import trio.testing
 
 from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import DeploymentState, ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.planes import RequestPlane
-from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.protocol.streams.request import Ack, AckStatus, Envelope
-from trinamo.runtime.caller.router import Router
 from trinamo.transports.memory.control import MemoryControlPlane
 
 ENDPOINT = EndpointName("ns", "backend", "generate")
