@@ -20,7 +20,8 @@ from .etcd.client import SimulatedControlPlane, open_simulated_etcd
 from .etcd.server import SimulatedEtcd
 from .interception import Interceptor
 from .machine_clock import MachineClock
-from .memory.plane import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
+from .memory.fabric import MemoryFabric
+from .memory.plane import SimulatedMemoryPlane, open_simulated_memory
 from .nats.client import SimulatedEventPlane, open_simulated_nats
 from .nats.server import SimulatedNats
 

@@ -40,7 +40,7 @@ from trinamo.runtime.protocol.transfer.description import (
     decode_description,
 )
 from trinamo.runtime.protocol.transfer.settlement import Sign
-from trinamo.transports.one_sided.region import HostRegion, whole_blocks
+from trinamo.transports.one_sided.region import HostRegion, RemoteRegion, whole_blocks
 from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan_transfer
 
 from .transfer_faults import TransferFaults
@@ -63,14 +63,7 @@ class TransferFabric:
         """Who answers inquiries, by address."""
 
 
-@attrs.frozen
-class _Remote:
-    """A peer's region. Implements `RemoteMemory`."""
-
-    description: MemoryDescription
-
-
-_Plan = TransferPlan[HostRegion]
+_Plan = TransferPlan[HostRegion, RemoteMemory]
 
 
 class MemoryTransfer(TransferState):
@@ -78,7 +71,7 @@ class MemoryTransfer(TransferState):
 
     def __init__(self, plane: MemoryTransferPlane, plan: _Plan) -> None:
         super().__init__()
-        self.peer = plan.remote.incarnation
+        self.peer = plan.there.incarnation
         self.local = plan.local
         self._plane, self._plan = plane, plan
         self._faults = attrs.evolve(plane.faults)
@@ -126,7 +119,7 @@ class MemoryTransfer(TransferState):
         remote = self._plane.reach(plan)
         target = plan.direction is Direction.WRITE
         remote.access.admit(
-            plan.remote.generation, plan.ticket, plan.remote_blocks, is_target=target
+            plan.there.generation, plan.ticket, plan.remote_blocks, is_target=target
         )
         for position in range(len(plan.local_blocks)):
             if position == faults.breaks_after:
@@ -141,7 +134,7 @@ class MemoryTransfer(TransferState):
                 self._confirmed = position + 1
 
     def _check(self, remote: HostRegion) -> None:
-        if not remote.access.is_open_to(self._plan.remote.generation, self._plan.ticket):
+        if not remote.access.is_open_to(self._plan.there.generation, self._plan.ticket):
             raise StaleMemoryError("the blocks were withdrawn while they moved")
         if self.local.access.is_withdrawn:
             raise StaleMemoryError("the region was deregistered")
@@ -241,12 +234,12 @@ class MemoryTransferPlane:
             for transfer in ours:
                 await transfer.wait_settled()
 
-    async def connect(self, description: bytes) -> _Remote:
+    async def connect(self, description: bytes) -> RemoteRegion:
         await trio.lowlevel.checkpoint()
         described = decode_description(description, backend=self.backend)
         self._forgotten.pop(described.incarnation, None)
         self._peer(described.incarnation)
-        return _Remote(described)
+        return RemoteRegion(described)
 
     async def probe(self, remote: RemoteMemory) -> None:
         await trio.lowlevel.checkpoint()
@@ -269,10 +262,10 @@ class MemoryTransferPlane:
 
     def reach(self, plan: _Plan) -> HostRegion:
         """The peer's region; what is missing is a typed error."""
-        peer = self._peer(plan.remote.incarnation)
-        region = peer._regions.get(plan.remote.region)  # noqa: SLF001 -- the same class
+        peer = self._peer(plan.there.incarnation)
+        region = peer._regions.get(plan.there.region)  # noqa: SLF001 -- the same class
         if region is None:
-            raise StaleMemoryError(f"there is no region {plan.remote.region}")
+            raise StaleMemoryError(f"there is no region {plan.there.region}")
         return region
 
     def start(
@@ -292,7 +285,7 @@ class MemoryTransferPlane:
             direction,
             local,
             local_blocks,
-            remote.description,
+            remote,
             remote_blocks,
             deadline_s=deadline_s,
             notify=notify,

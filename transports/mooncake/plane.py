@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
 
 import trio
 
@@ -26,7 +25,7 @@ from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment
 from .workers import Workers
 
-__all__ = ["MooncakeMover", "make_engine", "open_mooncake_plane"]
+__all__ = ["MooncakeBackend", "make_engine", "open_mooncake_plane"]
 
 _log = logging.getLogger("trinamo.mooncake")
 
@@ -35,10 +34,10 @@ def _ignore(peer: str, message: bytes) -> None:
     """Nobody has registered anything yet, so nobody can have been granted anything."""
 
 
-class MooncakeMover:
-    """Implements `planes.one_sided.Mover`."""
+class MooncakeBackend:
+    """Implements `one_sided.transfer.Backend`."""
 
-    backend: Final = "mooncake"
+    name = "mooncake"
 
     def __init__(
         self,
@@ -193,20 +192,11 @@ async def open_mooncake_plane(
     owns_engine = engine is None
     if engine is None:
         engine = await trio.to_thread.run_sync(make_engine, options)
-    mover = MooncakeMover(engine, options, path, incarnation, owns_engine=owns_engine)
-    plane: OneSidedPlane | None = None
-    try:
-        await mover.start()
-        async with open_one_sided_plane(
-            mover,
-            incarnation=incarnation,
-            connect_timeout_s=options.connect_timeout_s,
-            drain_s=options.drain_s,
-            chunk_bytes=options.chunk_bytes,
-        ) as plane:
-            yield plane
-    finally:
-        with trio.CancelScope(shield=True):
-            is_left_moving = await mover.close()
-        if plane is not None:
-            plane.is_left_moving = is_left_moving
+    async with open_one_sided_plane(
+        MooncakeBackend(engine, options, path, incarnation, owns_engine=owns_engine),
+        incarnation=incarnation,
+        connect_timeout_s=options.connect_timeout_s,
+        drain_s=options.drain_s,
+        chunk_bytes=options.chunk_bytes,
+    ) as plane:
+        yield plane

@@ -30,7 +30,7 @@ from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
 from .owner import Owner
 
-__all__ = ["NixlMover", "open_nixl_plane"]
+__all__ = ["NixlBackend", "open_nixl_plane"]
 
 _log = logging.getLogger("trinamo.nixl")
 _making: Final = trio.Lock()
@@ -40,10 +40,10 @@ def _ignore(peer: str, message: bytes) -> None:
     """Nobody has registered anything yet, so nobody can have been granted anything."""
 
 
-class NixlMover:
-    """Implements `planes.one_sided.Mover`."""
+class NixlBackend:
+    """Implements `one_sided.transfer.Backend`."""
 
-    backend: Final = "nixl"
+    name = "nixl"
 
     def __init__(self, agent: Agent, options: NixlOptions, path: str) -> None:
         self.path = path
@@ -151,20 +151,11 @@ async def open_nixl_plane(
                 incarnation, environment, progress_delay_s=options.progress_delay_s
             )
         )
-    mover = NixlMover(agent, options, f"ucx:{environment['UCX_TLS']}")
-    plane: OneSidedPlane | None = None
-    try:
-        await mover.start()
-        async with open_one_sided_plane(
-            mover,
-            incarnation=incarnation,
-            connect_timeout_s=options.connect_timeout_s,
-            drain_s=options.drain_s,
-            chunk_bytes=options.chunk_bytes,
-        ) as plane:
-            yield plane
-    finally:
-        with trio.CancelScope(shield=True):
-            is_left_moving = await mover.close()
-        if plane is not None:
-            plane.is_left_moving = is_left_moving
+    async with open_one_sided_plane(
+        NixlBackend(agent, options, f"ucx:{environment['UCX_TLS']}"),
+        incarnation=incarnation,
+        connect_timeout_s=options.connect_timeout_s,
+        drain_s=options.drain_s,
+        chunk_bytes=options.chunk_bytes,
+    ) as plane:
+        yield plane

@@ -35,7 +35,7 @@ class _Address(msgspec.Struct, frozen=True, array_like=True):
     """What `MemoryDescription.address` holds for these backends."""
 
     library: bytes
-    """How the mover reaches the owner."""
+    """How the library reaches the owner."""
     total: int
     """CRC-32 of all the others, so that damaged bytes never reach the library's own parser."""
     page: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]

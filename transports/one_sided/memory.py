@@ -69,7 +69,7 @@ class OneSidedRegion(BlockRegion):
         super().__init__(described, needs_ticket=needs_ticket, is_fenced=False)
         self.memory = memory
         self.synchronize: Callable[[], None] | None = None
-        """Waits for the device's own work; called in the mover's thread."""
+        """Waits for the device's own work; called in the backend's thread."""
         self._page = page
 
     @override
@@ -112,7 +112,7 @@ class OneSidedRemote:
     page: int
     """The address of its access page."""
     address: bytes
-    """How the mover reaches the peer."""
+    """How the library reaches the peer."""
 
     @property
     def expected(self) -> Expected:

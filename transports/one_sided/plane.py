@@ -1,6 +1,6 @@
-"""The transfer plane over a mover of one-sided transfers; what NIXL and Mooncake share.
+"""The transfer plane over a backend of one-sided transfers; what NIXL and Mooncake share.
 
-It owns regions with their access pages, scratch slots, and transfers; the mover owns the library.
+It owns regions with their access pages, scratch slots, and transfers; the backend owns the library.
 At most as many transfers run at once as there are slots, the others wait in order.
 """
 
@@ -39,7 +39,6 @@ from trinamo.runtime.protocol.transfer.description import (
     BLOCKS_MAX,
     Direction,
     MemoryDescription,
-    check_transfer,
     decode_description,
 )
 from trinamo.runtime.protocol.transfer.notice import decode_notice
@@ -47,11 +46,11 @@ from trinamo.runtime.protocol.transfer.notice import decode_notice
 from .address import SLOT_BYTES, allocate, pack_address, parse_remote
 from .memory import Memory, OneSidedRegion, OneSidedRemote
 from .region import check_size
+from .state import plan_transfer
 from .transfer import (
+    Backend,
     Look,
-    Mover,
     OneSidedTransfer,
-    Plan,
     take_steps,
 )
 
@@ -74,7 +73,7 @@ class OneSidedPlane:
 
     def __init__(
         self,
-        mover: Mover,
+        library: Backend,
         nursery: trio.Nursery,
         *,
         incarnation: str,
@@ -82,13 +81,13 @@ class OneSidedPlane:
         drain_s: float,
         chunk_bytes: int,
     ) -> None:
-        self.backend: Final = mover.backend
+        self.backend: Final = library.name
         self.incarnation: Final = incarnation
         self.refused_count = 0
         """Notifications that were dropped, because they showed no ticket of a live grant."""
         self.is_left_moving = False
-        """Set by who closes the mover: whether bytes may move until the process ends."""
-        self._mover, self._nursery = mover, nursery
+        """Whether bytes may move until the process ends; known once the plane is closed."""
+        self._library, self._nursery = library, nursery
         self._notices = LogNotices(_log)
         self._connect_timeout_s, self._drain_s = connect_timeout_s, drain_s
         self._chunk_bytes = chunk_bytes
@@ -97,10 +96,10 @@ class OneSidedPlane:
         self._numbers = 0
         # Probes have slots of their own: they must get through when all others are stuck.
         self._probe_slots = collections.deque(range(PROBES_MAX))
-        self._slots = collections.deque(range(PROBES_MAX, mover.slot_count))
+        self._slots = collections.deque(range(PROBES_MAX, library.slot_count))
         self._waiting: collections.deque[OneSidedTransfer] = collections.deque()
         self._transfers: dict[int, OneSidedTransfer] = {}
-        mover.hear(self._told)
+        library.hear(self._told)
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -126,9 +125,9 @@ class OneSidedPlane:
         number = self._numbers
         ours = attrs.evolve(whole, length=length)
         page_memory, view = allocate(page_bytes(count, needs_ticket=needs_ticket))
-        await self._mover.register(page_memory)
+        await self._library.register(page_memory)
         self._pages.append(view)
-        await self._mover.register(ours)
+        await self._library.register(ours)
         described = MemoryDescription(
             backend=self.backend,
             incarnation=self.incarnation,
@@ -138,7 +137,7 @@ class OneSidedPlane:
             base=ours.address,
             length=length,
             block_bytes=block_bytes,
-            address=pack_address(self._mover.address(), page_memory, ours),
+            address=pack_address(self._library.address(), page_memory, ours),
         )
         page = AccessPage(
             view,
@@ -181,7 +180,7 @@ class OneSidedPlane:
         for transfer in transfers:
             await transfer.wait_settled()
         try:
-            await self._mover.deregister(region.memory)
+            await self._library.deregister(region.memory)
         except TrinamoError as error:
             _log.error("memory could not be given back, and is kept: %s", error)
         else:
@@ -213,19 +212,19 @@ class OneSidedPlane:
             raise ConnectError(f"peer {peer} cannot be reached: {error.message}") from None
 
     async def _look(self, remote: OneSidedRemote) -> None:
-        await self._mover.connect(remote)
+        await self._library.connect(remote)
         if not self._probe_slots:
             raise ConnectError(f"{PROBES_MAX} probes of other peers have no answer yet")
         slot = self._probe_slots.popleft()
-        # A probe that nobody waits for any more keeps its slot until the mover lets go of it.
+        # A probe that nobody waits for any more keeps its slot until the library lets go of it.
         job = Look(remote, slot, self._view(slot), self._probe_slots.append)
-        self._mover.submit(job)
+        self._library.submit(job)
         await job.done.wait()
         if job.error is not None:
             raise job.error
 
     def _view(self, slot: int) -> memoryview:
-        return self._mover.scratch[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
+        return self._library.scratch[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
 
     async def forget(self, incarnation: str) -> None:
         """End the transfers with a peer; what cannot be ended within the drain time is left."""
@@ -234,7 +233,7 @@ class OneSidedPlane:
         for transfer in theirs:
             transfer.fail(error)
         with trio.move_on_after(self._drain_s):
-            await self._mover.forget(incarnation)
+            await self._library.forget(incarnation)
         await self._end(theirs, error)
 
     async def _end(self, transfers: Sequence[OneSidedTransfer], error: TrinamoError) -> None:
@@ -263,30 +262,18 @@ class OneSidedPlane:
         """Start one transfer, or queue it if as many as there are slots run already."""
         assert isinstance(local, OneSidedRegion), "memory of another plane"
         assert isinstance(remote, OneSidedRemote), "memory of a peer of another plane"
-        if local.access.is_withdrawn:
-            raise StaleMemoryError("the local region was deregistered")
-        check_transfer(
+        plan = plan_transfer(
             direction,
-            local.description,
+            local,
             local_blocks,
-            remote.description,
+            remote,
             remote_blocks,
-            notify=notify,
-            ticket=ticket,
-        )
-        plan = Plan(
-            direction=direction,
-            local=local,
-            local_blocks=tuple(local_blocks),
-            remote=remote,
-            remote_blocks=tuple(remote_blocks),
             deadline_s=deadline_s,
             notify=notify,
             ticket=ticket,
-            chunk_blocks=min(BLOCKS_MAX, max(1, self._chunk_bytes // local.block_bytes)),
         )
         transfer = OneSidedTransfer(
-            plan, backend=self.backend, path=self._mover.path, on_settled=self._on_settled
+            plan, backend=self.backend, path=self._library.path, on_settled=self._on_settled
         )
         self._transfers[id(transfer)] = transfer
         self._waiting.append(transfer)
@@ -300,8 +287,10 @@ class OneSidedPlane:
             transfer = self._waiting.popleft()
             if not transfer.is_settled:
                 transfer.slot = self._slots.popleft()
-                transfer.steps = take_steps(transfer, self._view(transfer.slot))
-                self._mover.submit(transfer)
+                size = transfer.plan.local.block_bytes
+                chunk_blocks = min(BLOCKS_MAX, max(1, self._chunk_bytes // size))
+                transfer.steps = take_steps(transfer, self._view(transfer.slot), chunk_blocks)
+                self._library.submit(transfer)
 
     def _on_settled(self, transfer: OneSidedTransfer) -> None:
         self._transfers.pop(id(transfer), None)
@@ -312,7 +301,7 @@ class OneSidedPlane:
     async def _keep_time(self, transfer: OneSidedTransfer) -> None:
         with trio.move_on_after(transfer.plan.deadline_s):
             await transfer.wait_over()
-        total = len(transfer.plan.local_blocks)
+        total = transfer.plan.block_count
         transfer.fail(
             DeadlineError(
                 f"{transfer.confirmed_count} of {total} blocks were moved within "
@@ -347,28 +336,38 @@ class OneSidedPlane:
 
 @asynccontextmanager
 async def open_one_sided_plane(
-    mover: Mover,
+    backend: Backend,
     *,
     incarnation: str,
     connect_timeout_s: float,
     drain_s: float,
     chunk_bytes: int,
 ) -> AsyncIterator[OneSidedPlane]:
-    """A plane over a mover that is open already, until the block is left."""
-    async with open_nursery() as nursery:
-        plane = OneSidedPlane(
-            mover,
-            nursery,
-            incarnation=incarnation,
-            connect_timeout_s=connect_timeout_s,
-            drain_s=drain_s,
-            chunk_bytes=chunk_bytes,
-        )
-        try:
-            yield plane
-        finally:
-            # A library that still moves bytes must not lose the memory under it: this is the one
-            # wait that a cancellation does not cut short, and it is bounded.
-            with trio.CancelScope(shield=True):
-                await plane.close()
-            nursery.cancel_scope.cancel()
+    """Start the backend and serve registered memory until the block is left; then close it.
+
+    A library that still moves bytes must not lose the memory under it: to end the transfers and to
+    close the backend are the waits that a cancellation does not cut short, and they are bounded.
+    """
+    plane: OneSidedPlane | None = None
+    try:
+        await backend.start()
+        async with open_nursery() as nursery:
+            plane = OneSidedPlane(
+                backend,
+                nursery,
+                incarnation=incarnation,
+                connect_timeout_s=connect_timeout_s,
+                drain_s=drain_s,
+                chunk_bytes=chunk_bytes,
+            )
+            try:
+                yield plane
+            finally:
+                with trio.CancelScope(shield=True):
+                    await plane.close()
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            may_move = await backend.close()
+            if plane is not None:
+                plane.is_left_moving = may_move

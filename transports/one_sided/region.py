@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import msgspec
 from typing_extensions import Buffer
 
@@ -18,7 +19,14 @@ from trinamo.runtime.protocol.transfer.description import (
     encode_description,
 )
 
-__all__ = ["BlockRegion", "HostRegion", "check_size", "whole_blocks", "writable_bytes"]
+__all__ = [
+    "BlockRegion",
+    "HostRegion",
+    "RemoteRegion",
+    "check_size",
+    "whole_blocks",
+    "writable_bytes",
+]
 
 
 class BlockRegion:
@@ -84,6 +92,13 @@ class HostRegion(BlockRegion):
     def block(self, number: int) -> memoryview:
         """The bytes of one block."""
         return self.view[number * self.block_bytes : (number + 1) * self.block_bytes]
+
+
+@attrs.frozen
+class RemoteRegion:
+    """A peer's region that we are connected to. Implements `RemoteMemory`."""
+
+    description: MemoryDescription
 
 
 def writable_bytes(memory: Buffer) -> memoryview:

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import KilledError, StaleMemoryError, TrinamoError, error_from_wire
-from trinamo.runtime.planes.transfer import TransferReport
+from trinamo.runtime.planes.transfer import RemoteMemory, TransferReport
 from trinamo.runtime.protocol.transfer.access import AccessTable
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -35,20 +35,26 @@ class _Local(Protocol):
 
 
 RegionT = TypeVar("RegionT", bound=_Local)
+RemoteT = TypeVar("RemoteT", bound=RemoteMemory)
 
 
 @attrs.frozen(kw_only=True)
-class TransferPlan(Generic[RegionT]):
+class TransferPlan(Generic[RegionT, RemoteT]):
     """What is asked for, checked; the lists are our own."""
 
     direction: Direction
     local: RegionT
     local_blocks: tuple[int, ...]
-    remote: MemoryDescription
+    remote: RemoteT
     remote_blocks: tuple[int, ...]
     deadline_s: float
     notify: bytes | None
     ticket: int
+
+    @property
+    def there(self) -> MemoryDescription:
+        """What the peer said of its region."""
+        return self.remote.description
 
     @property
     def block_count(self) -> int:
@@ -58,20 +64,20 @@ class TransferPlan(Generic[RegionT]):
     @property
     def byte_count(self) -> int:
         """How many bytes those are."""
-        return len(self.local_blocks) * self.remote.block_bytes
+        return len(self.local_blocks) * self.there.block_bytes
 
 
 def plan_transfer(
     direction: Direction,
     local: RegionT,
     local_blocks: Sequence[int],
-    remote: MemoryDescription,
+    remote: RemoteT,
     remote_blocks: Sequence[int],
     *,
     deadline_s: float,
     notify: bytes | None,
     ticket: int,
-) -> TransferPlan[RegionT]:
+) -> TransferPlan[RegionT, RemoteT]:
     """The plan of one transfer; raises what `TransferPlane.start` says."""
     if local.access.is_withdrawn:
         raise StaleMemoryError("the local region was deregistered")
@@ -79,7 +85,7 @@ def plan_transfer(
         direction,
         local.description,
         local_blocks,
-        remote,
+        remote.description,
         remote_blocks,
         notify=notify,
         ticket=ticket,

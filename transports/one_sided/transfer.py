@@ -1,11 +1,11 @@
 """What backends of one-sided transfers share: regions, one transfer, and the steps it takes.
 
-A *mover* (NIXL, Mooncake) can do three things: read a few bytes of a peer's access page, move
+A *backend* (NIXL, Mooncake) can do three things: read a few bytes of a peer's access page, move
 blocks, and tell the peer something. A transfer is a generator of such steps (`take_steps`) that
-the mover runs in a thread of its own, where it may block: check the page, move a chunk, check
+the backend runs in a thread of its own, where it may block: check the page, move a chunk, check
 again, confirm. What a chunk brought counts only if nothing was withdrawn meanwhile.
 
-The plane over a mover is `plane.py`; the page is `protocol/transfer/access_page.py`.
+The plane over a backend is `plane.py`; the page is `protocol/transfer/access_page.py`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from trinamo.runtime.protocol.transfer.access_page import (
     check_header,
     find_ticket,
 )
-from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.notice import Notice, encode_notice
 
 from .memory import Memory, OneSidedRegion, OneSidedRemote
-from .state import TransferState
+from .state import TransferPlan, TransferState
 
 __all__ = [
     "SMALL_BYTES",
+    "Backend",
     "Job",
     "Look",
     "MoveBlocks",
-    "Mover",
     "OneSidedTransfer",
     "Plan",
     "ReadPage",
@@ -52,20 +51,7 @@ SMALL_BYTES: Final = 64 << 10
 """A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
 
 
-@attrs.frozen(kw_only=True)
-class Plan:
-    """What is asked for."""
-
-    direction: Direction
-    local: OneSidedRegion
-    local_blocks: tuple[int, ...]
-    remote: OneSidedRemote
-    remote_blocks: tuple[int, ...]
-    deadline_s: float
-    notify: bytes | None
-    ticket: int
-    chunk_blocks: int
-    """Blocks between two looks at the page."""
+Plan = TransferPlan[OneSidedRegion, OneSidedRemote]
 
 
 @attrs.frozen
@@ -99,7 +85,7 @@ Steps = Generator[Step, None, None]
 
 
 class Job(Protocol):
-    """What a mover runs: its steps in order, one at a time."""
+    """What a backend runs: its steps in order, one at a time."""
 
     @property
     def incarnation(self) -> str:
@@ -118,7 +104,7 @@ class Job(Protocol):
 
     @property
     def steps(self) -> Steps:
-        """Called from the mover's thread only; an error of a step is not thrown in."""
+        """Called from the backend's thread only; an error of a step is not thrown in."""
         ...
 
     def fail(self, error: TrinamoError) -> None:
@@ -130,11 +116,11 @@ class Job(Protocol):
         ...
 
 
-class Mover(Protocol):
-    """One backend's library in this process. Its own threads, no regions or generations."""
+class Backend(Protocol):
+    """One library in this process. Its own threads, no regions or generations."""
 
     @property
-    def backend(self) -> str:
+    def name(self) -> str:
         """Its name in configuration and descriptions."""
         ...
 
@@ -151,6 +137,17 @@ class Mover(Protocol):
     @property
     def slot_count(self) -> int:
         """How many jobs may run at once."""
+        ...
+
+    async def start(self) -> None:
+        """Start the threads and register the scratch slots; called once, before all others."""
+        ...
+
+    async def close(self) -> bool:
+        """End the threads and let go of the library; whether bytes may move all the same.
+
+        Called once, also if `start` failed. Bounded, and never cancelled.
+        """
         ...
 
     def hear(self, on_told: Callable[[str, bytes], None]) -> None:
@@ -249,14 +246,17 @@ class Look:
         self.done.set()
 
 
-def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
-    """A transfer from its first look at the page to its notification."""
+def take_steps(transfer: OneSidedTransfer, slot: memoryview, chunk_blocks: int) -> Steps:
+    """A transfer from its first look at the page to its notification.
+
+    The page is looked at before and after every `chunk_blocks` blocks.
+    """
     plan = transfer.plan
-    count, blocks = len(plan.local_blocks), plan.remote_blocks
+    count, blocks = plan.block_count, plan.remote_blocks
     if plan.local.synchronize is not None:
         plan.local.synchronize()
-    for start in range(0, max(1, count), plan.chunk_blocks):
-        stop = min(count, start + plan.chunk_blocks)
+    for start in range(0, max(1, count), chunk_blocks):
+        stop = min(count, start + chunk_blocks)
         yield from _admit(plan, slot, blocks[start:stop])
         if transfer.is_over:
             return
@@ -270,7 +270,7 @@ def take_steps(transfer: OneSidedTransfer, slot: memoryview) -> Steps:
         if not transfer.confirm(stop):
             return
     if plan.notify is not None:
-        said = Notice(plan.remote.description.region, plan.ticket, plan.notify)
+        said = Notice(plan.there.region, plan.ticket, plan.notify)
         yield Tell(plan.remote, encode_notice(said))
 
 
@@ -285,35 +285,33 @@ class OneSidedTransfer(TransferState):
     ) -> None:
         super().__init__()
         self.plan = plan
-        self.incarnation = plan.remote.description.incarnation
+        self.incarnation = plan.there.incarnation
         self.slot = -1
-        size = len(plan.local_blocks) * plan.local.block_bytes
-        self.is_small = size <= SMALL_BYTES and plan.local.synchronize is None
+        self.is_small = plan.byte_count <= SMALL_BYTES and plan.local.synchronize is None
         self.steps: Steps = _nothing()
         self.started_at = trio.current_time()
         self._backend, self._path = backend, path
         self._on_settled = on_settled
 
     def confirm(self, count: int) -> bool:
-        """Called in the mover's thread, between two steps; whether to go on."""
+        """Called in the backend's thread, between two steps; whether to go on."""
         if self.is_over:
             return False
         self._confirmed = count
         return True
 
     def finish(self, error: TrinamoError | None) -> None:
-        """The mover has taken the last step."""
+        """The backend has taken the last step."""
         if error is not None:
             self.fail(error)
         elif not self.is_over:
-            count = len(self.plan.local_blocks)
             self.succeed(
                 TransferReport(
                     backend=self._backend,
                     path=self._path,
                     direction=self.plan.direction,
-                    block_count=count,
-                    byte_count=count * self.plan.local.block_bytes,
+                    block_count=self.plan.block_count,
+                    byte_count=self.plan.byte_count,
                     duration_s=trio.current_time() - self.started_at,
                     is_verified=False,
                 )

@@ -1,13 +1,12 @@
 """One transfer of simulated one-sided memory: which blocks are on the way, and what became of it.
 
-Synchronous: the fabric's events drive it. Read `plane.py` first.
+Synchronous: the fabric's events drive it. Read `plane.py` and `fabric.py` first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from typing_extensions import override
@@ -18,13 +17,12 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
-from trinamo.runtime.planes import TransferReport
+from trinamo.runtime.planes import RemoteMemory, TransferReport
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.region import HostRegion
 from trinamo.transports.one_sided.state import TransferPlan, TransferState
 
-if TYPE_CHECKING:
-    from .plane import SimulatedMemoryPlane
+from .fabric import Adapter
 
 __all__ = ["SimulatedTransfer", "end_all"]
 
@@ -34,16 +32,16 @@ class SimulatedTransfer(TransferState):
 
     def __init__(
         self,
-        plane: SimulatedMemoryPlane,
-        plan: TransferPlan[HostRegion],
+        adapter: Adapter,
+        plan: TransferPlan[HostRegion, RemoteMemory],
         forget: Callable[[SimulatedTransfer], None],
     ) -> None:
         super().__init__()
         self.plan = plan
-        self._plane, self._fabric = plane, plane.fabric
+        self._adapter, self._fabric = adapter, adapter.fabric
         self._forget = forget
-        self._here = plane.host.name
-        self._there = plan.remote.address.decode(errors="replace")
+        self._here = adapter.host.name
+        self._there = plan.there.address.decode(errors="replace")
         self._next = self._in_flight = self._landed = 0
         self._admitted = len(plan.local_blocks) if self._fabric.is_fenced else 0
         """So many blocks may go: all where each is checked when it lands, else up to a look."""
@@ -83,7 +81,7 @@ class SimulatedTransfer(TransferState):
         def read() -> None:
             try:
                 access = self._remote().access
-                access.admit(plan.remote.generation, plan.ticket, blocks, is_target=is_target)
+                access.admit(plan.there.generation, plan.ticket, blocks, is_target=is_target)
             except TrinamoError as error:
                 self._refuse(error)
             else:
@@ -91,7 +89,7 @@ class SimulatedTransfer(TransferState):
 
         def seen() -> None:
             self._in_flight -= 1
-            if self.is_over or not self._plane.is_alive:
+            if self.is_over or not self._adapter.is_alive:
                 self._settle_if_landed()
             else:
                 then()
@@ -110,7 +108,7 @@ class SimulatedTransfer(TransferState):
             self._next < self._admitted
             and self._in_flight < self._fabric.window
             and not self.is_over
-            and self._plane.is_alive
+            and self._adapter.is_alive
         ):
             position = self._next
             self._next += 1
@@ -158,7 +156,7 @@ class SimulatedTransfer(TransferState):
 
         def land() -> None:
             # Late or not: the adapter does not know that nobody wants it any more.
-            if self._plane.is_alive:
+            if self._adapter.is_alive:
                 self.plan.local.block(self.plan.local_blocks[position])[:] = data
                 self._tell(self._here, position, data)
             self._confirm(position)
@@ -167,11 +165,11 @@ class SimulatedTransfer(TransferState):
 
     def _remote(self) -> HostRegion:
         plan = self.plan
-        region = self._fabric.find(plan.remote).region(plan.remote.region)
+        region = self._fabric.find(plan.there)
         if self._fabric.is_fenced:
             is_target = plan.direction is Direction.WRITE
             region.access.admit(
-                plan.remote.generation, plan.ticket, plan.remote_blocks, is_target=is_target
+                plan.there.generation, plan.ticket, plan.remote_blocks, is_target=is_target
             )
         elif region.access.is_withdrawn:
             raise StaleMemoryError("the region was deregistered")
@@ -213,14 +211,14 @@ class SimulatedTransfer(TransferState):
         plan = self.plan
         try:
             if plan.notify is not None:
-                region = self._fabric.find(plan.remote).region(plan.remote.region)
+                region = self._fabric.find(plan.there)
                 region.access.complete(plan.ticket, plan.notify)
         except TrinamoError as error:
             self.fail(error)
             return
         self.succeed(
             TransferReport(
-                backend=self._plane.backend,
+                backend=self._adapter.backend,
                 path="fabric",
                 direction=plan.direction,
                 block_count=plan.block_count,

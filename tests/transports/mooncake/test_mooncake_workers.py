@@ -141,9 +141,9 @@ async def test_closing_is_bounded_once_however_many_threads_are_stuck(
     options = MooncakeOptions(threads=8, drain_s=100)
     monkeypatch.setattr(plane_module, "choose_path", lambda *_: "tcp")
     async with open_mooncake_plane(options, RealEnv(), engine=engine_over(Library())) as plane:
-        mover: Any = plane._mover
+        library: Any = plane._library
         for _ in range(8):
-            mover._workers.submit(Job(stick))
+            library._workers.submit(Job(stick))
         await trio.to_thread.run_sync(all_stuck.wait)
         before = trio.current_time()
     assert trio.current_time() - before == pytest.approx(100)

@@ -1,4 +1,4 @@
-"""What the plane over a mover promises whatever the library does: its memory outlives its transfers."""
+"""What the plane over a backend promises whatever the library does: its memory outlives its transfers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SIZE, BLOCKS = 64, 4
 
 
 class Library:
-    """A mover whose library never finishes by itself."""
+    """A backend whose library never finishes by itself."""
 
-    backend = "library"
+    name = "library"
     path = "nowhere"
     slot_count = PROBES_MAX + 2
 
@@ -35,6 +35,13 @@ class Library:
         self.jobs: list[Job] = []
         self.says: Callable[[str, bytes], None] = lambda _peer, _data: None
         self.problem: TransferError | None = None
+
+    async def start(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def close(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return bool(self.registered)
 
     def hear(self, on_told: Callable[[str, bytes], None]) -> None:
         self.says = on_told

@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 from trinamo.transports.one_sided.state import TransferPlan, TransferState
 
 from .checksum import NO_CHECKSUM
-from .initiator import Exchange, InitiatorLink, Peer
+from .initiator import Exchange, InitiatorLink, TcpRemote
 from .memory import Flow, TcpRegion
 
 __all__ = ["TcpTransfer"]
@@ -35,9 +35,9 @@ __all__ = ["TcpTransfer"]
 class TcpTransfer(TransferState):
     """One transfer under way or over."""
 
-    def __init__(self, plan: TransferPlan[TcpRegion], peer: Peer, clock: Clock) -> None:
+    def __init__(self, plan: TransferPlan[TcpRegion, TcpRemote], clock: Clock) -> None:
         super().__init__()
-        self.peer = peer
+        self.peer = plan.remote.peer
         self._plan = plan
         self._clock = clock
         self._started_at = clock.now()
@@ -114,14 +114,14 @@ class TcpTransfer(TransferState):
             self._check_complete(flow)
         if is_read and plan.notify is not None:
             with link.exchange() as exchange:
-                link.put(Notify(exchange.id, plan.remote.region, plan.ticket, plan.notify))
+                link.put(Notify(exchange.id, plan.there.region, plan.ticket, plan.notify))
                 await exchange.wait()
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _where(self) -> tuple[int, int, int, int]:
-        remote = self._plan.remote
-        return remote.region, remote.generation, remote.block_bytes, self._plan.ticket
+        there = self._plan.there
+        return there.region, there.generation, there.block_bytes, self._plan.ticket
 
     def _remote_list(self) -> bytes:
         return pack_blocks(self._plan.remote_blocks)

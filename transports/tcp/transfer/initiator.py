@@ -21,6 +21,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
+from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.runtime.protocol.transfer.stream import (
     Abort,
     Confirmed,
@@ -34,7 +35,7 @@ from .checksum import NO_CHECKSUM
 from .link import Link
 from .memory import Flow
 
-__all__ = ["Dial", "Exchange", "InitiatorLink", "Peer"]
+__all__ = ["Dial", "Exchange", "InitiatorLink", "Peer", "TcpRemote"]
 
 
 class Exchange:
@@ -228,3 +229,11 @@ class Peer:
             if not self._was_reached or isinstance(error, StaleMemoryError):
                 # Nobody holds memory of it, or it is no more: also if all have given up waiting.
                 self._on_unreached(self)
+
+
+@attrs.frozen
+class TcpRemote:
+    """A peer's region. Implements `RemoteMemory`."""
+
+    description: MemoryDescription
+    peer: Peer

@@ -52,7 +52,7 @@ from ..greeting import dial_member, welcome
 from ..sockets import TcpOptions, open_listener
 from .checksum import Checksum, ChecksumChoice, choose, offered
 from .flight import TcpTransfer
-from .initiator import InitiatorLink, Peer
+from .initiator import InitiatorLink, Peer, TcpRemote
 from .inquiry import answer, inquire
 from .link import serve
 from .memory import TcpRegion
@@ -74,14 +74,6 @@ class TransferOptions:
     """What is sent before another transfer of the same peer gets its turn."""
     checksum: ChecksumChoice = "auto"
     """`auto`: XXH3 where both ends have the package `xxhash`, else CRC-32."""
-
-
-@attrs.frozen
-class _Remote:
-    """A peer's region. Implements `RemoteMemory`."""
-
-    description: MemoryDescription
-    peer: Peer
 
 
 class TcpTransferPlane:
@@ -155,7 +147,7 @@ class TcpTransferPlane:
 
     # --- peers -----------------------------------------------------------------------------------
 
-    async def connect(self, description: bytes) -> _Remote:
+    async def connect(self, description: bytes) -> TcpRemote:
         """Dial the peer, or use the stream there is."""
         described = decode_description(description, backend=self.backend)
         try:
@@ -169,7 +161,7 @@ class TcpTransferPlane:
             )
             self._peers[described.incarnation] = peer
         await peer.reach()
-        return _Remote(described, peer)
+        return TcpRemote(described, peer)
 
     def _on_unreached(self, peer: Peer) -> None:
         if self._peers.get(peer.incarnation) is peer:
@@ -192,8 +184,8 @@ class TcpTransferPlane:
             link.put(Ping(exchange.id))
             await exchange.wait()
 
-    def _of_ours(self, remote: RemoteMemory) -> _Remote:
-        assert isinstance(remote, _Remote), "memory of a peer of another plane"
+    def _of_ours(self, remote: RemoteMemory) -> TcpRemote:
+        assert isinstance(remote, TcpRemote), "memory of a peer of another plane"
         return remote
 
     # --- settlement ------------------------------------------------------------------------------
@@ -222,18 +214,17 @@ class TcpTransferPlane:
     ) -> TcpTransfer:
         """Start one transfer in the plane's nursery."""
         assert isinstance(local, TcpRegion), "memory of another plane"
-        target = self._of_ours(remote)
         plan = plan_transfer(
             direction,
             local,
             local_blocks,
-            target.description,
+            self._of_ours(remote),
             remote_blocks,
             deadline_s=deadline_s,
             notify=notify,
             ticket=ticket,
         )
-        transfer = TcpTransfer(plan, target.peer, self._env.clock)
+        transfer = TcpTransfer(plan, self._env.clock)
         self._transfers[id(transfer)] = transfer
         self._nursery.start_soon(self._drive, transfer)
         return transfer

@@ -8,13 +8,11 @@ everything.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 from trinamo.runtime.config.config import DataPlaneConfig, TcpConfig
-from trinamo.runtime.disaggregation import DisaggregationOptions, normalize
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.kv.transfer.chain import chain_of
@@ -31,7 +29,6 @@ from trinamo.transports.tcp import (
 __all__ = ["open_transfer_chain", "tcp_options"]
 
 _log = logging.getLogger("trinamo.transfer")
-Protocol = Literal["rdma", "tcp"]
 
 
 @asynccontextmanager
@@ -56,19 +53,15 @@ async def open_transfer_chain(
         stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
         for name in chain_of(section):
-            # Nothing after this hook knows the word `mooncake_tcp`, but what it stands for.
-            options = normalize(_told(name, section), os.environ)
-            backend = options.transfer_backend
+            # `mooncake_tcp` is Mooncake without RDMA; nothing after this line knows the word.
+            backend, _, protocol = name.partition("_")
             order.append(backend)
             try:
                 if backend == "nixl":
-                    found[backend] = await stack.enter_async_context(
-                        _open_nixl(options, section, env)
-                    )
+                    found[backend] = await stack.enter_async_context(_open_nixl(section, env))
                 elif backend == "mooncake":
-                    protocol: Protocol = "rdma" if name == "mooncake" else "tcp"
                     found[backend] = await stack.enter_async_context(
-                        _open_mooncake(options, section, protocol, tcp.address, env)
+                        _open_mooncake(section, tcp.address, env, has_rdma=not protocol)
                     )
             except BackendMissingError as error:
                 missing[backend] = error.message
@@ -85,15 +78,6 @@ def _outlive(tcp: TcpTransferPlane, found: dict[str, TransferPlane]) -> None:
     )
 
 
-def _told(name: str, section: DataPlaneConfig) -> DisaggregationOptions:
-    devices = {
-        "nixl": section.nixl.rdma_interface,
-        "mooncake": section.mooncake.device,
-        "mooncake_tcp": section.mooncake.device,
-    }
-    return DisaggregationOptions(transfer_backend=name, rdma_device=devices.get(name))
-
-
 def _open_tcp(
     section: DataPlaneConfig, env: Env, secret: bytes
 ) -> AbstractAsyncContextManager[TcpTransferPlane]:
@@ -108,16 +92,14 @@ def _open_tcp(
     )
 
 
-def _open_nixl(
-    options: DisaggregationOptions, section: DataPlaneConfig, env: Env
-) -> AbstractAsyncContextManager[TransferPlane]:
+def _open_nixl(section: DataPlaneConfig, env: Env) -> AbstractAsyncContextManager[TransferPlane]:
     from trinamo.transports.nixl.options import NixlOptions
     from trinamo.transports.nixl.plane import open_nixl_plane
 
     nixl = section.nixl
     return open_nixl_plane(
         NixlOptions(
-            rdma_interface=options.rdma_device,
+            rdma_interface=nixl.rdma_interface,
             same_host=nixl.same_host,
             mtu=nixl.mtu,
             queue_depth=nixl.queue_depth,
@@ -132,11 +114,7 @@ def _open_nixl(
 
 
 def _open_mooncake(
-    options: DisaggregationOptions,
-    section: DataPlaneConfig,
-    protocol: Protocol,
-    tcp_address: str,
-    env: Env,
+    section: DataPlaneConfig, tcp_address: str, env: Env, *, has_rdma: bool
 ) -> AbstractAsyncContextManager[TransferPlane]:
     from trinamo.transports.mooncake.options import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
@@ -144,8 +122,8 @@ def _open_mooncake(
     mooncake = section.mooncake
     return open_mooncake_plane(
         MooncakeOptions(
-            protocol=protocol,
-            device=options.rdma_device,
+            protocol="rdma" if has_rdma else "tcp",
+            device=mooncake.device if has_rdma else None,
             # It binds all addresses, whatever it is told; this is what peers are told.
             host=tcp_address.rpartition(":")[0].strip("[]"),
             threads=mooncake.threads,
