@@ -1,5 +1,5 @@
 """What all properties have in common."""
 
-from tests import hypothesis_profile
+from tests.session import hypothesis_profile
 
 hypothesis_profile.load()

@@ -7,13 +7,12 @@ import subprocess
 from pathlib import Path
 
 import attrs
-import pytest
+
+from tests.session.needs import OPENSSL
 
 __all__ = ["Authority", "needs_openssl"]
 
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="no openssl to make certificates"
-)
+needs_openssl = OPENSSL.unless(shutil.which("openssl") is not None)
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 
 

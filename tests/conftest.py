@@ -1,7 +1,7 @@
 """Fixtures every test may use: one real etcd and one real NATS server per session.
 
 They start on first use. Tests that take them are marked `services`; the machinery is in
-`servers.py`.
+`servers.py`. What was skipped, and what would bring it, is said at the end: see `session`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import hypothesis_profile
 from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
+from tests.session import hypothesis_profile
+from tests.session.needs import pytest_terminal_summary
+
+__all__ = ["etcd_server", "nats_server", "pytest_terminal_summary"]
 
 hypothesis_profile.load()
 

@@ -6,7 +6,6 @@ Unlike a proxy's cut, nobody is told: packets vanish, and both ends have to noti
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
 from tests.proxy import open_proxy
+from tests.session import needs
 from trinamo.transports.etcd import open_etcd
 
 HOST, GUEST = "10.231.77.1", "10.231.77.2"
@@ -27,16 +27,6 @@ HOST, GUEST = "10.231.77.1", "10.231.77.2"
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-def can_make_networks() -> bool:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"trinamo-try-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    if made.returncode == 0:
-        ip("netns", "del", name)
-    return made.returncode == 0
 
 
 pytestmark = [
@@ -67,8 +57,8 @@ class Cable:
 
 @pytest.fixture
 def cable() -> Iterator[Cable]:
-    if not can_make_networks():
-        pytest.skip("network namespaces need root and the ip command")
+    if not needs.can_make_networks():
+        needs.NETWORKS.lacking()
     number = os.getpid() % 100_000
     made = Cable(f"trinamo-{number}", f"tri{number}a")
     there = f"tri{number}b"

@@ -68,21 +68,22 @@ def compose() -> Thing:
 
 @pytest.mark.parametrize("document", named(manifests()))
 def test_every_manifest_fits_the_schema_of_kubernetes(document: Thing) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    import kubernetes_validate
 
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 @pytest.mark.slow
 def test_the_compose_file_fits_its_schema() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    schemas = pytest.importorskip("check_jsonschema.builtin_schemas")
+    import jsonschema
+    from check_jsonschema import builtin_schemas as schemas
 
     jsonschema.validate(compose(), schemas.get_builtin_schema("vendor.compose-spec"))
 
 
 def test_a_wrong_manifest_is_found() -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    import kubernetes_validate
+
     document = dict(manifests()[0][1], dat={})
 
     with pytest.raises(kubernetes_validate.ValidationError):

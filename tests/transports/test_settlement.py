@@ -16,6 +16,7 @@ import attrs
 import pytest
 import trio
 
+from tests.session.needs import needs_library_of
 from tests.transports.borrower import BLOCKS, open_engine
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
@@ -26,7 +27,6 @@ from trinamo.transports.tcp import open_transfer_plane
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = {"nixl": "nixl_cu12", "mooncake": "mooncake.engine"}
 SHARE = BLOCKS // 4
 
 
@@ -166,8 +166,7 @@ async def kill_and_replace(owner: Owner, first: Borrower, held: ExitStack, backe
 
 @pytest.mark.parametrize("backend", ["nixl cma", "nixl tcp", "mooncake tcp"])
 async def test_blocks_are_free_when_it_is_proven_that_nobody_writes_them(backend: str) -> None:
-    module = LIBRARIES[backend.partition(" ")[0]]
-    pytest.importorskip(module, reason=f"{backend} is not installed", exc_type=ImportError)
+    needs_library_of(backend)
     patience: dict[str, Any] = {"quarantine_after_s": 0.8, "probe_timeout_s": 0.4}
     with ExitStack() as held:
         frozen = held.enter_context(Borrower.running(backend))
@@ -207,8 +206,7 @@ async def test_a_process_whose_backend_is_stuck_is_not_taken_for_dead_until_it_i
     backend: str,
 ) -> None:
     """It has closed all in order; the library may still send what it was given."""
-    module = LIBRARIES[backend.partition(" ")[0]]
-    pytest.importorskip(module, reason=f"{backend} is not installed", exc_type=ImportError)
+    needs_library_of(backend)
     with leaving(backend) as process:
         async with open_transfer_plane() as plane:
             assert process.stdout is not None

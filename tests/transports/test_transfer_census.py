@@ -22,6 +22,7 @@ from tests.conformance.transfer.backends import (
     Pages,
     TransferBackend,
 )
+from tests.session.needs import needs_library_of
 from tests.transports.memory_owner import BACKENDS as PROCESS_BACKENDS, open_backend
 from tests.transports.owner_process import connect, running_owner, strike_at
 from trinamo.runtime.errors import KilledError, TrinamoError
@@ -37,7 +38,6 @@ every round: one round that grows less proves that none is. More of it once is t
 the test, such as an arena that a thread of a library has been given."""
 SOCKETS_KEPT = 4
 """Of each peer that died: Mooncake's pool of connections never closes them."""
-LIBRARIES = {"nixl": "nixl_cu12", "mooncake": "mooncake.engine"}
 
 
 @attrs.frozen
@@ -122,10 +122,7 @@ async def test_two_hundred_transfers_of_which_many_are_aborted_leave_nothing(
 async def test_peers_that_died_in_the_middle_leave_no_descriptor_task_or_thread(
     backend: str,
 ) -> None:
-    module = LIBRARIES.get(backend.partition(" ")[0])
-    if module is not None:
-        pytest.importorskip(module, reason=f"{backend} is not installed", exc_type=ImportError)
-
+    needs_library_of(backend)
     async with open_backend(backend) as plane:
 
         async def lose_a_peer() -> Census:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
+from tests.session.needs import needs_library_of
 from tests.transports.memory_owner import BACKENDS
 from tests.transports.owner_process import COUNT
 from tests.transports.routed_faults import ROUTED_FAULTS, open_routed_scene
@@ -16,13 +17,6 @@ from trinamo.runtime.protocol.transfer.description import Direction
 pytestmark = pytest.mark.slow
 
 ONE_SIDED = [name for name in BACKENDS if not name.startswith("tcp")]
-LIBRARIES = {"nixl": "nixl_cu12", "mooncake": "mooncake.engine"}
-
-
-def needs_library(backend: str) -> None:
-    module = LIBRARIES.get(backend.partition(" ")[0])
-    if module is not None:
-        pytest.importorskip(module, reason=f"{backend} is not installed", exc_type=ImportError)
 
 
 @pytest.fixture(autouse=True)
@@ -55,21 +49,21 @@ def named(words: str) -> list[Fault]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_peer_that_is_killed_ends_every_transfer_with_a_typed_error(backend: str) -> None:
-    needs_library(backend)
+    needs_library_of(backend)
     async with open_scene(backend) as scene:
         await hold(scene, named("killed"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_peer_that_is_stopped_costs_no_more_than_the_deadline(backend: str) -> None:
-    needs_library(backend)
+    needs_library_of(backend)
     async with open_scene(backend) as scene:
         await hold(scene, named("stopped"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_nonsense_damage_and_want_end_as_the_table_says(backend: str) -> None:
-    needs_library(backend)
+    needs_library_of(backend)
     async with open_scene(backend) as scene:
         signals = named("killed") + named("stopped")
         await hold(scene, [fault for fault in FAULTS if fault not in signals])
@@ -77,7 +71,7 @@ async def test_nonsense_damage_and_want_end_as_the_table_says(backend: str) -> N
 
 @pytest.mark.parametrize("backend", ONE_SIDED)
 async def test_a_router_carries_on_over_tcp_where_the_peer_can_be_reached(backend: str) -> None:
-    needs_library(backend)
+    needs_library_of(backend)
     async with open_routed_scene(backend) as scene:
         for fault in ROUTED_FAULTS:
             found = await fault.run(scene)

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.session import needs
 from trinamo.cli.doctor.finding import Finding, Verdict
 from trinamo.cli.doctor.library import LIBRARIES, Loaded, load, parse_transports
 from trinamo.cli.doctor.transfer import Machine, transfer_findings
@@ -246,7 +247,7 @@ def test_a_library_that_fails_in_any_way_does_not_take_the_doctor_with_it(
 
 @pytest.mark.slow
 def test_nixl_lists_the_transports_that_ucx_has_here() -> None:
-    pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
+    needs.NIXL.imported()
     found = load("NIXL")
     assert not found.problem
     assert any(each.startswith("tcp (") for each in found.transports)
@@ -255,5 +256,5 @@ def test_nixl_lists_the_transports_that_ucx_has_here() -> None:
 
 @pytest.mark.slow
 def test_mooncake_says_its_version() -> None:
-    pytest.importorskip("mooncake.engine", reason="Mooncake is not installed", exc_type=ImportError)
+    needs.MOONCAKE.imported()
     assert load("Mooncake").text.startswith("mooncake ")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.session import needs
 from trinamo.cli.serve import transfer_planes
 from trinamo.cli.serve.transfer_planes import open_transfer_chain
 from trinamo.runtime.config.config import Config, DataPlaneConfig, load_config
@@ -207,7 +208,7 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
-    pytest.importorskip("nixl_cu12", exc_type=ImportError)
+    needs.NIXL.imported()
     wanted = section(nixl__enabled=True)
     metrics = WorkerMetrics(RealEnv())
     here, there = bytearray(b"a" * 4096), bytearray(b"b" * 4096)

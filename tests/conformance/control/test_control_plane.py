@@ -27,6 +27,7 @@ from tests.conformance.control.etcd_members import SYSTEM_ETCD, EtcdBackend
 from tests.conformance.control.histories import History, normalised
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.servers import session_etcd
+from tests.session import needs
 from tests.worlds import in_world
 from trinamo.runtime.errors import (
     ConnectError,
@@ -56,7 +57,7 @@ _numbers = itertools.count(1)
 def system_etcd() -> Iterator[str]:
     """The endpoint of the distribution's own etcd, an older release, if it is installed."""
     if not SYSTEM_ETCD.exists():
-        pytest.skip(f"{SYSTEM_ETCD} is not installed")
+        needs.SYSTEM_ETCD.lacking()
     with session_etcd(SYSTEM_ETCD) as server:
         yield server.endpoint
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from tests.conformance.simulated import SimulatedBroker
+from tests.session import needs
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -34,9 +35,11 @@ from trinamo.transports.servers.binaries import find_nats_server
 
 DEBIAN_SERVER = Path("/usr/sbin/nats-server")
 NATS: Any = pytest.param("nats", marks=pytest.mark.services)
-BROKERS = ["memory", "simulated", NATS]
-if DEBIAN_SERVER.exists():
-    BROKERS.append(pytest.param("nats-debian", marks=pytest.mark.services))
+DEBIAN: Any = pytest.param(
+    "nats-debian",
+    marks=[pytest.mark.services, needs.SYSTEM_NATS.unless(DEBIAN_SERVER.exists())],
+)
+BROKERS = ["memory", "simulated", NATS, DEBIAN]
 
 
 @pytest.fixture(scope="module")

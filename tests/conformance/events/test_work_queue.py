@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from tests.conformance.simulated import SimulatedBroker
+from tests.session import needs
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -40,9 +41,11 @@ from trinamo.transports.servers.binaries import find_nats_server
 
 DEBIAN_SERVER = Path("/usr/sbin/nats-server")
 NATS: Any = pytest.param("nats", marks=pytest.mark.services)
-BROKERS = ["memory", "simulated", NATS]
-if DEBIAN_SERVER.exists():
-    BROKERS.append(pytest.param("nats-debian", marks=pytest.mark.services))
+DEBIAN: Any = pytest.param(
+    "nats-debian",
+    marks=[pytest.mark.services, needs.SYSTEM_NATS.unless(DEBIAN_SERVER.exists())],
+)
+BROKERS = ["memory", "simulated", NATS, DEBIAN]
 LIMITS = QueueLimits(visibility_timeout_s=10, attempts_max=3)
 SHORT = QueueLimits(visibility_timeout_s=0.4, attempts_max=2)
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import attrs
-import pytest
 
+from tests.session.needs import MOONCAKE, NIXL
 from trinamo.runtime.planes import TransferPlane
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
 from trinamo.transports.mooncake.engine import Engine
@@ -34,8 +34,6 @@ class TransferBackend:
 
     name: str
     open_planes: Callable[[], AbstractAsyncContextManager[Planes]]
-    checks_access: bool = True
-    """Whether the owner of the memory refuses stale generations and tickets by itself."""
     settles_at_once: bool = True
     """Whether an aborted transfer touches nothing any more when `abort` returns."""
     is_verified: bool = True
@@ -64,7 +62,7 @@ def over_tcp(options: TransferOptions) -> Callable[[], AbstractAsyncContextManag
 def over_nixl(options: NixlOptions) -> Callable[[], AbstractAsyncContextManager[Planes]]:
     @asynccontextmanager
     async def open_over_nixl() -> AsyncIterator[Planes]:
-        pytest.importorskip("nixl_cu12", exc_type=ImportError)
+        NIXL.imported()
         async with open_nixl_plane(options) as ours, open_nixl_plane(options) as theirs:
             yield ours, theirs
 
@@ -79,7 +77,7 @@ def mooncake_engines() -> tuple[Engine, Engine]:
 
 @asynccontextmanager
 async def open_over_mooncake() -> AsyncIterator[Planes]:
-    pytest.importorskip("mooncake.engine", exc_type=ImportError)
+    MOONCAKE.imported()
     one, other = mooncake_engines()
     async with (
         open_mooncake_plane(engine=one) as ours,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo.sim import SeedChoices
 from trinamo.sim.catalogue import FOLDER
@@ -17,7 +18,7 @@ from trinamo.sim.scenario.run import run_scenario
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+    needs.CHROMIUM.unless(CHROMIUM is not None),
 ]
 
 HOSTILE = "</script><script>window.stolen = 1</script><img src=x onerror='window.stolen=1'>@@DATA@@"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.session import needs
 from tests.transports.owner_process import BLOCK_BYTES, connect, running_owner
 from trinamo.runtime.errors import (
     ConfigError,
@@ -35,13 +36,9 @@ from trinamo.transports.tcp.transfer.plane import open_transfer_plane
 SMALL_CHUNKS = MooncakeOptions(chunk_bytes=8 * BLOCK_BYTES, drain_s=0.5)
 
 
-def needs_mooncake() -> None:
-    pytest.importorskip("mooncake.engine", reason="Mooncake is not installed", exc_type=ImportError)
-
-
 @pytest.mark.slow
 async def test_memory_that_the_peer_did_not_register_is_refused_and_spoils_nothing() -> None:
-    needs_mooncake()
+    needs.MOONCAKE.imported()
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
     async with open_mooncake_plane(SMALL_CHUNKS) as plane:
@@ -67,7 +64,7 @@ async def test_memory_that_the_peer_did_not_register_is_refused_and_spoils_nothi
 
 @pytest.mark.slow
 async def test_memory_that_overlaps_is_refused_with_a_reason() -> None:
-    needs_mooncake()
+    needs.MOONCAKE.imported()
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
     async with open_mooncake_plane(SMALL_CHUNKS) as plane:
@@ -80,7 +77,7 @@ async def test_memory_that_overlaps_is_refused_with_a_reason() -> None:
 @pytest.mark.slow
 async def test_memory_that_the_engine_refuses_is_offered_by_the_next_backend() -> None:
     """As where no more memory may be locked: here it overlaps, which this engine refuses for real."""
-    needs_mooncake()
+    needs.MOONCAKE.imported()
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
     memory, taken = bytearray(range(256)) * 64, bytearray(16_384)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import trio
 
+from tests.certificates import needs_openssl
 from tests.transports.nats.brokers import (
     eventually,
     fresh_subject,
@@ -80,8 +80,10 @@ async def test_an_address_that_is_none_is_a_config_error(servers: list[str]) -> 
         await open_and_leave(servers)
 
 
-@pytest.mark.skipif(find_spec("nkeys") is not None, reason="the nkeys package is there")
-async def test_a_missing_package_is_a_config_error_that_says_how_to_mend_it(url: str) -> None:
+async def test_a_missing_package_is_a_config_error_that_says_how_to_mend_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
     with pytest.raises(ConfigError, match="pip install"):
         await open_and_leave([url], nkey_seed="SU" + "A" * 56)
 
@@ -120,7 +122,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+@needs_openssl
 @pytest.mark.slow
 async def test_tls_connects_with_the_right_authority_only(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ async def test_mutual_tls_reconnects_and_refuses_strangers(tmp_path: Path) -> No
 
 
 async def test_an_nkey_is_a_credential_as_text_and_as_a_file(tmp_path: Path) -> None:
-    nkeys = pytest.importorskip("nkeys")
+    nkeys = import_module("nkeys")
     seeds = [nkeys.encode_seed(bytes([number]) * 32, nkeys.PREFIX_BYTE_USER) for number in (1, 2)]
     public = nkeys.from_seed(bytearray(seeds[0])).public_key.decode()
     settings = tmp_path / "nats.conf"

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import trio
 
+from tests.session import needs
 from trinamo.runtime.errors import TransferError
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Transfer, TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
-
-pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
-
 from trinamo.transports.nixl.agent import Agent
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.nixl.plane import open_nixl_plane
+
+needs.NIXL.imported()
 
 SIZE, BLOCKS, CHUNK = 4096, 12, 5
 ALL = range(BLOCKS)

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
+from tests.session import needs
 from tests.transports.owner_process import connect, noise, running_owner
 from trinamo.runtime.errors import ConnectError, DisconnectedError, TransferError
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.one_sided.plane import OneSidedPlane
-
-pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
-
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.nixl.plane import open_nixl_plane
+from trinamo.transports.one_sided.plane import OneSidedPlane
+
+needs.NIXL.imported()
 
 pytestmark = pytest.mark.slow
 

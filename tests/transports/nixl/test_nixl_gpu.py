@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.session import needs
 from tests.transports.nixl.gpu import Gpu, find_gpu
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
-
-pytest.importorskip("nixl_cu12", reason="NIXL is not installed", exc_type=ImportError)
-
 from trinamo.transports.nixl.plane import open_nixl_plane
+
+needs.NIXL.imported()
 
 ROOT = Path(__file__).parents[3]
 SIZE, COUNT = 65_536, 64
@@ -37,7 +37,7 @@ FILLS = 2_000
 def gpu() -> Gpu:
     found = find_gpu()
     if found is None:
-        pytest.skip("no NVIDIA GPU in this machine")
+        needs.GPU.lacking()
     return found
 
 

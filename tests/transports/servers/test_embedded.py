@@ -19,6 +19,7 @@ import trio
 
 from tests.conformance.control.backends import until
 from tests.servers import listening_ports
+from tests.session import needs
 from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats
@@ -163,7 +164,7 @@ else:
 
 async def test_another_user_writes_nothing_into_etcd() -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        needs.ROOT_RIGHTS.lacking()
     async with open_etcd_server() as server:
         said = []
         for user in (0, 65534):

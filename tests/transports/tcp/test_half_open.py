@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from tests.runtime.endpoints import open_cluster
+from tests.session import needs
 from tests.transports.tcp.children import child
 from tests.transports.tcp.ends import PATIENCE_S, RawEnd, options, raw_caller
 from tests.transports.tcp.processes import NAME, OPTIONS
@@ -46,10 +47,9 @@ class Cable:
 @pytest.fixture
 def cable() -> Iterator[Cable]:
     namespace, near = f"trinamo-{os.getpid()}", f"tri{os.getpid() % 1_000_000}"
-    try:
-        ip("netns", "add", namespace)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces are not permitted here: {error}")
+    if not needs.can_make_networks():
+        needs.NETWORKS.lacking()
+    ip("netns", "add", namespace)
     try:
         ip("link", "add", near, "type", "veth", "peer", "name", "far", "netns", namespace)
         ip("addr", "add", f"{OURS}/30", "dev", near)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trinamo.runtime.engines.llamacpp.chat_template import ChatTemplate
 from trinamo.runtime.errors import ConfigError, EngineError, RequestError
 from trinamo.runtime.protocol.openai.generate import ChatMessage
-
-pytest.importorskip("jinja2", reason="the extra 'llamacpp' is not installed")
-
-from trinamo.runtime.engines.llamacpp.chat_template import ChatTemplate
 
 HELLO = [ChatMessage("user", "hello")]
 

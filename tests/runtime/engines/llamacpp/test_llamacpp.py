@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.session import needs
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.llamacpp.engine import LlamaCppEngine, open_llamacpp_engine
 from trinamo.runtime.engines.llamacpp.model_file import find_model
@@ -25,7 +26,7 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
 )
 
-pytest.importorskip("cyllama", reason="the extra 'llamacpp' is not installed")
+needs.LLAMACPP.imported()
 pytestmark = pytest.mark.slow
 
 
@@ -69,8 +70,8 @@ async def inline_hop(
 def engine() -> Iterator[LlamaCppEngine]:
     try:
         path = find_model()
-    except ConfigError as error:
-        pytest.skip(error.message)
+    except ConfigError:
+        needs.A_MODEL.lacking()
     loaded = load(path)
     yield loaded
     loaded.close()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
+from tests.session import needs
 from trinamo.transports.tcp.transfer.pacing import is_loopback, send_unpaced
 
 OPTION = (stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_CONGESTION)
@@ -36,7 +37,7 @@ async def test_only_what_paces_is_replaced(
     try:
         stream.setsockopt(*OPTION, chosen.encode())
     except OSError:
-        pytest.skip(f"this kernel has no {chosen}, or keeps it to itself")
+        needs.CONGESTION_CONTROL.lacking()
     send_unpaced(stream)
     assert congestion_control(stream) == used
 

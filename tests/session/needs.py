@@ -1,0 +1,109 @@
+"""What some tests need that a package index does not bring, and the command that does.
+
+A test that lacks something is skipped, and the end of the run says what was lacking and what to
+do about it, so that nobody takes a run without a browser for a whole one. Only this file skips.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+from typing import Final, NoReturn
+
+import attrs
+import pytest
+
+__all__ = [
+    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "GPU", "LLAMACPP", "MOONCAKE", "NETWORKS", "NIXL",
+    "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "Need", "can_make_networks",
+    "needs_library_of", "pytest_terminal_summary", "skipped_text",
+]  # fmt: skip
+
+HEAD: Final = "Skipped: "
+
+
+@attrs.frozen
+class Need:
+    """Something that may be missing, and what brings it."""
+
+    name: str
+    remedy: str
+    module: str = ""
+    """What to import, if it is a package of Python."""
+
+    @property
+    def reason(self) -> str:
+        return f"no {self.name} ({self.remedy})"
+
+    def unless(self, is_there: bool) -> pytest.MarkDecorator:
+        """The mark of a test that is skipped unless `is_there`."""
+        return pytest.mark.skipif(not is_there, reason=self.reason)
+
+    def lacking(self) -> NoReturn:
+        """Skip the test that runs, or the module that is imported."""
+        pytest.skip(self.reason, allow_module_level=True)
+
+    def imported(self) -> ModuleType:
+        """The module, or skip."""
+        try:
+            return import_module(self.module)
+        except ImportError:
+            self.lacking()
+
+
+def _packages(*names: str) -> str:
+    return f"apt-get install {' '.join(names)}"
+
+
+_BY_HAND = f"{_packages('libibverbs1')}, then make test"
+
+CHROMIUM = Need("Chromium", _packages("chromium"))
+OPENSSL = Need("openssl", _packages("openssl"))
+NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
+SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))
+SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
+NIXL = Need("NIXL", _BY_HAND, "nixl_cu12")
+MOONCAKE = Need("Mooncake", _BY_HAND, "mooncake.engine")
+LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
+A_MODEL = Need("language model", "make model")
+GPU = Need("NVIDIA GPU", "run on a machine with one")
+ROOT_RIGHTS = Need("right to become another user", "run as root")
+CONGESTION_CONTROL = Need("TCP congestion control of that name", "modprobe tcp_bbr, as root")
+
+
+def needs_library_of(backend: str) -> None:
+    """Skip unless the library of a transfer backend, such as `nixl tcp`, is there."""
+    for need in (NIXL, MOONCAKE):
+        if backend.startswith(need.name.lower()):
+            need.imported()
+
+
+def can_make_networks() -> bool:
+    """Whether this user may make a network namespace; found out by making one."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    name = f"trinamo-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    if made.returncode == 0:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made.returncode == 0
+
+
+def skipped_text(reasons: Iterable[str]) -> str:
+    """`3 skipped: 2 × no Chromium (…), no openssl (…)`; empty if nothing was."""
+    counts = Counter(reason.removeprefix(HEAD) for reason in reasons)
+    if not counts:
+        return ""
+    told = (f"{n} × {reason}" if n > 1 else reason for reason, n in counts.most_common())
+    return f"{counts.total()} skipped: {', '.join(told)}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.stats.get("skipped", [])
+    if text := skipped_text(each.longrepr[2] for each in reports):
+        terminalreporter.write_line(text, yellow=True)
