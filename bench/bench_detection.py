@@ -20,7 +20,6 @@ from roles.processes import percentile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.cluster.processes import Member, start
-from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.context import Context
@@ -29,6 +28,7 @@ from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.process.runtime import open_runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.transports.assembly.planes import RealTransports
 from trinamo.transports.servers import open_etcd_server, open_nats_server
 
 BATCH = 4

@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator
 
 import trio
 
-from trinamo.cli.serve.planes import RealTransports
-from trinamo.runtime import Context, EndpointName, RealEnv, load_config, open_runtime
+from trinamo import Context, EndpointName, load_config, open_runtime
 
 ENDPOINT = EndpointName("examples", "slow", "generate")
 MEMORY = {"control_plane.backend": "memory", "event_plane.backend": "memory"}
@@ -36,7 +35,7 @@ async def main() -> None:
             ended.set()
 
     config = load_config(environ={}, overrides=MEMORY)
-    async with open_runtime(config, RealEnv(), RealTransports(), serving=True) as runtime:
+    async with open_runtime(config, serving=True) as runtime:
         await runtime.serve(ENDPOINT, generate, request_type=str)
         client = await runtime.client(ENDPOINT)
         async with client.stream("begin", str) as stream:

@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 import trio
 
-from trinamo.cli.serve.planes import RealTransports
-from trinamo.runtime import Context, EndpointName, RealEnv, load_config, open_runtime
+from trinamo import Context, EndpointName, load_config, open_runtime
 
 ENDPOINT = EndpointName("examples", "greeter", "hello")
 MEMORY = {"control_plane.backend": "memory", "event_plane.backend": "memory"}
@@ -32,7 +31,7 @@ async def greet(request: Greeting, context: Context) -> AsyncGenerator[str, None
 
 async def main() -> None:
     config = load_config(environ={}, overrides=MEMORY)
-    async with open_runtime(config, RealEnv(), RealTransports(), serving=True) as runtime:
+    async with open_runtime(config, serving=True) as runtime:
         await runtime.serve(ENDPOINT, greet, request_type=Greeting)
         client = await runtime.client(ENDPOINT)
         async with client.stream(Greeting(["Ada", "Grace"]), str) as stream:

@@ -17,13 +17,11 @@ from collections.abc import AsyncGenerator
 
 import trio
 
-from trinamo.cli.serve.planes import RealTransports
-from trinamo.runtime import (
+from trinamo import (
     Client,
     Config,
     Context,
     EndpointName,
-    RealEnv,
     load_config,
     open_runtime,
 )
@@ -49,7 +47,7 @@ async def count(request: int, context: Context) -> AsyncGenerator[int, None]:
 
 
 async def serve(etcd: str) -> None:
-    async with open_runtime(configure(etcd), RealEnv(), RealTransports(), serving=True) as runtime:
+    async with open_runtime(configure(etcd), serving=True) as runtime:
         await runtime.serve(ENDPOINT, count, request_type=int)
         await trio.sleep_forever()
 
@@ -59,9 +57,7 @@ async def main() -> None:
         command = [sys.executable, __file__, etcd.endpoint]
         workers = [subprocess.Popen(command) for _ in range(2)]  # noqa: ASYNC220 -- milliseconds
         try:
-            async with open_runtime(
-                configure(etcd.endpoint), RealEnv(), RealTransports()
-            ) as runtime:
+            async with open_runtime(configure(etcd.endpoint)) as runtime:
                 await watch_one_die(await runtime.client(ENDPOINT))
         finally:
             for worker in workers:

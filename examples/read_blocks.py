@@ -13,8 +13,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 import trio
 
-from trinamo.cli.serve.planes import RealTransports
-from trinamo.runtime import Context, EndpointName, RealEnv, Runtime, load_config, open_runtime
+from trinamo import Context, EndpointName, Runtime, load_config, open_runtime
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.kv.cache import KvCache
@@ -87,8 +86,8 @@ async def main() -> None:
         assert one.kv is not None
         assert two.kv is not None
         async with (
-            open_runtime(config, RealEnv(), RealTransports(), serving=True, kv=one.kv) as owner,
-            open_runtime(config, RealEnv(), RealTransports(), serving=True, kv=two.kv) as reader,
+            open_runtime(config, serving=True, kv=one.kv) as owner,
+            open_runtime(config, serving=True, kv=two.kv) as reader,
         ):
             await lend_blocks(owner, one.kv)
             await read_blocks(reader, two.kv)

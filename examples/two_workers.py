@@ -13,13 +13,11 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from trinamo.cli.serve.planes import RealTransports
-from trinamo.runtime import (
+from trinamo import (
     Client,
     Config,
     Context,
     EndpointName,
-    RealEnv,
     Runtime,
     load_config,
     open_runtime,
@@ -33,9 +31,7 @@ async def open_worker(name: str, config: Config, stack: AsyncExitStack) -> Runti
     async def answer(request: str, context: Context) -> AsyncGenerator[str, None]:
         yield f"{name} answers {request!r}"
 
-    runtime = await stack.enter_async_context(
-        open_runtime(config, RealEnv(), RealTransports(), serving=True)
-    )
+    runtime = await stack.enter_async_context(open_runtime(config, serving=True))
     await runtime.serve(ENDPOINT, answer, request_type=str)
     return runtime
 
@@ -62,7 +58,7 @@ async def main() -> None:
                 "router.policy": "round_robin",
             },
         )
-        caller = await stack.enter_async_context(open_runtime(config, RealEnv(), RealTransports()))
+        caller = await stack.enter_async_context(open_runtime(config))
         client = await caller.client(ENDPOINT)
         await open_worker("first", config, stack)
         async with AsyncExitStack() as short:

@@ -87,6 +87,12 @@ def _source(path: Path, base: Path, package: str) -> Source:
     return Source(path, module, is_package, ast.parse(path.read_text("utf-8"), str(path)))
 
 
+def front_door() -> Source:
+    """What is public: the stub of the import name."""
+    path = ROOT / "src" / "trinamo" / "__init__.pyi"
+    return Source(path, "", is_package=True, tree=ast.parse(path.read_text("utf-8"), str(path)))
+
+
 def imports(source: Source) -> Iterator[Import]:
     """Every import of the file, also those inside functions and `TYPE_CHECKING` blocks.
 
@@ -100,6 +106,6 @@ def imports(source: Source) -> Iterator[Import]:
             origin = node.module or ""
             if node.level:
                 above = source.package.split(".")[: len(source.package.split(".")) - node.level + 1]
-                origin = ".".join(["trinamo", *above, *filter(None, [origin])])
+                origin = ".".join(filter(None, ["trinamo", *above, origin]))
             for alias in node.names:
                 yield Import(f"{origin}.{alias.name}", node.level, node.lineno)

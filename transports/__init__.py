@@ -1,4 +1,4 @@
 """How things travel: one package per technology, each behind the interfaces of `runtime.planes`.
 
-None imports another; only `trinamo.cli` chooses among them.
+None imports another; only `assembly/` knows them all and chooses among them.
 """

@@ -20,7 +20,7 @@ from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
-from ..process.composition import DataPlane
+from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.routing import Policy
 from .client import Client

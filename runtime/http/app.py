@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from ..errors import RequestError, TrinamoError
 from ..metrics.metrics import CONTENT_TYPE, Metrics
-from ..process.overview import FrontendView, Overview
 from .admission import Admission
 from .chat import CHAT, COMPLETIONS, Inference, InferenceLimits
 from .models.models import DeploymentState, ModelManager
+from .overview import FrontendView, Overview
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 
 __all__ = ["build_app", "build_starlette", "json_response", "metrics_route"]

@@ -21,11 +21,11 @@ from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
-from ..process.overview import Overview
 from .admission import Admission
 from .app import build_app
 from .chat import InferenceLimits
 from .models.models import DeploymentState, ModelManager
+from .overview import Overview
 from .server.server import Server
 from .streaming import OnDisconnect
 

@@ -1,7 +1,7 @@
 """What a transport must offer: one typing.Protocol per plane.
 
 A *plane* is a kind of traffic, a *transport* a technology that carries it. The runtime knows only
-these interfaces; `trinamo.cli` puts concrete transports behind them. One conformance suite per
+these interfaces; `transports.assembly` puts concrete transports behind them. One conformance suite per
 interface lives in `tests/conformance/` and runs on every implementation.
 
 Cancellation: every method here may be cancelled at any checkpoint. A cancelled write has an

@@ -41,16 +41,16 @@ from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
+from ..planes.transports import DataPlane, Transports
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
 from ..worker.registration import LeaseState, Registrar
 from ..worker.reports import Reports
 from ..worker.worker import StreamHandler, Worker
-from .composition import DataPlane, TransferChain, Transports
 from .settings import REQUESTS_MAX, Settings
 from .shutdown import shut_down
 
-__all__ = ["DataPlane", "Runtime", "TransferChain", "Transports", "open_runtime"]
+__all__ = ["Runtime", "open_runtime"]
 
 _ID_BITS: Final = 64
 _SETTINGS_WAIT_S: Final = 1.0

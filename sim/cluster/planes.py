@@ -13,7 +13,7 @@ from typing import Any
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
 from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
-from trinamo.runtime.process.runtime import DataPlane, TransferChain
+from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,

@@ -25,7 +25,7 @@ from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_tran
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.process.composition import TransferChain
+from trinamo.runtime.planes.transports import TransferChain
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 

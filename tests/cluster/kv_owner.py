@@ -16,12 +16,12 @@ from trinamo.runtime.engines.threads import limit_threads
 
 limit_threads(1)
 
-from trinamo.cli.serve.planes import RealTransports  # noqa: E402 -- threads first
 from trinamo.runtime.config.config import load_config  # noqa: E402
 from trinamo.runtime.engines.exact.engine import open_exact_engine  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
 from trinamo.runtime.logs.setup import setup_log  # noqa: E402
 from trinamo.runtime.process.runtime import open_runtime  # noqa: E402
+from trinamo.transports.assembly.planes import RealTransports  # noqa: E402 -- threads first
 
 VALUE = 4321
 

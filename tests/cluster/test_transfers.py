@@ -11,13 +11,13 @@ import trio
 
 from tests.cluster.processes import ROLE, Member, start, until
 from trinamo.cli.running.locating import Target
-from trinamo.cli.serve.planes import RealTransports
 from trinamo.cli.status.survey import survey_cluster
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import MetadataNotFoundError, StaleMemoryError
 from trinamo.runtime.process.runtime import open_runtime
+from trinamo.transports.assembly.planes import RealTransports
 from trinamo.transports.servers import open_etcd_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]

@@ -46,6 +46,7 @@ LAYERS = (
     Layer("runtime.metrics*", ("runtime*",), (*EVERYWHERE, "prometheus_client")),
     Layer("runtime*", ("runtime*",), EVERYWHERE),
     Layer("transports", (), ()),
+    Layer("transports.assembly*", ("runtime*", "transports*"), EVERYWHERE),
     Layer("transports.one_sided*", (*FOR_TRANSPORTS, "transports.one_sided*"), EVERYWHERE),
     Layer("transports.etcd*", (*FOR_TRANSPORTS, "transports.etcd*"), (*EVERYWHERE, "grpc", "google")),
     Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
@@ -90,11 +91,11 @@ def test_every_module_imports_only_what_its_layer_allows() -> None:
 
 
 def test_the_core_of_the_runtime_does_not_know_http() -> None:
-    """Only `runtime.http` may import itself: the edge depends on the core."""
+    """Only `runtime.http` and the process may import it: the edge depends on the core."""
     wrong = [
         f"{source.name}:{each.line}"
         for source in sources("runtime")
-        if not source.module.startswith("runtime.http")
+        if not source.module.startswith(("runtime.http", "runtime.process"))
         for each in imports(source)
         if each.target.startswith("trinamo.runtime.http")
     ]
@@ -176,6 +177,19 @@ def test_nobody_imports_the_folders_by_their_bare_names() -> None:
         for path in paths
         for each in top_level_imports(path)
         if not each.level and each.target.split(".")[0] in ("runtime", "sim", "transports")
+    ]
+
+    assert not wrong, listed(wrong)
+
+
+def test_nothing_in_the_runtime_imports_the_process() -> None:
+    """`runtime.process` puts everything together, so it may import anything, and nobody it."""
+    wrong = [
+        f"{source.name}:{each.line}"
+        for source in sources("runtime")
+        if not source.module.startswith("runtime.process")
+        for each in imports(source)
+        if each.target.startswith("trinamo.runtime.process")
     ]
 
     assert not wrong, listed(wrong)

@@ -15,6 +15,7 @@ from tests.sources import ROOT
 
 FOLDERS = ("runtime", "transports", "sim")
 DATA = {
+    "trinamo/__init__.pyi",
     "trinamo/py.typed",
     *(f"trinamo/runtime/config/presets/{name}.yaml" for name in ("small", "medium", "large")),
 }

@@ -27,7 +27,7 @@ from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
 from trinamo.runtime.metrics.transfers import TransferMetrics
-from trinamo.runtime.process.composition import TransferChain
+from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.one_sided.memory import OneSidedRegion
 from trinamo.transports.one_sided.plane import OneSidedPlane

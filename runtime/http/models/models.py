@@ -16,9 +16,9 @@ from ...context import Context
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
 from ...metrics.metrics import FrontendMetrics
-from ...process.overview import MODELS_MAX, ModelView
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ..overview import MODELS_MAX, ModelView
 
 __all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager", "RemoteEngine"]
 

@@ -1,6 +1,6 @@
 """Which transfer backends are tried, in which order, and how patiently.
 
-The backends themselves are made by `trinamo.cli`; what is done with them is `router.py`.
+The backends themselves are made by `transports/assembly`; what is done with them is `router.py`.
 """
 
 from __future__ import annotations

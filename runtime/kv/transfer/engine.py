@@ -40,7 +40,7 @@ from .routes import RoutedMemory
 from .statistics import BackendStatistics, TransferStatistics
 
 if TYPE_CHECKING:
-    from ...process.composition import TransferChain
+    from ...planes.transports import TransferChain
 
 __all__ = ["REGION", "EngineTransfers", "open_engine_transfers"]
 

@@ -288,7 +288,7 @@ def _run(
     from .running.locating import quiet_log
 
     # What an import takes is not part of the patience with a server.
-    for module in ("trinamo.cli.serve.planes", "trinamo.transports.nats"):
+    for module in ("trinamo.transports.assembly.planes", "trinamo.transports.nats"):
         importlib.import_module(module)
     quiet_log()
     overrides = gather(settings, event_plane__nats__servers=nats)
@@ -340,8 +340,9 @@ def _completions(
 
 @asynccontextmanager
 async def _events(sources: Sources) -> AsyncIterator[EventPlane]:
+    from trinamo.transports.assembly.planes import open_event_plane
+
     from .running.locating import locate
-    from .serve.planes import open_event_plane
 
     section = locate(sources).config.event_plane.nats
     async with open_event_plane(section, list(section.servers)) as events:

@@ -146,8 +146,9 @@ def _run(
 
 @asynccontextmanager
 async def _control(sources: Sources) -> AsyncIterator[ControlPlane]:
+    from trinamo.transports.assembly.planes import open_control_plane
+
     from .running.locating import locate
-    from .serve.planes import open_control_plane
 
     section = locate(sources).config.control_plane.etcd
     async with open_control_plane(section, list(section.endpoints)) as control:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.conformance.requests.test_request_plane_nats import stream
 from trinamo.cli.doctor.examination import spins
-from trinamo.cli.serve.planes import RealTransports
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError
+from trinamo.transports.assembly.planes import RealTransports
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 

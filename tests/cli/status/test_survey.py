@@ -25,9 +25,9 @@ from trinamo.cli.status.survey import (
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.http.overview import InstanceView, Overview
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.process.overview import InstanceView, Overview
 from trinamo.transports.servers.binaries import free_port
 
 NATS = "nats://127.0.0.1:4"

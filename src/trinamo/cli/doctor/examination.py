@@ -22,10 +22,10 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
+from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
 
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
-from ..serve.planes import open_control_plane, open_event_plane
 from ..up.plan import check_port
 from .finding import Finding, Verdict
 from .transfer import transfer_findings

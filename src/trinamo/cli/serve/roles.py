@@ -14,6 +14,7 @@ from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.http.models.discovery import watch_models
+from trinamo.runtime.http.overview import Overview, describe_planes, overview
 from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.http.status_app import Health, build_status_app
@@ -23,8 +24,8 @@ from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.process.overview import Overview, describe_planes, overview
 from trinamo.runtime.process.runtime import Runtime, open_runtime
+from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import (
@@ -32,11 +33,10 @@ from trinamo.runtime.protocol.openai.generate import (
     bounded_request_type,
     payload_bytes_max_for,
 )
+from trinamo.transports.assembly.planes import RealTransports
 
 from .engine import choose_engine, open_engine
 from .output import LogLosses
-from .planes import RealTransports
-from .signals import until_told
 
 __all__ = ["FrontendReady", "WorkerReady", "run_frontend", "run_worker"]
 
@@ -77,7 +77,7 @@ async def run_worker(
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
     async with (
-        until_told() as told,
+        stopped_by_signals() as stop,
         open_engine(section, choice.engine) as engine,
         open_runtime(
             config,
@@ -89,9 +89,9 @@ async def run_worker(
         ) as runtime,
         open_nursery() as nursery,
     ):
-        with told.starting():
+        with stop.starting():
             ready(await _serve(config, runtime, engine, choice.why, nursery))
-        await told.wait()
+        await stop.wait()
         await runtime.shutdown()
         nursery.cancel_scope.cancel()
 
@@ -200,18 +200,18 @@ async def run_frontend(
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
     async with (
-        until_told() as told,
+        stopped_by_signals() as stop,
         open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
         open_nursery() as watching,
     ):
         service = _http_service(config, env, metrics, lambda: overview(runtime))
         async with open_nursery() as serving:
-            with told.starting():
+            with stop.starting():
                 manager = service.model_manager()
                 await watching.start(watch_models, runtime.control, runtime, manager)
                 port = await serving.start(service.run)
                 ready(FrontendReady(f"http://{_bracketed(config.http.host)}:{port}"))
-            await told.wait()
+            await stop.wait()
             service.stop()
         watching.cancel_scope.cancel()
 

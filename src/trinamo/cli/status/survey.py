@@ -22,9 +22,9 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.http.overview import FrontendView
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, Entry
-from trinamo.runtime.process.overview import FrontendView
 from trinamo.runtime.protocol.discovery.instances import (
     INSTANCE_PREFIX,
     Instance,
@@ -33,11 +33,11 @@ from trinamo.runtime.protocol.discovery.instances import (
 )
 from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, decode_card
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.transports.assembly.planes import open_control_plane
 
 from ..running.http_client import fetch_json
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
 from ..running.run_file import ProcessEntry
-from ..serve.planes import open_control_plane
 
 __all__ = [
     "InstanceLook",

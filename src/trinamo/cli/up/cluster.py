@@ -24,12 +24,12 @@ import trio
 from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
 
 from ..failures import EXIT_HURRIED, EXIT_OK
 from ..running.http_client import fetch_json
 from ..running.locating import reachable
 from ..running.run_file import ProcessEntry, RunFile, find_runs, process_started
-from ..serve.embedding import embedded_etcd, embedded_nats
 from ..serve.joining import open_secret_file, shared_settings
 from .child import Child
 from .display import Display

@@ -39,7 +39,7 @@ from trinamo.runtime.kv.transfer import peers as engine_peers
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.planes import ControlPlane, PutOutcome
-from trinamo.runtime.process.composition import TransferChain
+from trinamo.runtime.planes.transports import TransferChain
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.transfer.settlement import decode_card

@@ -1,7 +1,7 @@
 """What a process is put together from: the planes that a `Transports` makes of a configuration.
 
-`runtime.py` opens them in order and owns what runs on them; `trinamo.cli` has the real
-`Transports`, the simulator another one. Nothing here runs.
+`process/runtime.py` opens them in order and owns what runs on them; `transports.assembly` has the
+real `Transports`, the simulator another one. Nothing here runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 
 from ..config.config import Config
 from ..env import Env
-from ..planes import (
+from . import (
     CallHome,
     ControlPlane,
     EventPlane,
@@ -23,7 +23,7 @@ from ..planes import (
     ResponsePlane,
     TransferPlane,
 )
-from ..planes.settlement import SettlementPlane
+from .settlement import SettlementPlane
 
 __all__ = ["DataPlane", "TransferChain", "Transports"]
 
@@ -56,7 +56,7 @@ class TransferChain:
 
 
 class Transports(Protocol):
-    """Makes concrete planes out of a configuration; `trinamo.cli` has the real one."""
+    """Makes concrete planes out of a configuration; `transports.assembly` has the real one."""
 
     def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
         """The control plane; raises `ConfigError` or `ConnectError` with a sentence."""

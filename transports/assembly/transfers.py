@@ -1,4 +1,4 @@
-"""The composition root of KV transfers: the backends of `data_plane`, opened in their order.
+"""The backends of KV transfers that `data_plane` asks for, opened in their order.
 
 A library is imported only once its backend is configured. What is wrong with the configuration
 stops the start; a library or device that is not there only costs its backend, for tcp carries
@@ -17,7 +17,7 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.kv.transfer.chain import chain_of
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.process.runtime import TransferChain
+from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.one_sided.plane import OneSidedPlane
 from trinamo.transports.tcp import (
     TcpOptions,

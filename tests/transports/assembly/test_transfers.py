@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from tests.session import needs
-from trinamo.cli.serve import transfer_planes
-from trinamo.cli.serve.transfer_planes import open_transfer_chain
 from trinamo.runtime.config.config import Config, DataPlaneConfig, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
@@ -21,6 +19,8 @@ from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.transports.assembly import transfers
+from trinamo.transports.assembly.transfers import open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.one_sided.plane import OneSidedPlane
@@ -75,7 +75,7 @@ async def test_the_port_is_not_refused_while_a_backend_still_moves_bytes(
         plane.is_left_moving = is_left_moving
 
     plane.backend = "nixl"  # type: ignore[misc]
-    monkeypatch.setattr(transfer_planes, "_open_nixl", leaving)
+    monkeypatch.setattr(transfers, "_open_nixl", leaving)
     async with open_transfer_chain(section(nixl__enabled=True), RealEnv()) as chain:
         tcp = chain.settlement
         assert isinstance(tcp, TcpTransferPlane)

@@ -1,7 +1,6 @@
-"""The composition root: which transport carries which plane, by configuration.
+"""Which transport carries which plane of a process: control, events, requests and responses.
 
-The only module that names concrete transports. Everything else sees the interfaces of
-`trinamo.runtime.planes`.
+Everything else sees the interfaces of `trinamo.runtime.planes`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret
 from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, TrinamoError
-from trinamo.runtime.process.runtime import DataPlane, TransferChain
+from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpClient,
     open_request_plane,
@@ -28,8 +27,8 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
-from .embedding import embedded_etcd, embedded_nats
-from .transfer_planes import open_transfer_chain, tcp_options
+from .embedded import embedded_etcd, embedded_nats
+from .transfers import open_transfer_chain, tcp_options
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer

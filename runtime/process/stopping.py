@@ -13,45 +13,45 @@ from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
-from trinamo.runtime.nurseries import open_nursery
+from ..nurseries import open_nursery
 
-__all__ = ["Told", "until_told"]
+__all__ = ["StopRequest", "stopped_by_signals"]
 
-_log = logging.getLogger("trinamo.cli")
+_log = logging.getLogger("trinamo.runtime")
 
 
-class Told:
-    """Whether this process was told to end."""
+class StopRequest:
+    """Whether this process was asked to end. A second request cancels `everything`."""
 
     def __init__(self, everything: trio.CancelScope) -> None:
-        self._told = trio.Event()
+        self._requested = trio.Event()
         self._everything = everything
         self._start: trio.CancelScope | None = everything
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """The last part of the start: told to end in it, only this is left early.
+        """The last part of the start: asked to end in it, only this is left early.
 
         What was opened before can then leave in order. Outside, before, all of it is left early.
         """
         with trio.CancelScope() as self._start:
-            # Told before: the body would begin what nobody wants.
-            if self._told.is_set():
+            # Asked before: the body would begin what nobody wants.
+            if self._requested.is_set():
                 self._start.cancel()
             yield
         self._start = None
 
     async def wait(self) -> None:
-        """Return once the process was told to end; at once if it was in its start."""
-        await self._told.wait()
+        """Return once the process was asked to end; at once if it was in its start."""
+        await self._requested.wait()
 
-    def tell(self, name: str) -> None:
-        """A signal has come; synchronous."""
-        if self._told.is_set():
+    def request(self, name: str) -> None:
+        """Ask it to end, as the signal `name` does; synchronous."""
+        if self._requested.is_set():
             _log.warning("%s again: ending at once", name)
             self._everything.cancel()
             return
-        self._told.set()
+        self._requested.set()
         if self._start is None:
             _log.info("%s: shutting down in order", name)
         else:
@@ -60,16 +60,16 @@ class Told:
 
 
 @asynccontextmanager
-async def until_told() -> AsyncIterator[Told]:
-    """Yield what SIGINT and SIGTERM tell; all inside is the start until `starting` is left."""
+async def stopped_by_signals() -> AsyncIterator[StopRequest]:
+    """Yield what SIGINT and SIGTERM ask; all inside is the start until `starting` is left."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_nursery() as nursery:
-            told = Told(nursery.cancel_scope)
+            stop = StopRequest(nursery.cancel_scope)
 
             async def listen() -> None:
                 async for number in signals:
-                    told.tell(signal.Signals(number).name)
+                    stop.request(signal.Signals(number).name)
 
             nursery.start_soon(listen)
-            yield told
+            yield stop
             nursery.cancel_scope.cancel()

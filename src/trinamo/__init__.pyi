@@ -1,0 +1,92 @@
+# What is public, once: a section for each purpose; `__init__.py` imports each name from here.
+
+# A process of a cluster, and the endpoints that it serves and calls.
+from .transports.assembly.process import open_runtime as open_runtime, serve as serve
+from .runtime.process.runtime import Runtime as Runtime
+from .runtime.protocol.discovery.instances import EndpointName as EndpointName, Instance as Instance
+from .runtime.context import Context as Context, Reason as Reason, State as State
+from .runtime.caller.client import Client as Client, ResponseStream as ResponseStream
+
+# Configuration.
+from .runtime.config.config import Config as Config, load_config as load_config
+
+# Engines, and the models that frontends offer.
+from .runtime.engines.generation import (
+    EngineInfo as EngineInfo,
+    EngineStatistics as EngineStatistics,
+    GenerationEngine as GenerationEngine,
+)
+from .runtime.protocol.openai.generate import (
+    ChatMessage as ChatMessage,
+    Delta as Delta,
+    FinishReason as FinishReason,
+    GenerateRequest as GenerateRequest,
+    ModelCard as ModelCard,
+)
+from .runtime.engines.loop.host import open_engine_host as open_engine_host
+from .runtime.engines.loop.step import (
+    Sampling as Sampling,
+    StepEngine as StepEngine,
+    StepItem as StepItem,
+)
+from .runtime.engines.echo import open_echo_engine as open_echo_engine
+from .runtime.engines.exact.engine import open_exact_engine as open_exact_engine
+
+# Work queues.
+from .runtime.queues.consumer import (
+    Consumer as Consumer,
+    ConsumerLimits as ConsumerLimits,
+    open_consumer as open_consumer,
+)
+from .runtime.planes.queue import (
+    LeasedJob as LeasedJob,
+    QueueLimits as QueueLimits,
+    WorkQueue as WorkQueue,
+)
+
+# KV memory that peers may move blocks to and from.
+from .runtime.kv.cache import KvCache as KvCache
+from .runtime.kv.memory import KvMemory as KvMemory, KvShape as KvShape
+from .runtime.kv.pool import BlockPool as BlockPool
+
+# What a process is given: clock and chance, planes, counters.
+from .runtime.env import Env as Env, RealEnv as RealEnv
+from .runtime.planes.transports import Transports as Transports
+from .transports.assembly.planes import RealTransports as RealTransports
+from .runtime.metrics.metrics import FrontendMetrics as FrontendMetrics
+from .runtime.metrics.worker import WorkerMetrics as WorkerMetrics
+
+# Errors: one tree, each class with what to do.
+from .runtime.errors import (
+    BackendMissingError as BackendMissingError,
+    CompactedError as CompactedError,
+    ConfigError as ConfigError,
+    ConnectError as ConnectError,
+    ControlPlaneError as ControlPlaneError,
+    CorruptedError as CorruptedError,
+    DeadlineError as DeadlineError,
+    DisconnectedError as DisconnectedError,
+    EngineError as EngineError,
+    EventPlaneError as EventPlaneError,
+    FencedError as FencedError,
+    ImpostorError as ImpostorError,
+    KilledError as KilledError,
+    LeaseLostError as LeaseLostError,
+    LocalProtocolError as LocalProtocolError,
+    MetadataNotFoundError as MetadataNotFoundError,
+    ModelAlreadyExistsError as ModelAlreadyExistsError,
+    ModelNotFoundError as ModelNotFoundError,
+    OverloadedError as OverloadedError,
+    ProtocolError as ProtocolError,
+    RefusedError as RefusedError,
+    RemoteProtocolError as RemoteProtocolError,
+    RequestError as RequestError,
+    StaleMemoryError as StaleMemoryError,
+    StalledError as StalledError,
+    TransferError as TransferError,
+    TransportError as TransportError,
+    TrinamoError as TrinamoError,
+    UnavailableError as UnavailableError,
+    UnknownModelError as UnknownModelError,
+    UnknownOutcomeError as UnknownOutcomeError,
+)

@@ -1,0 +1,6 @@
+"""The composition root: which transport carries which plane of a process, by configuration.
+
+The only place that may import every transport; a library is imported once it is configured.
+`planes.py` opens control, events and requests, `transfers.py` the backends of KV transfers,
+`embedded.py` servers of our own, and `process.py` is what `import trinamo` offers of all this.
+"""

@@ -1,0 +1,82 @@
+"""A process on real transports: what a program that uses trinamo as a library opens.
+
+`trinamo.runtime.process` does the work, on whatever planes it is given; here it is given real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.engines import GenerationEngine
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.metrics.metrics import Metrics
+from trinamo.runtime.planes.transports import Transports
+from trinamo.runtime.process import runtime as process
+from trinamo.runtime.process.stopping import stopped_by_signals
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.worker.worker import StreamHandler
+
+from .planes import RealTransports
+
+__all__ = ["open_runtime", "serve"]
+
+
+def open_runtime(
+    config: Config | None = None,
+    *,
+    serving: bool = False,
+    kv: KvCache | None = None,
+    metrics: Metrics | None = None,
+    env: Env | None = None,
+    transports: Transports | None = None,
+) -> AbstractAsyncContextManager[process.Runtime]:
+    """Open every plane and yield the runtime; leaving it is the orderly shutdown.
+
+    Cancelling it instead ends everything at once; its instance is found until its lease ends.
+
+    Args:
+        config: What `load_config` returned; None: the defaults and the environment.
+        serving: Whether it takes requests: it gets an instance id, listeners and a lease.
+        kv: Memory of its engine that peers may move blocks to and from; needs `serving`.
+        metrics: Where it counts; a `WorkerMetrics` if it serves.
+        env: Clock and chance; the simulator has its own.
+        transports: Makes the planes; as configured unless given.
+
+    Raises:
+        ConfigError: With the key that is wrong, or the address that cannot be bound.
+        ConnectError: etcd or NATS does not answer; the sentence says what to do.
+    """
+    return process.open_runtime(
+        config or load_config(),
+        env or RealEnv(),
+        transports or RealTransports(),
+        serving=serving,
+        metrics=metrics,
+        kv=kv,
+    )
+
+
+async def serve(
+    endpoint: EndpointName,
+    handler: StreamHandler,
+    *,
+    config: Config | None = None,
+    request_type: Any = Any,
+    metadata: Mapping[str, str] | None = None,
+    engine: GenerationEngine | None = None,
+) -> None:
+    """Serve one streaming endpoint until SIGINT or SIGTERM, then leave in order.
+
+    A second signal, and cancellation, end it at once. For several endpoints, or an end of your own
+    choice, see `open_runtime` and `Runtime.serve`, which has the other arguments.
+    """
+    async with stopped_by_signals() as stop, open_runtime(config, serving=True) as runtime:
+        with stop.starting():
+            await runtime.serve(
+                endpoint, handler, request_type=request_type, metadata=metadata, engine=engine
+            )
+        await stop.wait()
