@@ -28,6 +28,8 @@ from .router import Router
 
 __all__ = ["Clients"]
 
+_Opened = tuple[Client, trio.CancelScope]
+
 
 @attrs.define(eq=False)
 class _Slot:
@@ -79,8 +81,9 @@ class Clients:
         with self._held_on_success(str(endpoint), slot):
             async with slot.opening:
                 if slot.client is None:
-                    slot.client, slot.scope = await self._nursery.start(self._run, endpoint)
-        return slot.client
+                    opened: _Opened = await self._nursery.start(self._run, endpoint)
+                    slot.client, slot.scope = opened
+            return slot.client
 
     @contextmanager
     def _held_on_success(self, key: str, slot: _Slot) -> Iterator[None]:
@@ -113,7 +116,7 @@ class Clients:
         self,
         endpoint: EndpointName,
         *,
-        task_status: trio.TaskStatus[tuple[Client, trio.CancelScope]],
+        task_status: trio.TaskStatus[_Opened],
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
         config, loads, index = self._config.router, None, None

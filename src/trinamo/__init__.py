@@ -10,12 +10,9 @@ Start reading at `trinamo.runtime` (what things are and how they behave), then `
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
-from typing import Any
 
 
-@cache
 def _homes() -> dict[str, str]:
     """Which module each public name is from, as the stub says: `from .home import a as a, b as b`."""
     from importlib import resources  # noqa: PLC0415 -- most of what `import trinamo` would cost
@@ -31,7 +28,7 @@ def _homes() -> dict[str, str]:
 _PUNCTUATION = str.maketrans("(),", "   ")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__all__":
         return __dir__()
     home = _homes().get(name)

@@ -211,10 +211,11 @@ class EngineTransfers(EnginePeers):
             self._section.timeout_s if deadline_s is None else deadline_s
         )
         ours = self.kv.memory.range_ids(blocks)
-        with trio.move_on_at(ends_at) as scope:
-            peer = await self.connect(engine_id)
-        if scope.cancelled_caught:
-            raise ConnectError(f"engine {engine_id} could not be connected to in time")
+        try:
+            with trio.fail_at(ends_at):
+                peer = await self.connect(engine_id)
+        except trio.TooSlowError:
+            raise ConnectError(f"engine {engine_id} could not be connected to in time") from None
         described = peer.description
         theirs = self.kv.memory.range_ids(
             peer_blocks, described.block_count // self.kv.memory.ranges_per_block
