@@ -21,12 +21,18 @@ _log = logging.getLogger("trinamo.runtime")
 
 
 class StopRequest:
-    """Whether this process was asked to end. A second request cancels `everything`."""
+    """Whether this process was asked to end."""
 
-    def __init__(self, everything: trio.CancelScope) -> None:
+    def __init__(self) -> None:
+        self.everything = trio.CancelScope()
+        """All that the process does belongs inside; a second request cancels it."""
         self._requested = trio.Event()
-        self._everything = everything
-        self._start: trio.CancelScope | None = everything
+        self._start: trio.CancelScope | None = self.everything
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the process was asked."""
+        return self._requested.is_set()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -49,7 +55,7 @@ class StopRequest:
         """Ask it to end, as the signal `name` does; synchronous."""
         if self._requested.is_set():
             _log.warning("%s again: ending at once", name)
-            self._everything.cancel()
+            self.everything.cancel()
             return
         self._requested.set()
         if self._start is None:
@@ -62,9 +68,9 @@ class StopRequest:
 @asynccontextmanager
 async def stopped_by_signals() -> AsyncIterator[StopRequest]:
     """Yield what SIGINT and SIGTERM ask; all inside is the start until `starting` is left."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    stop = StopRequest()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, stop.everything:
         async with open_nursery() as nursery:
-            stop = StopRequest(nursery.cancel_scope)
 
             async def listen() -> None:
                 async for number in signals:

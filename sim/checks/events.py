@@ -70,7 +70,7 @@ def _is_heard(outcome: Outcome, name: str) -> bool:
     cluster = outcome.cluster
     there, back = outcome.network.link(name, BROKER), outcome.network.link(BROKER, name)
     is_joined = not (there.is_cut or back.is_cut) and cluster.is_up(BROKER)
-    return cluster.is_up(name) and is_joined and not cluster.processes[name].told.is_set()
+    return cluster.is_up(name) and is_joined and not cluster.processes[name].stop.is_requested
 
 
 def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterator[str]:

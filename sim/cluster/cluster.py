@@ -141,7 +141,7 @@ class Cluster:
         """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
         match fault.do:
             case "stop":
-                self.processes[host].told.set()
+                self.processes[host].leave()
             case "lose_replies":
                 self.services.lose_replies(host, fault.count)
             case "compact":

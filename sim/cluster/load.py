@@ -275,7 +275,7 @@ async def ask_through_runtime(
         for number in range(manner.requests):
             await client.ask(routed, await client.pause_and_begin(number))
         process.note("caller.done")
-        await process.told.wait()
+        await process.stop.wait()
 
 
 class _RuntimeClient(Client):

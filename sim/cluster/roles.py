@@ -1,38 +1,31 @@
-"""What the processes of a simulated cluster run: the real worker and frontend, on a host each.
+"""What the processes of a simulated cluster run: the roles of `runtime.process.roles`, on a host each.
 
-The same steps as the command line's roles, without its signals: `told` stands for SIGTERM. The
-engine is watched from outside, so that no line of the runtime knows it is being checked.
+They are opened on simulated transports, and `Process.leave` stands for SIGTERM. The engine is
+watched from outside, so that no line of the runtime knows it is being checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context, State
-from trinamo.runtime.engines import GenerationEngine
+from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
 from trinamo.runtime.errors import EngineError, TrinamoError
-from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.metrics.metrics import FrontendMetrics, Metrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.process.roles import serve_frontend, serve_worker
 from trinamo.runtime.process.runtime import Runtime, open_runtime
-from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
-from trinamo.runtime.protocol.openai.generate import (
-    Delta,
-    GenerateRequest,
-    ModelCard,
-    bounded_request_type,
-    payload_bytes_max_for,
-)
+from trinamo.runtime.process.stopping import StopRequest
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 from ..core.env import SimEnv
 
@@ -63,13 +56,17 @@ class Process:
     name: str
     env: SimEnv
     transports: SimTransports
-    told: trio.Event = attrs.Factory(trio.Event)
-    """Set to ask for an orderly end, as SIGTERM does."""
+    stop: StopRequest = attrs.Factory(StopRequest)
     ready: trio.Event = attrs.Factory(trio.Event)
     runtime: Runtime | None = None
     service: HttpService | None = None
-    engine: GenerationEngine | None = None
+    engine: EngineHost | None = None
     metrics: Metrics | None = None
+
+    def leave(self) -> None:
+        """Ask for an orderly end, as SIGTERM does; asked again it goes on leaving."""
+        if not self.stop.is_requested:
+            self.stop.request("SIGTERM")
 
     def note(self, kind: str, **fields: Any) -> None:
         self.env.note(kind, **fields)
@@ -84,9 +81,10 @@ def request_name(request: GenerateRequest) -> str:
 class WatchedEngine:
     """An engine whose every token, and every end, is noted."""
 
-    def __init__(self, process: Process, engine: GenerationEngine) -> None:
+    def __init__(self, process: Process, engine: EngineHost) -> None:
         self._process, self._engine = process, engine
-        self.info = engine.info
+        self.info, self.kv = engine.info, engine.kv
+        self.statistics, self.listen_blocks = engine.statistics, engine.listen_blocks
 
     async def generate(
         self, request: GenerateRequest, context: Context
@@ -137,73 +135,51 @@ def _raise_after(request: GenerateRequest) -> int | None:
 
 
 async def run_worker(process: Process, config: Config, options: MockerOptions) -> None:
-    """Serve the model until told to end, then leave in order."""
-    env, section = process.env, config.worker
-    metrics = process.metrics = WorkerMetrics(env)
-    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
-    async with (
-        _mocker(env, options) as engine,
-        open_runtime(config, env, process.transports, serving=True, metrics=metrics) as runtime,
-    ):
-        process.engine, process.runtime = engine, runtime
-        watched = WatchedEngine(process, engine)
-        assert runtime.instance_id is not None
-        process.note("worker.serve", instance=runtime.instance_id)
-        context_tokens_max = engine.info.context_tokens_max
-        await runtime.serve(
-            endpoint,
-            watched.generate,
-            request_type=bounded_request_type(context_tokens_max),
-            payload_bytes_max=payload_bytes_max_for(context_tokens_max),
-            engine=engine,
-        )
-        card = ModelCard(name=MODEL, endpoint=str(endpoint), engine="mocker")
-        await runtime.publish(model_key(card.name, runtime.instance_id), encode_card(card))
-        process.ready.set()
-        process.note("worker.ready", instance=runtime.instance_id)
-        await process.told.wait()
-        process.note("worker.told")
-    process.note("worker.left")
-
-
-def _mocker(env: SimEnv, options: MockerOptions) -> AbstractAsyncContextManager[GenerationEngine]:
+    """Serve the model until asked to leave."""
+    metrics = process.metrics = WorkerMetrics(process.env)
     # A scenario with few blocks is about their reuse, and has short prompts.
     context_max = min(CONTEXT_TOKENS_MAX, options.num_gpu_blocks * options.block_size)
-    return open_mocker_engine(options, model=MODEL, env=env, context_tokens_max=context_max)
+    section = msgspec.structs.replace(config.worker, status_port=None)
+    mocker = open_mocker_engine(
+        options, model=MODEL, env=process.env, context_tokens_max=context_max
+    )
+
+    def opened(runtime: Runtime) -> None:
+        process.runtime = runtime
+
+    with process.stop.everything:
+        async with mocker as engine:
+            process.engine = engine
+            await serve_worker(
+                msgspec.structs.replace(config, worker=section),
+                process.env,
+                process.transports,
+                WatchedEngine(process, engine),
+                process.stop,
+                ready=lambda _: process.ready.set(),
+                opened=opened,
+                metrics=metrics,
+            )
 
 
 async def run_frontend(process: Process, config: Config) -> None:
-    """Serve HTTP until told to end, then drain."""
-    env = process.env
-    metrics = process.metrics = FrontendMetrics(env)
-    async with (
-        open_runtime(config, env, process.transports, metrics=metrics) as runtime,
-        trio.open_nursery() as watching,
-    ):
-        process.runtime = runtime
-        service = process.service = _http_service(config, env, metrics)
-        await watching.start(watch_models, runtime.control, runtime, service.model_manager())
-        async with trio.open_nursery() as serving:
-            await serving.start(service.run)
-            process.ready.set()
-            process.note("frontend.ready")
-            await process.told.wait()
-            process.note("frontend.told")
-            service.stop()
-        watching.cancel_scope.cancel()
-    process.note("frontend.left")
+    """Serve HTTP until asked to leave, then drain."""
+    metrics = process.metrics = FrontendMetrics(process.env)
+    section = msgspec.structs.replace(config.http, host="0.0.0.0", port=HTTP_PORT)  # noqa: S104 -- simulated
 
+    def opened(runtime: Runtime, service: HttpService) -> None:
+        process.runtime, process.service = runtime, service
 
-def _http_service(config: Config, env: SimEnv, metrics: FrontendMetrics) -> HttpService:
-    settings: dict[str, Any] = {
-        name: getattr(config.http, name) for name in config.http.__struct_fields__
-    }
-    settings |= {
-        "on_disconnect": OnDisconnect(config.http.on_disconnect),
-        "host": "0.0.0.0",  # noqa: S104 -- simulated
-        "port": HTTP_PORT,
-    }
-    return HttpService.builder().env(env).metrics(metrics).config(**settings).build()
+    with process.stop.everything:
+        await serve_frontend(
+            msgspec.structs.replace(config, http=section),
+            process.env,
+            process.transports,
+            process.stop,
+            ready=lambda _: process.ready.set(),
+            opened=opened,
+            metrics=metrics,
+        )
 
 
 @asynccontextmanager

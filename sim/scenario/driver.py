@@ -151,7 +151,7 @@ class ClusterDriver(Driver):
         for name in cluster.workers:
             process = cluster.processes[name]
             runtime, control = process.runtime, process.transports.control
-            if not cluster.is_up(name) or process.told.is_set() or control is None:
+            if not cluster.is_up(name) or process.stop.is_requested or control is None:
                 continue
             if not cluster.services.is_reachable(name):
                 continue
@@ -186,7 +186,7 @@ class ClusterDriver(Driver):
             if self.cluster.is_up(name) and process.ready.is_set()
         ]
         for name in names:
-            self.cluster.processes[name].told.set()
+            self.cluster.processes[name].leave()
         if not await self.wait(lambda: not any(map(self.is_running, names)), SHUTDOWN_S):
             late = [name for name in names if self.is_running(name)]
             self.outcome.violate("I15", f"{late} did not shut down\n{self.world.waiting()}")

@@ -234,7 +234,7 @@ class Nemesis:
 
         for name in (*frontends, worker):
             # Who was told to leave is about to be no core any more; a new process takes its place.
-            if cluster.processes[name].told.is_set():
+            if cluster.processes[name].stop.is_requested:
                 self.world.kill(name)
         heal_core(self.world, self.network, core, boot)
 

@@ -1,0 +1,214 @@
+"""What the processes of a cluster do: a worker, or a frontend, from start to orderly end.
+
+The command line, a program that has an engine of its own (`trinamo.serve_worker`) and the simulator
+call the same functions. They differ in the transports, in what asks the process to stop
+(`stopping.py`), and in what they do once it is ready. Signals, output and the choice of an engine
+are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from ..config.config import Config
+from ..engines import GenerationEngine
+from ..env import Env
+from ..http.models.discovery import watch_models
+from ..http.overview import describe_planes, overview
+from ..http.server.server import Server
+from ..http.service import HttpService
+from ..http.status_app import Health, build_status_app
+from ..kv.cache import HoldsKv
+from ..metrics.metrics import FrontendMetrics
+from ..metrics.worker import WorkerMetrics
+from ..nurseries import open_nursery
+from ..planes.transports import Transports
+from ..protocol.discovery.instances import EndpointName
+from ..protocol.discovery.model_cards import encode_card, model_key
+from ..protocol.openai.generate import ModelCard, bounded_request_type, payload_bytes_max_for
+from .runtime import Runtime, open_runtime
+from .stopping import StopRequest
+
+__all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]
+
+_STATUS_CONNECTIONS_MAX = 64
+
+
+@attrs.frozen
+class WorkerReady:
+    """A worker serves: its model can be found."""
+
+    instance_id: str
+    model: str
+    engine: str
+    status_url: str
+    """Empty if there is no status port."""
+
+
+@attrs.frozen
+class FrontendReady:
+    """A frontend serves."""
+
+    url: str
+
+
+async def serve_worker(
+    config: Config,
+    env: Env,
+    transports: Transports,
+    engine: GenerationEngine,
+    stop: StopRequest,
+    *,
+    ready: Callable[[WorkerReady], object],
+    opened: Callable[[Runtime], object] = lambda _: None,
+    metrics: WorkerMetrics | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Serve the model of `engine`, which stays the caller's, until `stop`; then leave in order.
+
+    `opened` is called once the planes are open, `ready` once frontends find the model; `metadata`
+    is for people, beside what the engine says of itself. Raises `ConfigError` or `ConnectError`,
+    with a sentence saying what to do, if it cannot start.
+    """
+    kv = engine.kv if isinstance(engine, HoldsKv) else None
+    async with (
+        open_runtime(config, env, transports, serving=True, metrics=metrics, kv=kv) as runtime,
+        open_nursery() as nursery,
+    ):
+        opened(runtime)
+        env.note("worker.serve", instance=runtime.instance_id)
+        with stop.starting():
+            status_url = ""
+            if config.worker.status_port is not None:
+                port = await nursery.start(_status_server(config, runtime, engine).serve)
+                status_url = _url(config.worker.status_host, port)
+            facts = await _offer(
+                config, runtime, engine, {**(metadata or {}), "status": status_url}
+            )
+            env.note("worker.ready", instance=facts.instance_id)
+            ready(facts)
+        await stop.wait()
+        env.note("worker.told")
+        await runtime.shutdown()
+        nursery.cancel_scope.cancel()
+    env.note("worker.left")
+
+
+async def _offer(
+    config: Config, runtime: Runtime, engine: GenerationEngine, metadata: Mapping[str, str]
+) -> WorkerReady:
+    """Register the endpoint, and publish the model's card."""
+    section, info = config.worker, engine.info
+    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
+    instance = await runtime.serve(
+        endpoint,
+        engine.generate,
+        request_type=bounded_request_type(info.context_tokens_max),
+        payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
+        metadata={"engine": info.engine, "model": info.model, **metadata},
+        engine=engine,
+    )
+    card = ModelCard(
+        name=info.model,
+        endpoint=str(endpoint),
+        context_tokens_max=info.context_tokens_max,
+        engine=info.engine,
+        fingerprint=info.fingerprint,
+        created=int(runtime.env.clock.wall()),
+    )
+    await runtime.publish(model_key(card.name, instance.id), encode_card(card))
+    return WorkerReady(instance.id, info.model, info.engine, metadata["status"])
+
+
+def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -> Server:
+    worker = runtime.worker
+    assert worker is not None
+
+    def check_health() -> Health:
+        state = runtime.registrar.state
+        draining = worker.is_draining
+        status = "draining" if draining else "ready" if state.lease_id else "unregistered"
+        return Health(
+            is_ready=not draining,
+            status=status,
+            facts={
+                "instance_id": runtime.instance_id,
+                "active": worker.active_count,
+                "lease_id": f"{state.lease_id:x}",
+                "incarnation": state.incarnation,
+                **_describe_blocks(engine),
+                **_describe_transfers(runtime),
+                **describe_planes(runtime),
+            },
+        )
+
+    return Server(
+        build_status_app(runtime.metrics, check_health),
+        metrics=runtime.metrics,
+        host=config.worker.status_host,
+        port=config.worker.status_port or 0,
+        connections_max=_STATUS_CONNECTIONS_MAX,
+    )
+
+
+def _describe_blocks(engine: GenerationEngine) -> dict[str, Any]:
+    """How full the engine's KV memory is, where it has any."""
+    total = engine.info.block_count
+    used = engine.statistics().blocks_used
+    return {"blocks": {"used": used, "total": total}} if total else {}
+
+
+def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
+    """The chain of backends and what goes on over it, where the engine has KV memory."""
+    transfers = runtime.transfers
+    return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve_frontend(
+    config: Config,
+    env: Env,
+    transports: Transports,
+    stop: StopRequest,
+    *,
+    ready: Callable[[FrontendReady], object],
+    opened: Callable[[Runtime, HttpService], object] = lambda _, __: None,
+    metrics: FrontendMetrics | None = None,
+) -> None:
+    """Serve HTTP until `stop`; then refuse new work, finish, and leave.
+
+    `opened` is called once the planes are open, `ready` once HTTP is answered. Raises `ConfigError`
+    or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    """
+    metrics = metrics or FrontendMetrics(env)
+    async with (
+        open_runtime(config, env, transports, metrics=metrics) as runtime,
+        open_nursery() as watching,
+    ):
+        service = _http_service(config, runtime, metrics)
+        opened(runtime, service)
+        async with open_nursery() as serving:
+            with stop.starting():
+                manager = service.model_manager()
+                await watching.start(watch_models, runtime.control, runtime, manager)
+                port = await serving.start(service.run)
+                env.note("frontend.ready")
+                ready(FrontendReady(_url(config.http.host, port)))
+            await stop.wait()
+            env.note("frontend.told")
+            service.stop()
+        watching.cancel_scope.cancel()
+    env.note("frontend.left")
+
+
+def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:
+    # The keys of `http` are the fields of the service's configuration, name by name.
+    settings = {name: getattr(config.http, name) for name in config.http.__struct_fields__}
+    builder = HttpService.builder().env(runtime.env).metrics(metrics)
+    return builder.look(lambda: overview(runtime)).config(**settings).build()
