@@ -7,22 +7,21 @@ that are taken. What this file does not do: read or write (`connection.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from .connection import Connection, Phase
 
 __all__ = ["ConnectionTable"]
 
-_TAKEN_IN_ORDER: Final = (Phase.IDLE, Phase.ARRIVING)
-
 
 class ConnectionTable:
     """At most `connections_max` connections, in the order in which each came to its phase.
 
-    At the bound the connection that has been idle longest gives its place to a new one: so whoever
-    opens connections and leaves them idle, or sends half a head, keeps nobody out but himself. If
-    none is idle, it is the one whose body has been arriving longest. A connection whose request is
-    being answered is never taken.
+    At the bound a new connection takes the place of one that waits: of those that are idle, half
+    a head included, and those whose body is arriving, the larger crowd gives the one that has been
+    in it longest. So whoever opens connections, and leaves them idle or sends half of something,
+    keeps nobody out but himself: not even a client whose request has not been read yet, which a
+    crowd of half bodies would push out if idle ones always went first. A connection whose request
+    is being answered is never taken.
     """
 
     def __init__(self, connections_max: int) -> None:
@@ -42,10 +41,10 @@ class ConnectionTable:
 
     def take(self) -> Connection | None:
         """Remove and return the connection to close for a new one; None if all are being answered."""
-        for phase in _TAKEN_IN_ORDER:
-            for connection in self._members[phase]:
-                self.remove(connection)
-                return connection
+        crowd = max(self._members[Phase.IDLE], self._members[Phase.ARRIVING], key=len)
+        for connection in crowd:
+            self.remove(connection)
+            return connection
         return None
 
     def add(self, connection: Connection) -> None:

@@ -83,7 +83,7 @@ async def test_one_that_was_answered_waits_anew(serve: Any) -> None:
     await running.wait_quiet()
 
 
-async def test_one_whose_body_arrives_is_taken_after_all_idle_ones(serve: Any) -> None:
+async def test_an_idle_one_is_taken_before_one_whose_body_arrives(serve: Any) -> None:
     running = await serve(connections_max=2)
     arriving = await connect(running, HALF_A_BODY)
     idle = await connect(running)
@@ -94,6 +94,19 @@ async def test_one_whose_body_arrives_is_taken_after_all_idle_ones(serve: Any) -
             assert await is_closed(arriving)
     await arriving.aclose()
     await idle.aclose()
+    await running.wait_quiet()
+
+
+async def test_a_crowd_of_half_bodies_pushes_out_none_that_has_just_come(serve: Any) -> None:
+    """Whose request is on its way, and looks idle until it is there."""
+    running = await serve(connections_max=3)
+    arriving = [await connect(running, HALF_A_BODY) for _ in range(2)]
+    new = await connect(running)
+    async with await connect(running):
+        assert await is_closed(arriving[0])
+        assert b" 200 " in await ask_live(new)
+    for stream in (*arriving, new):
+        await stream.aclose()
     await running.wait_quiet()
 
 
