@@ -26,6 +26,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import Entry, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
@@ -116,11 +117,11 @@ async def _worker() -> None:
         trio.open_nursery() as nursery,
     ):
         serving = Worker(TcpClient(options), env, instance_id="1", requests_max=4096)
-        serving.add_stream(TOKENS, engine.tokens, request_type=int)
-        serving.add_stream(PACED, engine.paced, request_type=int)
-        serving.add_stream(PHASED, engine.phased, request_type=int)
-        serving.add_stream(HOLD, engine.hold, request_type=int)
-        serving.add_unary(ECHO, engine.echo, request_type=str)
+        serving.add(Endpoint(TOKENS, stream=engine.tokens, request_type=int))
+        serving.add(Endpoint(PACED, stream=engine.paced, request_type=int))
+        serving.add(Endpoint(PHASED, stream=engine.phased, request_type=int))
+        serving.add(Endpoint(HOLD, stream=engine.hold, request_type=int))
+        serving.add(Endpoint(ECHO, unary=engine.echo, request_type=str))
         await nursery.start(serving.run)
         await nursery.start(server.serve, serving)
         nursery.start_soon(engine.run)

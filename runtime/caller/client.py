@@ -8,9 +8,9 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Container, Mapping
+from collections.abc import AsyncIterator, Awaitable, Container
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -29,63 +29,20 @@ from ..errors import (
     UnavailableError,
 )
 from ..logs.fields import add_fields
-from ..planes import Registration, RequestPlane, ResponseChannel, ResponsePlane
+from ..planes import InputRegistration, Registration, RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
-from ..protocol.streams.request import Ack, Envelope, RequestKind, attempt_id, raise_for_nack
+from ..protocol.streams.request import Answer, Envelope, RequestKind, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
 from .in_flight import Flight
 from .router import Router
+from .streams import Exchange, ResponseStream
 
-__all__ = ["Client", "ResponseStream"]
+__all__ = ["Client"]
 
 T = TypeVar("T")
 _ID_BITS: Final = 64
 _ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
 """What may be tried on another instance; all else would fail there too, or must not run twice."""
-
-
-class ResponseStream(Generic[T]):
-    """The items of one answer, then its end or one `TrinamoError`.
-
-    Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
-    """
-
-    __slots__ = ("_channel", "_decode", "_router", "instance")
-
-    def __init__(
-        self,
-        channel: ResponseChannel,
-        decoder: msgspec.msgpack.Decoder[T],
-        router: Router,
-        instance: Instance,
-    ) -> None:
-        self.instance = instance
-        """The worker that answers."""
-        self._channel = channel
-        self._decode = decoder.decode
-        self._router = router
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        """The next item.
-
-        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
-        nothing for `router.silence_grace_s` and has left discovery or does not answer
-        (`liveness.py`); `KilledError` if the context was killed, or what the handler raised.
-        """
-        try:
-            return self._decode(await self._channel.__anext__())
-        except DisconnectedError:
-            self._router.inhibit(self.instance)
-            raise
-        except RemoteProtocolError:
-            self._router.inhibit(self.instance, is_nonsensical=True)
-            raise
-        except UNDECODABLE as error:
-            self._router.inhibit(self.instance, is_nonsensical=True)
-            raise RemoteProtocolError(f"an item does not decode: {error}") from error
 
 
 class Client:
@@ -120,7 +77,6 @@ class Client:
         context: Context | None = None,
         instance_id: str | None = None,
         among: Container[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
@@ -137,9 +93,31 @@ class Client:
                 payload,
                 instance_id=instance_id,
                 among=among,
-                metadata=dict(metadata or {}),
             )
             yield ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        request: Any,
+        item_type: type[T],
+        *,
+        context: Context | None = None,
+        instance_id: str | None = None,
+    ) -> AsyncIterator[Exchange[T]]:
+        """As `stream`, of an endpoint that is also streamed to; `send` its input, then `finish`.
+
+        No input is sent before a worker has the request, so attempts go to other instances as those
+        of `stream` do.
+        """
+        context = context or Context(self.new_id())
+        with ExitStack() as held:
+            attempt = await self._dispatch(
+                held, context, self._encode(request), instance_id=instance_id, takes_input=True
+            )
+            assert attempt.input is not None
+            decoder = msgspec.msgpack.Decoder(item_type)
+            yield Exchange(attempt.channel, decoder, self.router, attempt.instance, attempt.input)
 
     async def call(
         self,
@@ -214,8 +192,8 @@ class Client:
         payload: bytes,
         *,
         instance_id: str | None,
-        among: Container[str] | None,
-        metadata: dict[str, str],
+        among: Container[str] | None = None,
+        takes_input: bool = False,
     ) -> _Attempt:
         tried: list[str] = []
         failed: TrinamoError | None = None
@@ -230,7 +208,9 @@ class Client:
                     context,
                     self._call_home_timeout_s,
                 )
-                envelope = self._envelope(attempt, metadata)
+                if takes_input:
+                    attempt.input = own.enter_context(self._response_plane.register_input(context))
+                envelope = self._envelope(attempt)
                 try:
                     await attempt.run(*self._route(instance), envelope, payload)
                 except _ELSEWHERE as error:
@@ -258,13 +238,13 @@ class Client:
                 raise failed from None
             raise
 
-    def _envelope(self, attempt: _Attempt, metadata: dict[str, str]) -> Envelope:
+    def _envelope(self, attempt: _Attempt) -> Envelope:
         return Envelope(
             id=attempt_id(attempt.context.id, self._env.rng),
             endpoint=attempt.instance.endpoint,
             instance_id=attempt.instance.id,
             response=attempt.registration.connection,
-            metadata=metadata,
+            request=None if attempt.input is None else attempt.input.connection,
         )
 
     def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
@@ -300,6 +280,7 @@ class _Attempt:
         self.registration = registration
         self.context = context
         self.channel = registration.channel
+        self.input: InputRegistration | None = None
         self._flight = flight
         self._call_home_timeout_s = call_home_timeout_s
         self._greeting_count = 0
@@ -333,7 +314,7 @@ class _Attempt:
     async def _deliver(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
-        ack: Ack | None = None
+        ack: Answer | None = None
         with self.context.cancelled_by_kill() as waiting:
             self._flight.on_gone = waiting.cancel
             if self._flight.is_gone:

@@ -13,7 +13,7 @@ from ..errors import TrinamoError
 from ..nurseries import open_nursery
 from ..planes import RequestPlane
 from ..protocol.discovery.instances import Instance
-from ..protocol.streams.request import Ack, AckStatus, Envelope, RequestKind
+from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 from ..protocol.streams.silence import Reply
 
 __all__ = ["ANSWER_MAX_S", "Way", "answers", "question"]
@@ -66,7 +66,7 @@ async def question(ways: Collection[Way], instance: Instance, env: Env, patience
     return reply
 
 
-async def _probe(way: Way, instance: Instance, env: Env, patience_s: float) -> Ack | None:
+async def _probe(way: Way, instance: Instance, env: Env, patience_s: float) -> Answer | None:
     plane, address = way
     probe = Envelope(
         id=f"{env.rng.getrandbits(_ID_BITS):016x}",

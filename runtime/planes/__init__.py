@@ -40,8 +40,8 @@ from .requests import (
 )
 from .responses import (
     CallHome,
+    InputRegistration,
     Registration,
-    RequestSender,
     ResponseChannel,
     ResponsePlane,
     ResponseSender,
@@ -68,6 +68,7 @@ __all__ = [
     "Entry",
     "EventPlane",
     "EventStatistics",
+    "InputRegistration",
     "Lease",
     "LeasedJob",
     "MemoryRegion",
@@ -80,7 +81,6 @@ __all__ = [
     "Registration",
     "RemoteMemory",
     "RequestPlane",
-    "RequestSender",
     "RequestServer",
     "RequestService",
     "ResponseChannel",

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import trio
 
-from ..protocol.streams.request import Ack, Envelope
+from ..protocol.streams.request import Answer, Envelope
 
 __all__ = [
     "RequestPlane",
@@ -19,7 +19,7 @@ __all__ = [
 class RequestService(Protocol):
     """What the worker offers to whatever request plane brings it envelopes."""
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Ack:
+    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
         """Decide without waiting. Once `accepted`, the work is started and will call home.
 
         A probe is answered only: nothing is started.
@@ -89,7 +89,7 @@ class RequestPlane(Protocol):
         """
         ...
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         """Deliver a streaming request, or a probe, and return the worker's ACK or NACK.
 
         Raises `ConnectError` if nothing was sent (`ImpostorError`: another instance than

@@ -12,8 +12,8 @@ from ..protocol.streams.request import ConnectionInfo
 
 __all__ = [
     "CallHome",
+    "InputRegistration",
     "Registration",
-    "RequestSender",
     "ResponseChannel",
     "ResponsePlane",
     "ResponseSender",
@@ -74,11 +74,19 @@ class Registration(AbstractContextManager["Registration"], Protocol):
         ...
 
 
-class RequestSender(Protocol):
-    """The caller's end of one request stream: input items to the worker."""
+class InputRegistration(AbstractContextManager["InputRegistration"], Protocol):
+    """A subject held open for one worker that is streamed to; leaving it removes the subject.
+
+    Leaving it before `finish` sends Kill without a checkpoint.
+    """
+
+    @property
+    def connection(self) -> ConnectionInfo:
+        """What the envelope tells the worker: address, subject and stream type."""
+        ...
 
     async def send(self, item: bytes) -> None:
-        """Queue one input item, waiting while the byte bound is reached."""
+        """Queue one input item, waiting for the worker's call and while the bound is reached."""
         ...
 
     async def finish(self) -> None:
@@ -91,6 +99,10 @@ class ResponsePlane(Protocol):
 
     def register(self, context: Context) -> Registration:
         """Open a subject for the response of one request; synchronous."""
+        ...
+
+    def register_input(self, context: Context) -> InputRegistration:
+        """Open a subject for the input of one request; synchronous."""
         ...
 
 
@@ -112,16 +124,12 @@ class ResponseSender(Protocol):
         """Queue the prologue: the handler has started."""
         ...
 
-    def refuse(self, error: TrinamoError) -> None:
-        """Queue a prologue that says why there will be no item."""
-        ...
-
     def finish(self) -> None:
         """Queue Sentinel: the answer is complete."""
         ...
 
     def fail(self, error: TrinamoError) -> None:
-        """Queue `failed`: the handler raised after the prologue."""
+        """Queue the terminal error: a declining prologue before `open`, `failed` after it."""
         ...
 
 

@@ -44,9 +44,10 @@ from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane, Transports
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
+from ..worker.endpoint import Endpoint, InputHandler, StreamHandler, UnaryHandler
 from ..worker.registration import LeaseState, Registrar
 from ..worker.reports import Reports
-from ..worker.worker import StreamHandler, Worker
+from ..worker.worker import Worker
 from .settings import REQUESTS_MAX, Settings
 from .shutdown import shut_down
 
@@ -186,18 +187,51 @@ class Runtime:
         (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
         bytes is refused before it is decoded.
         """
-        worker = self._serving_worker()
-        worker.add_stream(
+        served = Endpoint(
             endpoint,
-            handler,
-            request_type=request_type,
+            request_type,
+            stream=handler,
             payload_bytes_max=payload_bytes_max,
             model="" if engine is None else engine.info.model,
         )
+        return await self._serve(served, metadata, engine)
+
+    async def serve_unary(
+        self,
+        endpoint: EndpointName,
+        handler: UnaryHandler,
+        *,
+        request_type: Any = Any,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Instance:
+        """As `serve`, with an async function that returns the answer to one `Client.call`."""
+        return await self._serve(Endpoint(endpoint, request_type, unary=handler), metadata)
+
+    async def serve_bidirectional(
+        self,
+        endpoint: EndpointName,
+        handler: InputHandler,
+        *,
+        request_type: Any = Any,
+        input_type: Any = Any,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Instance:
+        """As `serve`; the handler also takes an iterator over what `Client.exchange` sends."""
+        served = Endpoint(endpoint, request_type, bidirectional=handler, input_type=input_type)
+        return await self._serve(served, metadata)
+
+    async def _serve(
+        self,
+        served: Endpoint,
+        metadata: Mapping[str, str] | None,
+        engine: GenerationEngine | None = None,
+    ) -> Instance:
+        worker = self._serving_worker()
+        worker.add(served)
         try:
-            return await self.register(endpoint, metadata=metadata, engine=engine)
+            return await self.register(served.name, metadata=metadata, engine=engine)
         except BaseException:
-            worker.remove(endpoint)
+            worker.remove(served.name)
             raise
 
     async def register(

@@ -17,9 +17,13 @@ from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
 from ..protocol.undecodable import UNDECODABLE
 
-__all__ = ["Endpoint", "single_error"]
+__all__ = ["Endpoint", "InputHandler", "StreamHandler", "UnaryHandler", "single_error"]
 
 _log = logging.getLogger("trinamo.worker")
+
+StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
+InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 
 @attrs.frozen(eq=False)
@@ -28,12 +32,14 @@ class Endpoint:
 
     name: EndpointName
     request_type: Any = Any
-    stream: Callable[[Any, Context], AsyncGenerator[Any, None]] | None = None
-    unary: Callable[[Any, Context], Awaitable[Any]] | None = None
-    bidirectional: (
-        Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]] | None
-    ) = None
+    stream: StreamHandler | None = None
+    """An async generator: what it yields is streamed to the caller."""
+    unary: UnaryHandler | None = None
+    """An async function: what it returns is the answer."""
+    bidirectional: InputHandler | None = None
+    """As `stream`, with an iterator over the caller's input items as third argument."""
     input_type: Any = Any
+    """Of one input item."""
     payload_bytes_max: float = math.inf
     """A longer payload is refused before it is decoded."""
     model: str = ""
@@ -87,7 +93,11 @@ class Endpoint:
 async def _decoded(raw: AsyncIterator[bytes], item_type: Any) -> AsyncIterator[Any]:
     decode = msgspec.msgpack.Decoder(item_type).decode
     async for item in raw:
-        yield decode(item)
+        try:
+            decoded = decode(item)
+        except UNDECODABLE as error:
+            raise RequestError(f"an input item does not decode: {error}") from error
+        yield decoded
 
 
 def single_error(raised: Exception, what: str) -> TrinamoError:

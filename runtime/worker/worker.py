@@ -8,8 +8,7 @@ handler is user code: whatever it raises ends its own stream with a typed error 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from ..metrics.worker import WorkerMetrics, WorkerRecord
 from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.streams.request import Ack, AckStatus, Envelope, RequestKind, raise_for_nack
+from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
 from .endpoint import Endpoint, single_error
 
 __all__ = ["Worker"]
@@ -44,10 +43,6 @@ _log = logging.getLogger("trinamo.worker")
 _ITEMS_PER_CHECKPOINT: Final = 32
 _CANCELLED_MAX: Final = 4096
 """Cancels remembered for requests that have not arrived; the oldest are forgotten first."""
-
-StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
-UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
-InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 
 @attrs.define(eq=False)
@@ -89,47 +84,8 @@ class Worker:
 
     # --- what it serves ---
 
-    def add_stream(
-        self,
-        name: EndpointName,
-        handler: StreamHandler,
-        *,
-        request_type: Any = Any,
-        payload_bytes_max: float = math.inf,
-        model: str = "",
-    ) -> None:
-        """Serve `handler(request, context)`, an async generator function, under `name`.
-
-        With `model`, requests whose `model` is another are refused with `unknown_model`.
-        """
-        self._add(
-            Endpoint(
-                name,
-                request_type,
-                stream=handler,
-                payload_bytes_max=payload_bytes_max,
-                model=model,
-            )
-        )
-
-    def add_unary(
-        self, name: EndpointName, handler: UnaryHandler, *, request_type: Any = Any
-    ) -> None:
-        """Serve `handler(request, context)`, an async function, under `name`."""
-        self._add(Endpoint(name, request_type, unary=handler))
-
-    def add_bidirectional(
-        self,
-        name: EndpointName,
-        handler: InputHandler,
-        *,
-        request_type: Any = Any,
-        input_type: Any = Any,
-    ) -> None:
-        """Serve `handler(request, context, items)`, which also takes a stream of input items."""
-        self._add(Endpoint(name, request_type, bidirectional=handler, input_type=input_type))
-
-    def _add(self, endpoint: Endpoint) -> None:
+    def add(self, endpoint: Endpoint) -> None:
+        """Serve `endpoint`; one of each name."""
         key = str(endpoint.name)
         if key in self._endpoints:
             raise RequestError(f"endpoint {key} is served already")
@@ -151,17 +107,17 @@ class Worker:
 
     # --- RequestService: called by the request plane ---
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Ack:
+    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
         """Decide about a streaming request; if accepted its task is started. Synchronous.
 
         A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
         """
         if envelope.kind is RequestKind.PROBE:
-            found = self._absence(envelope) or Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+            found = self._absence(envelope) or Answer(id=envelope.id, status=AckStatus.ACCEPTED)
             return msgspec.structs.replace(found, instance_id=self.instance_id)
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
-            self._metrics.refused(self._label(envelope), ack.status)
+            self._metrics.refused(self._label(envelope), str(ack.status))
             return ack
         assert self._nursery is not None, "admitted before run()"
         endpoint = self._endpoints[envelope.endpoint]
@@ -173,7 +129,7 @@ class Worker:
         """Run a unary request; raises what it failed with, always a `TrinamoError`."""
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
-            self._metrics.refused(self._label(envelope), ack.status)
+            self._metrics.refused(self._label(envelope), str(ack.status))
             raise_for_nack(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
@@ -213,7 +169,7 @@ class Worker:
             del self._cancelled[oldest]
         self._cancelled[request_id] = now + self._cancelled_ttl_s
 
-    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Ack, Any]:
+    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Answer, Any]:
         absent = self._absence(envelope)
         if absent is not None:
             return absent, None
@@ -234,9 +190,9 @@ class Worker:
                 status, message = AckStatus.UNKNOWN_MODEL, error.message
             except RequestError as error:
                 status, message = AckStatus.INVALID, error.message
-        return Ack(id=envelope.id, status=status, message=message), request
+        return Answer(id=envelope.id, status=status, message=message), request
 
-    def _absence(self, envelope: Envelope) -> Ack | None:
+    def _absence(self, envelope: Envelope) -> Answer | None:
         """The NACK for what no patience helps: it leaves, or is not the one that is meant."""
         if self._draining or self._nursery is None:
             status, message = AckStatus.DRAINING, "this worker is shutting down"
@@ -247,7 +203,7 @@ class Worker:
             message = f"this is instance {self.instance_id}, not {envelope.instance_id}"
         else:
             return None
-        return Ack(id=envelope.id, status=status, message=message)
+        return Answer(id=envelope.id, status=status, message=message)
 
     def _label(self, envelope: Envelope) -> str:
         # A stranger's text must not become a time series of its own.
@@ -327,7 +283,9 @@ class Worker:
                 else:
                     async with self._call_home.receive_input(envelope.request, context) as raw:
                         items = endpoint.run_bidirectional(request, context, raw)
-                        await self._pump(items, sender, record)
+                        # Now, because the caller sends nothing before: the first item may need it.
+                        sender.open()
+                        await self._pump(items, sender, record, is_open=True)
         except Exception as raised:  # noqa: BLE001 -- handlers are user code
             error = single_error(raised, f"request {envelope.id}")
         if error is None and context.scope.cancelled_caught:
@@ -348,11 +306,16 @@ class Worker:
         return KilledError("the request was killed", reason=str(context.reason))
 
     async def _pump(
-        self, items: AsyncGenerator[Any, None], sender: ResponseSender, record: WorkerRecord
+        self,
+        items: AsyncGenerator[Any, None],
+        sender: ResponseSender,
+        record: WorkerRecord,
+        *,
+        is_open: bool = False,
     ) -> None:
         """The handler's items to the caller: the loop that runs once for every token."""
         encode, send, tally = self._encode, sender.send_nowait, record.tally
-        is_open, since_checkpoint = False, 0
+        since_checkpoint = 0
         async with aclosing(items):
             async for item in items:
                 if not is_open:

@@ -121,7 +121,7 @@ def drop_leaves_the_stream() -> list[Patch]:
     """A consumer that leaves its iterator forgets the subject and tells nobody."""
 
     def close(self: Any) -> None:
-        self._server.forget(self.connection.subject)
+        self._forget(self.connection.subject)
         self._context.off_change(self._on_context)
 
     return [(ResponseRegistration, "close", close)]
@@ -181,8 +181,8 @@ def http_without_keep_alive() -> list[Patch]:
 def refusal_unsaid() -> list[Patch]:
     """Whoever calls home wrongly is cut off without a word."""
 
-    async def refuse(self: Any, _stream: object, refusal: object) -> None:
-        self._count_refusal(str(refusal))
+    async def refuse(self: Any, _stream: object, _refusal: object) -> None:
+        self._turned_away_count += 1
 
     return [(TcpStreamServer, "_refuse", refuse)]
 

@@ -5,7 +5,8 @@ from .transports.assembly.process import open_runtime as open_runtime, serve as 
 from .runtime.process.runtime import Runtime as Runtime
 from .runtime.protocol.discovery.instances import EndpointName as EndpointName, Instance as Instance
 from .runtime.context import Context as Context, Reason as Reason, State as State
-from .runtime.caller.client import Client as Client, ResponseStream as ResponseStream
+from .runtime.caller.client import Client as Client
+from .runtime.caller.streams import Exchange as Exchange, ResponseStream as ResponseStream
 
 # Configuration.
 from .runtime.config.config import Config as Config, load_config as load_config

@@ -32,7 +32,7 @@ FOR_TRANSPORTS = tuple(
     f"runtime.{name}*"
     for name in (
         *("protocol.", "planes", "errors", "config", "env", "context", "logs", "metrics"),
-        *("nurseries", "retries"),
+        *("nurseries", "retries", "worker.requests"),
     )
 )
 

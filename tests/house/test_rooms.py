@@ -21,7 +21,6 @@ KNOWN_CIRCLES = (
     frozenset({"cli.up.cluster", "cli.up.watching"}),
     frozenset({"runtime.kv.transfer.grants", "runtime.kv.transfer.leases"}),
     frozenset({"runtime.process.runtime", "runtime.process.shutdown"}),
-    frozenset({"transports.tcp.streams.request_connection", "transports.tcp.streams.response_connection", "transports.tcp.streams.server"}),
 )  # fmt: skip
 
 

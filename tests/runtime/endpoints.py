@@ -16,6 +16,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
@@ -60,7 +61,7 @@ class Cluster:
         """Start a worker with `handler` under `NAME` and register it."""
         call = self.calls[instance_id] = TcpClient(self.using)
         worker = Worker(call, RealEnv(), instance_id=instance_id, **settings)
-        worker.add_stream(NAME, handler)
+        worker.add(Endpoint(NAME, stream=handler))
         self.workers[instance_id] = worker
         await self.nursery.start(worker.run)
         server = await self.nursery.start(self._listen, worker)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from functools import partial
 
 import trio
 
@@ -25,27 +24,22 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RemoteProtocolError,
     RequestError,
-    TrinamoError,
-    error_from_wire,
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     AckStatus,
     Answer,
     Envelope,
-    RequestKind,
     decode_answer,
-    decode_cancel,
-    decode_envelope,
     encode_answer,
     encode_cancel,
     encode_envelope,
     failure,
     raise_for_nack,
 )
+from trinamo.runtime.worker.requests import RequestTable
 
 from .checks import check_subject
 
@@ -54,7 +48,6 @@ __all__ = ["NatsRequestPlane", "NatsRequestServer"]
 _log = logging.getLogger("trinamo.nats")
 
 CANCEL_PATIENCE_S = 0.5
-_SEEN_MAX: Final = 4096
 
 
 class NatsRequestServer:
@@ -81,10 +74,7 @@ class NatsRequestServer:
         self._transport = transport
         self._requests_max = requests_max
         self._pending_max = pending_max
-        self._unary: dict[str, trio.CancelScope] = {}
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        """The requests that came last. A cancel may overtake its request only where a broker changes
-        its ways in between, so one for a request that has been here is nothing to remember."""
+        self._requests: RequestTable | None = None
 
     @property
     def transport(self) -> str:
@@ -99,7 +89,7 @@ class NatsRequestServer:
     @property
     def in_flight(self) -> int:
         """How many unary requests run now; zero at quiescence."""
-        return len(self._unary)
+        return 0 if self._requests is None else self._requests.unary_count
 
     async def serve(
         self,
@@ -115,77 +105,32 @@ class NatsRequestServer:
             self._events.subscribe(self._address, pending_max=self._pending_max) as messages,
             open_nursery() as nursery,
         ):
+            self._requests = RequestTable(
+                service, nursery, unary_max=self._requests_max, keeps_order=False
+            )
             task_status.started()
             async for message in messages:
-                await self._take(message, service, nursery)
+                await self._take(message, self._requests)
 
-    async def _take(self, message: Message, service: RequestService, nursery: trio.Nursery) -> None:
-        answer: Ack | None
+    async def _take(self, message: Message, requests: RequestTable) -> None:
+        reply = partial(self._reply, message.reply) if message.reply else None
         try:
             header, payload = decode_frame(message.payload)
-            answer = self._decide(message, header, payload, service, nursery)
+            answer = requests.take(header, payload, reply)
         except RemoteProtocolError as error:
             self.malformed_count += 1
             _log.warning("request plane: %s", error)
-            answer = Ack(id="", status=AckStatus.INVALID, message=error.message)
-        if answer is not None and message.reply:
-            await self._reply(message.reply, answer)
+            answer = Answer(id="", status=AckStatus.INVALID, message=error.message)
+        if answer is not None and reply is not None:
+            await reply(answer, b"")
 
-    def _decide(
-        self,
-        message: Message,
-        header: bytes,
-        payload: bytes,
-        service: RequestService,
-        nursery: trio.Nursery,
-    ) -> Ack | None:
-        """The answer to one frame, or None if there is none or it comes later."""
-        cancelled = decode_cancel(header)
-        if cancelled is not None:
-            service.cancel(cancelled, has_arrived=cancelled in self._seen)
-            if cancelled in self._unary:
-                self._unary[cancelled].cancel()
-            return None
-        envelope = decode_envelope(header)
-        self._seen[envelope.id] = None
-        if len(self._seen) > _SEEN_MAX:
-            self._seen.popitem(last=False)
-        if not message.reply:
-            raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
-        if envelope.kind is not RequestKind.UNARY:
-            return service.admit(envelope, payload)
-        if envelope.id in self._unary:
-            raise RemoteProtocolError(f"request id {envelope.id} is in use")
-        if len(self._unary) >= self._requests_max:
-            full = f"{self._requests_max} requests in flight"
-            return Ack(id=envelope.id, status=AckStatus.OVERLOADED, message=full)
-        self._unary[envelope.id] = trio.CancelScope()
-        nursery.start_soon(self._answer, message.reply, envelope, payload, service)
-        return None
-
-    async def _answer(
-        self, reply: str, envelope: Envelope, payload: bytes, service: RequestService
-    ) -> None:
-        answer: Ack | Answer
-        result = b""
-        try:
-            with self._unary[envelope.id]:
-                try:
-                    result = await service.answer(envelope, payload)
-                    answer = Ack(id=envelope.id, status=AckStatus.ACCEPTED)
-                except TrinamoError as error:
-                    answer = failure(envelope.id, error)
-                await self._reply(reply, answer, result)
-        finally:
-            del self._unary[envelope.id]
-
-    async def _reply(self, reply: str, answer: Ack | Answer, result: bytes = b"") -> None:
+    async def _reply(self, to: str, answer: Answer, result: bytes) -> None:
         frame = encode_frame(encode_answer(answer), result)
         if len(frame) > self._events.message_bytes_max:
             size = f"an answer of {len(frame)} bytes; {self._events.message_bytes_max} fit"
             frame = encode_frame(encode_answer(failure(answer.id, EventPlaneError(size))))
         try:
-            await self._events.publish(reply, frame)
+            await self._events.publish(to, frame)
         except (OverloadedError, ConnectError, RequestError) as error:
             # The caller runs into its deadline, as with any message that was lost.
             self.unanswered_count += 1
@@ -234,7 +179,7 @@ class NatsRequestPlane:
         on_connected()
         await trio.sleep_forever()
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
         Raises `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker was
@@ -259,10 +204,7 @@ class NatsRequestPlane:
         `DeadlineError` if no answer came within `answer_timeout_s`.
         """
         answer, result = await self._ask(address, envelope, payload, self._answer_timeout_s)
-        if answer.error is not None:
-            error = answer.error
-            raise error_from_wire(error.code, error.message, definite=error.definite)
-        raise_for_nack(answer.ack)
+        raise_for_nack(answer)
         return result
 
     async def _ask(

@@ -20,13 +20,13 @@ from ...errors import (
     TrinamoError,
     UnavailableError,
     UnknownModelError,
+    error_from_wire,
     error_to_wire,
 )
 from ..undecodable import UNDECODABLE
 
 __all__ = [
     "CONTEXT_ID_CHARS_MAX",
-    "Ack",
     "AckStatus",
     "Answer",
     "ConnectionInfo",
@@ -81,7 +81,6 @@ class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     subject: str
     stream_type: StreamType
-    transport: str = "tcp"
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +94,6 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: ConnectionInfo | None = None
     request: ConnectionInfo | None = None
     """Set when the caller also streams input to the worker."""
-    metadata: dict[str, str] = {}
 
 
 class AckStatus(enum.StrEnum):
@@ -110,16 +108,6 @@ class AckStatus(enum.StrEnum):
     INVALID = "invalid"
 
 
-class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The typed ACK (`accepted`) or NACK (anything else) to the envelope with this `id`."""
-
-    id: str
-    status: AckStatus
-    message: str = ""
-    instance_id: str = ""
-    """Who answers; only a probe asks for it."""
-
-
 class WireError(msgspec.Struct, frozen=True):
     """An error as it travels; `errors.error_from_wire` rebuilds it."""
 
@@ -131,27 +119,24 @@ class WireError(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What comes back on the request plane: exactly one of `status` and `error` is set.
 
-    For a unary request `status` is `accepted` and the result is the data part of the frame;
-    `error` is what the handler raised. A streaming request is answered with a `status` alone.
+    `status` is the worker's decision about the envelope with this `id`: the ACK is `accepted`,
+    anything else a NACK. To a unary request `accepted` means that the result is the data part of the
+    frame, and `error` is what the handler raised.
     """
 
     id: str
     status: AckStatus | None = None
     message: str = ""
     instance_id: str = ""
+    """Who answers; only a probe asks for it."""
     error: WireError | None = None
 
     @property
-    def ack(self) -> Ack:
-        """The answer as an ACK or NACK; raises `RemoteProtocolError` if it is an error."""
+    def ack(self) -> Answer:
+        """Itself, where an ACK or NACK is due; raises `RemoteProtocolError` if it is an error."""
         if self.status is None:
             raise RemoteProtocolError(f"request {self.id}: an error where an ACK was due")
-        return Ack(
-            id=self.id,
-            status=self.status,
-            message=self.message,
-            instance_id=self.instance_id,
-        )
+        return self
 
 
 class _Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,7 +194,7 @@ def readable_id(header: bytes) -> str:
     return found if len(found) <= _READABLE_ID_CHARS_MAX else ""
 
 
-def encode_answer(answer: Ack | Answer) -> bytes:
+def encode_answer(answer: Answer) -> bytes:
     """The header part that carries an ACK, a NACK or the header of a unary answer."""
     return _encoder.encode(answer)
 
@@ -252,18 +237,23 @@ def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:
         raise RemoteProtocolError(f"malformed {what}: {error}") from error
 
 
-def raise_for_nack(ack: Ack) -> None:
-    """Raise the error a NACK stands for; return if it is an ACK."""
-    match ack.status:
+def raise_for_nack(answer: Answer) -> None:
+    """Raise the error that an answer tells or a NACK stands for; return if it is `accepted`."""
+    message = answer.message
+    match answer.status:
+        case None:
+            assert answer.error is not None, "checked when the answer was decoded"
+            error = answer.error
+            raise error_from_wire(error.code, error.message, definite=error.definite)
         case AckStatus.ACCEPTED:
             return
         case AckStatus.OVERLOADED:
-            raise OverloadedError(ack.message or "the worker is full", bound="requests_max")
+            raise OverloadedError(message or "the worker is full", bound="requests_max")
         case AckStatus.DRAINING:
-            raise UnavailableError(ack.message or "the worker is draining")
+            raise UnavailableError(message or "the worker is draining")
         case AckStatus.UNKNOWN_ENDPOINT:
-            raise UnavailableError(ack.message or "the worker has no such endpoint")
+            raise UnavailableError(message or "the worker has no such endpoint")
         case AckStatus.UNKNOWN_MODEL:
-            raise UnknownModelError(ack.message or "the worker serves another model")
+            raise UnknownModelError(message or "the worker serves another model")
         case AckStatus.INVALID:
-            raise RequestError(ack.message or "the worker calls the request invalid")
+            raise RequestError(message or "the worker calls the request invalid")

@@ -32,8 +32,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     AckStatus,
+    Answer,
     ConnectionInfo,
     Envelope,
     RequestKind,
@@ -60,14 +60,14 @@ class Service:
         self.running = 0
         self.release = trio.Event()
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Ack:
+    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
         self.admitted.append((envelope, payload))
         name = envelope.endpoint.rpartition("/")[2]
         if name in set(AckStatus):
             whom = envelope.instance_id
             text = f"it is {name}"
-            return Ack(id=envelope.id, status=AckStatus(name), message=text, instance_id=whom)
-        return Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+            return Answer(id=envelope.id, status=AckStatus(name), message=text, instance_id=whom)
+        return Answer(id=envelope.id, status=AckStatus.ACCEPTED)
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
         self.running += 1
@@ -95,7 +95,7 @@ class Service:
 
 
 def stream(request_id: str, endpoint: str = "accepted") -> Envelope:
-    return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", response=HOME, metadata={"a": "é"})
+    return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", response=HOME)
 
 
 def probe(request_id: str, endpoint: str = "accepted") -> Envelope:
@@ -158,14 +158,14 @@ def test_they_are_the_interfaces_of_the_runtime() -> None:
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
     ack = await pair.plane.send(pair.address, envelope, bytes(range(256)))
-    assert ack == Ack(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
+    assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
-    assert ack == Ack(id="r1", status=status, message=f"it is {status}")
+    assert ack == Answer(id="r1", status=status, message=f"it is {status}")
 
 
 async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
@@ -173,7 +173,7 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
-        assert ack == Ack(id="p1", status=status, message=f"it is {status}", instance_id="a1")
+        assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
 
@@ -342,7 +342,7 @@ async def test_a_request_id_in_use_is_invalid_and_the_first_request_goes_on(pair
         b"thanks",
         encode_frame(b"{}"),
         encode_frame(b'{"id":"r1","status":"fine"}'),
-        encode_frame(encode_answer(Ack(id="r2", status=AckStatus.ACCEPTED))),
+        encode_frame(encode_answer(Answer(id="r2", status=AckStatus.ACCEPTED))),
     ],
 )
 async def test_an_answer_that_is_none_is_a_protocol_error(pair: Pair, reply: bytes) -> None:

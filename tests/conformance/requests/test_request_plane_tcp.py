@@ -34,8 +34,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     AckStatus,
+    Answer,
     Envelope,
     RequestKind,
     decode_answer,
@@ -92,14 +92,14 @@ async def test_they_are_the_interfaces_of_the_runtime(pair: Pair) -> None:
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
     ack = await pair.plane.send(pair.address, envelope, bytes(range(256)))
-    assert ack == Ack(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
+    assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
-    assert ack == Ack(id="r1", status=status, message=f"it is {status}")
+    assert ack == Answer(id="r1", status=status, message=f"it is {status}")
 
 
 async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
@@ -107,7 +107,7 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
-        assert ack == Ack(id="p1", status=status, message=f"it is {status}", instance_id="a1")
+        assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
 
@@ -258,7 +258,7 @@ async def test_what_is_no_frame_is_answered_invalid_and_hung_up_on_and_the_serve
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
 
 
-async def answers(stranger: RawEnd) -> list[Ack]:
+async def answers(stranger: RawEnd) -> list[Answer]:
     """The ACKs and NACKs until the server hangs up."""
     received = b"".join([bytes(data) async for data in stranger.stream])
     return [decode_answer(header).ack for header, _ in FrameDecoder().feed(received)]
@@ -353,7 +353,7 @@ async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
     bad, good = (
         encode_frame(b'{"id":"r1","status":"fine"}'),
-        Ack(id="r2", status=AckStatus.ACCEPTED),
+        Answer(id="r2", status=AckStatus.ACCEPTED),
     )
     with trio.fail_after(PATIENCE_S):
         async with listener, open_request_plane(options(), RealEnv()) as plane:
@@ -414,7 +414,7 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
         encode_frame(b"{}"),
         encode_frame(b'{"id":"r1","status":"fine"}'),
         encode_frame(b'{"id":"r1"}'),
-        encode_frame(encode_answer(Ack(id="", status=AckStatus.INVALID, message="what?"))),
+        encode_frame(encode_answer(Answer(id="", status=AckStatus.INVALID, message="what?"))),
     ],
 )
 async def test_an_answer_that_is_none_is_never_a_success(reply: bytes) -> None:

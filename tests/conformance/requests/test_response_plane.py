@@ -84,19 +84,11 @@ async def test_a_handler_that_raises_before_its_first_item_declines_with_its_err
 ) -> None:
     with home.server.register(Context("r")) as registration:
         async with home.client.call_home(registration.connection, Context("w")) as sender:
-            sender.refuse(told)
+            sender.fail(told)
         with pytest.raises(type(told), match=told.message) as caught:
             await registration.channel.wait_prologue()
         assert caught.value.definite is told.definite
         assert await collect(registration.channel) == ([], None)
-
-
-async def test_fail_before_the_prologue_is_a_declining_prologue(home: Home) -> None:
-    with home.server.register(Context("r")) as registration:
-        async with home.client.call_home(registration.connection, Context("w")) as sender:
-            sender.fail(EngineError("early"))
-        with pytest.raises(EngineError, match="early"):
-            await registration.channel.wait_prologue()
 
 
 async def test_a_handler_that_raises_later_gives_its_items_then_its_error(home: Home) -> None:

@@ -33,8 +33,8 @@ from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, Sentinel
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     AckStatus,
+    Answer,
     Envelope,
     RequestKind,
     decode_cancel,
@@ -75,13 +75,15 @@ class ScriptedPlane:
         self.probe_count = 0
         self.raises_nacks = False
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         await trio.lowlevel.checkpoint()
         if envelope.kind is RequestKind.PROBE:
             self.probe_count += 1
             if not self.alive:
                 await trio.sleep_forever()
-            return Ack(id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id)
+            return Answer(
+                id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id
+            )
         self.sent.append(envelope)
         answer, *self.answers = self.answers
         if answer is None:
@@ -90,7 +92,7 @@ class ScriptedPlane:
             raise AssertionError
         if isinstance(answer, TrinamoError):
             raise answer
-        return Ack(id=envelope.id, status=answer)
+        return Answer(id=envelope.id, status=answer)
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         ack = await self.send(address, envelope, payload)

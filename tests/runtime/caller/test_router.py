@@ -27,7 +27,7 @@ from trinamo.runtime.protocol.discovery.instances import (
     encode_instance,
 )
 from trinamo.runtime.protocol.discovery.routing import Policy
-from trinamo.runtime.protocol.streams.request import Ack, AckStatus, Envelope, RequestKind
+from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
@@ -359,7 +359,7 @@ class Witness:
         self._lost.set()
         self._lost = trio.Event()
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
         assert (envelope.endpoint, place(envelope.instance_id)) == (str(NAME), address)
         self.probe_count += 1
@@ -367,7 +367,7 @@ class Witness:
         if self.answer is None:
             await trio.sleep_forever()
             raise AssertionError
-        return Ack(id=envelope.id, status=self.answer)
+        return Answer(id=envelope.id, status=self.answer)
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         raise AssertionError

@@ -19,7 +19,7 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.streams.request import Ack, AckStatus, Envelope, RequestKind
+from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 from trinamo.transports.memory.control import MemoryControlPlane
 
 NAME = EndpointName("ns", "engine", "generate")
@@ -61,7 +61,7 @@ class AskedPlane:
         on_connected()
         await trio.sleep_forever()
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         assert (envelope.kind, envelope.instance_id) == (RequestKind.PROBE, "1")
         assert self.is_usable
         self.asked_at.append(trio.current_time())
@@ -71,7 +71,7 @@ class AskedPlane:
             if self.status is None:
                 await trio.sleep_forever()
                 raise AssertionError
-            return Ack(id=envelope.id, status=self.status, instance_id=self.life)
+            return Answer(id=envelope.id, status=self.status, instance_id=self.life)
         finally:
             self.open_count -= 1
 

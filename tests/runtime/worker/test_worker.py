@@ -36,6 +36,7 @@ from trinamo.runtime.protocol.streams.request import (
     StreamType,
     raise_for_nack,
 )
+from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.tcp import TcpClient, TcpOptions
 
@@ -275,12 +276,12 @@ async def sleeper(_: int, __: Context) -> AsyncGenerator[int, None]:
 
 async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluster: Cluster) -> None:
     worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=1)
-    worker.add_stream(NAME, sleeper, request_type=int)
+    worker.add(Endpoint(NAME, stream=sleeper, request_type=int))
     assert worker.admit(envelope(), PAYLOAD).status is AckStatus.DRAINING
     async with raw_caller() as port, trio.open_nursery() as nursery:
         await nursery.start(worker.run)
 
-        def status(asked: Envelope, payload: bytes = PAYLOAD) -> AckStatus:
+        def status(asked: Envelope, payload: bytes = PAYLOAD) -> AckStatus | None:
             ack = worker.admit(asked, payload)
             assert ack.id == asked.id
             assert bool(ack.message) is (ack.status is not AckStatus.ACCEPTED)
@@ -309,11 +310,11 @@ async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothin
     worker = Worker(
         TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=0, metrics=metrics
     )
-    worker.add_stream(NAME, sleeper)
+    worker.add(Endpoint(NAME, stream=sleeper))
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
 
-        def status(**changes: str) -> AckStatus:
+        def status(**changes: str) -> AckStatus | None:
             probe = Envelope(id="p", endpoint=str(NAME), instance_id="1", kind=RequestKind.PROBE)
             ack = worker.admit(msgspec.structs.replace(probe, **changes), b"")
             # Whoever answers says who it is, and so does somebody else at the address.
@@ -345,7 +346,7 @@ async def test_a_cancel_that_overtakes_its_request_wins_for_a_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
-    worker.add_stream(NAME, sleeper)
+    worker.add(Endpoint(NAME, stream=sleeper))
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         worker.cancel("r")
@@ -396,14 +397,14 @@ async def test_a_caller_that_cannot_be_reached_costs_only_its_request(cluster: C
 async def test_an_endpoint_is_served_once(cluster: Cluster) -> None:
     worker = await cluster.serve("1")
     with pytest.raises(RequestError, match="served already"):
-        worker.add_stream(NAME, sleeper)
+        worker.add(Endpoint(NAME, stream=sleeper))
 
 
 async def test_a_worker_refuses_a_model_that_it_does_not_serve(cluster: Cluster) -> None:
     """Whoever asks: an answer of its own model under the other's name would be a wrong one."""
     worker = await cluster.serve("1")
     other = EndpointName("ns", "engine", "models")
-    worker.add_stream(other, sleeper, request_type=GenerateRequest, model="own")
+    worker.add(Endpoint(other, stream=sleeper, request_type=GenerateRequest, model="own"))
     own, wrong = (
         worker.admit(
             envelope(model, endpoint=str(other)),
@@ -433,7 +434,7 @@ async def test_unary_requests_return_raise_and_are_bounded(cluster: Cluster) -> 
             raise ZeroDivisionError("by zero")
         return request
 
-    worker.add_unary(UNARY, echo, request_type=str)
+    worker.add(Endpoint(UNARY, unary=echo, request_type=str))
     client = await cluster.client(UNARY)
     assert await client.call("hello", str) == "hello"
     with pytest.raises(EngineError, match="by zero"):
@@ -462,7 +463,7 @@ async def test_a_bidirectional_handler_gets_the_input_and_its_truncation(cluster
             yield item * 2
 
     name = EndpointName("ns", "engine", "sum")
-    worker.add_bidirectional(name, handler, input_type=int)
+    worker.add(Endpoint(name, bidirectional=handler, input_type=int))
     for is_complete in (True, False):
         mine = Context("r")
         with cluster.home.register(mine) as answer, cluster.home.register_input(mine) as asked:
@@ -494,7 +495,7 @@ async def test_an_early_failure_is_a_declining_prologue_a_late_one_a_failed_fram
         raise EngineError("no")
 
     worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
-    worker.add_stream(NAME, handler)
+    worker.add(Endpoint(NAME, stream=handler))
     async with raw_caller() as port, trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         for number, last in ((0, Declined), (1, Failed)):

@@ -19,6 +19,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import Entry, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
@@ -70,7 +71,7 @@ async def worker(host: str = "127.0.0.1") -> None:
         trio.open_nursery() as nursery,
     ):
         serving = Worker(TcpClient(options), env, instance_id="1")
-        serving.add_stream(NAME, endless, request_type=float)
+        serving.add(Endpoint(NAME, stream=endless, request_type=float))
         await nursery.start(serving.run)
         await nursery.start(server.serve, serving)
         say(address=server.address)

@@ -14,6 +14,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.runtime.worker.endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ async def test_after_a_worker_is_shot_requests_go_to_another_and_none_to_the_dea
             shot.shoot()
             with pytest.raises(DisconnectedError):
                 [item async for item in stream]
-        (await cluster.serve("2")).add_stream(NAME, endless)
+        (await cluster.serve("2")).add(Endpoint(NAME, stream=endless))
         other = Instance(endpoint=str(NAME), id="2", transports={"tcp": cluster.addresses["2"]})
         await cluster.control.put(other.key, encode_instance(other))
         await client.router.wait_instances(2)

@@ -59,7 +59,7 @@ async def serving(**changes: float) -> AsyncIterator[tuple[TcpRequestServer, Ser
         assert using.budget.waiting_count == 0
 
 
-async def answer(end: RawEnd) -> AckStatus:
+async def answer(end: RawEnd) -> AckStatus | None:
     decoder = FrameDecoder()
     frames: list[Frame] = []
     while not frames:

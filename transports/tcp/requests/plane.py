@@ -16,13 +16,11 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     RequestError,
     TrinamoError,
-    error_from_wire,
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     Answer,
     Envelope,
     decode_answer,
@@ -70,7 +68,7 @@ class TcpRequestPlane:
         on_connected()
         await link.wait_ended()
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
         Cancelled while waiting, it has told the worker to forget the request.
@@ -94,10 +92,7 @@ class TcpRequestPlane:
         a NACK, `ConnectError` (nothing sent) or `DisconnectedError` (it may have run).
         """
         answer, result = await self._ask(address, envelope, payload)
-        if answer.error is not None:
-            error = answer.error
-            raise error_from_wire(error.code, error.message, definite=error.definite)
-        raise_for_nack(answer.ack)
+        raise_for_nack(answer)
         return result
 
     async def _ask(self, address: str, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:

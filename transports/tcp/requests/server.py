@@ -14,23 +14,19 @@ from typing import Final
 import trio
 
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import EngineError, RemoteProtocolError, TrinamoError
+from trinamo.runtime.errors import EngineError, RemoteProtocolError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import RequestService
 from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import (
-    Ack,
     AckStatus,
     Answer,
-    Envelope,
-    RequestKind,
-    decode_cancel,
-    decode_envelope,
     encode_answer,
     failure,
     readable_id,
 )
+from trinamo.runtime.worker.requests import RequestTable
 
 from ..accepting import Gate
 from ..greeting import welcome
@@ -43,11 +39,6 @@ __all__ = ["TcpRequestServer", "open_request_server"]
 _log = logging.getLogger("trinamo.tcp")
 _UNARY_MAX: Final = 1024
 """Unary requests of one connection that may run at once; more are answered `overloaded`."""
-
-
-def _counted(payload: bytes) -> int:
-    """What of a payload counts against the bound on all: small ones are bounded in number."""
-    return max(0, len(payload) - FREE_BYTES)
 
 
 class TcpRequestServer:
@@ -103,19 +94,32 @@ class _Conversation:
         self._service = service
         self._stream = stream
         self._outbox = Outbox(server.options.queue_bytes_max)
-        self._unary: dict[str, trio.CancelScope] = {}
         self._sent = trio.Event()
 
     async def run(self) -> None:
         async with open_nursery() as nursery:
+            requests = RequestTable(
+                self._service,
+                nursery,
+                unary_max=_UNARY_MAX,
+                keeps_order=True,
+                reserve=self._reserve,
+                give_back=self._give_back,
+            )
             nursery.start_soon(self._write, nursery.cancel_scope)
             try:
-                await self._read(nursery)
+                await self._read(requests)
             finally:
-                # Before their tasks end: one that has ended is nobody to cancel.
-                for request_id in tuple(self._unary):
-                    self._service.cancel(request_id, has_arrived=True)
+                requests.cancel_all()
             nursery.cancel_scope.cancel()
+
+    def _reserve(self, payload_bytes: int) -> bool:
+        """Small payloads are bounded in number, and do not count."""
+        payloads = self._server.options.payloads
+        return payloads.take_nowait(max(0, payload_bytes - FREE_BYTES))
+
+    def _give_back(self, payload_bytes: int) -> None:
+        self._server.options.payloads.give_back(self, max(0, payload_bytes - FREE_BYTES))
 
     async def _write(self, scope: trio.CancelScope) -> None:
         try:
@@ -126,7 +130,7 @@ class _Conversation:
         finally:
             self._sent.set()
 
-    async def _read(self, nursery: trio.Nursery) -> None:
+    async def _read(self, requests: RequestTable) -> None:
         options = self._server.options
         decoder = FrameDecoder(
             header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
@@ -135,7 +139,7 @@ class _Conversation:
         try:
             while data := await unfinished.receive(self._stream.socket):
                 for frame in decoder.feed(data):
-                    self._take(frame, nursery)
+                    self._take(frame, requests)
                 decoder.check()
                 # A caller that pipelines without reading its answers must not fill our memory.
                 if self._outbox.queued_bytes >= options.queue_bytes_max:
@@ -152,7 +156,7 @@ class _Conversation:
         """Tell the peer what was wrong, then hang up: after a bad frame nothing can be trusted."""
         self._server.malformed_count += 1
         _log.warning("request plane: %s", error)
-        self._answer(Ack(id="", status=AckStatus.INVALID, message=error.message))
+        self._answer(Answer(id="", status=AckStatus.INVALID, message=error.message))
         self._outbox.close()
         with trio.move_on_after(self._server.options.linger_s):
             try:
@@ -162,73 +166,34 @@ class _Conversation:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
 
-    def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
+    def _take(self, frame: Frame, requests: RequestTable) -> None:
         header, payload = frame
         if not header and not payload:
             return
         try:
-            self._decide(header, payload, nursery)
+            answer = requests.take(header, payload, self._reply)
         except RemoteProtocolError as error:
             # The framing is intact: other requests of the same caller have nothing to do with it.
             self._server.malformed_count += 1
             _log.info("request plane: %s", error)
             told = readable_id(header)
-            self._answer(Ack(id=told, status=AckStatus.INVALID, message=error.message))
+            answer = Answer(id=told, status=AckStatus.INVALID, message=error.message)
+        if answer is not None:
+            self._answer(answer)
 
-    def _decide(self, header: bytes, payload: bytes, nursery: trio.Nursery) -> None:
-        if not header:
-            raise RemoteProtocolError("a payload without an envelope")
-        cancelled = decode_cancel(header)
-        if cancelled is not None:
-            # A connection keeps order: the request has arrived, or never will.
-            self._service.cancel(cancelled, has_arrived=True)
-            scope = self._unary.get(cancelled)
-            if scope is not None:
-                scope.cancel()
-            return
-        envelope = decode_envelope(header)
-        if envelope.kind is not RequestKind.UNARY:
-            self._answer(self._service.admit(envelope, payload))
-        elif envelope.id in self._unary:
-            raise RemoteProtocolError(f"request id {envelope.id} is in use on this connection")
-        elif len(self._unary) >= _UNARY_MAX:
-            self._overloaded(envelope, f"{_UNARY_MAX} in flight")
-        elif not self._server.options.payloads.take_nowait(_counted(payload)):
-            self._overloaded(envelope, "unfinished_bytes_max is reached")
-        else:
-            self._unary[envelope.id] = trio.CancelScope()
-            nursery.start_soon(self._answer_unary, envelope, payload)
-
-    def _overloaded(self, envelope: Envelope, why: str) -> None:
-        self._answer(Ack(id=envelope.id, status=AckStatus.OVERLOADED, message=why))
-
-    def _answer(self, answer: Ack | Answer, data: bytes = b"") -> None:
-        if self._outbox.is_closed:
-            # The caller was turned away while this request ran; it hears of that, not of this.
-            return
-        self._outbox.put_nowait(encode_frame(encode_answer(answer), data))
-
-    async def _answer_unary(self, envelope: Envelope, payload: bytes) -> None:
-        try:
-            with self._unary[envelope.id]:
-                try:
-                    result = await self._service.answer(envelope, payload)
-                except TrinamoError as error:
-                    self._answer(failure(envelope.id, error))
-                else:
-                    self._answer_result(envelope.id, result)
-        finally:
-            del self._unary[envelope.id]
-            self._server.options.payloads.give_back(self, _counted(payload))
-
-    def _answer_result(self, request_id: str, result: bytes) -> None:
+    async def _reply(self, answer: Answer, result: bytes) -> None:
         bytes_max = self._server.options.data_bytes_max
         if len(result) > bytes_max:
             # Sent all the same, it would end the connection and every other request on it.
             error = EngineError(f"a result of {len(result)} bytes; at most {bytes_max} are sent")
-            self._answer(failure(request_id, error))
-        else:
-            self._answer(Ack(id=request_id, status=AckStatus.ACCEPTED), result)
+            answer, result = failure(answer.id, error), b""
+        self._answer(answer, result)
+
+    def _answer(self, answer: Answer, result: bytes = b"") -> None:
+        if self._outbox.is_closed:
+            # The caller was turned away while this request ran; it hears of that, not of this.
+            return
+        self._outbox.put_nowait(encode_frame(encode_answer(answer), result))
 
 
 @asynccontextmanager

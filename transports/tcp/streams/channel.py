@@ -194,11 +194,3 @@ class Channel:
         if self._room is not None and self.buffered_bytes * 2 <= self._bytes_max:
             self._make_room()
         return item
-
-    def receive_nowait(self) -> list[bytes]:
-        """All items that wait now, possibly none. The caller makes checkpoints of its own."""
-        items = list(self._items)
-        self._items.clear()
-        self.buffered_bytes = 0
-        self._make_room()
-        return items

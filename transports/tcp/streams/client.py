@@ -76,10 +76,6 @@ class TcpResponseSender:
         """Prologue: the handler has started."""
         self._say(Opened())
 
-    def refuse(self, error: TrinamoError) -> None:
-        """Prologue: there will be no item, and why."""
-        self._say(Declined(error), last=True)
-
     def finish(self) -> None:
         """Sentinel: the answer is complete."""
         self._say(Sentinel(), last=True)
@@ -112,7 +108,7 @@ class TcpClient:
         """Dial, greet, and hold the response stream until all that is queued is sent.
 
         The caller's Stop and Kill, and its death, reach `context` while inside. After a Kill from
-        the caller nothing more is sent. Leaving without `finish`, `fail` or `refuse` closes the
+        the caller nothing more is sent. Leaving without `finish` or `fail` closes the
         connection without an end mark, which the caller takes for this worker's death.
 
         Raises `ConnectError` if the caller cannot be reached and `KilledError` if the context is

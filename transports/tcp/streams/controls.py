@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import trio
 
 __all__ = ["ControlWriter"]
@@ -16,17 +14,17 @@ class ControlWriter:
     `linger_s`, because a peer that reads nothing may never take the bytes.
     """
 
-    __slots__ = ("_finishing", "_frames", "_linger_s", "_running", "_spawn", "_stream")
+    __slots__ = ("_finishing", "_frames", "_linger_s", "_nursery", "_running", "_stream")
 
     def __init__(
         self,
         stream: trio.SocketStream,
-        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        nursery: trio.Nursery,
         *,
         linger_s: float,
     ) -> None:
         self._stream = stream
-        self._spawn = spawn
+        self._nursery = nursery
         self._linger_s = linger_s
         self._frames: list[bytes] = []
         self._finishing = False
@@ -45,7 +43,7 @@ class ControlWriter:
     def _start(self) -> None:
         if self._running is None:
             self._running = trio.Event()
-            self._spawn(self._run)
+            self._nursery.start_soon(self._run)
 
     async def _run(self) -> None:
         running = self._running

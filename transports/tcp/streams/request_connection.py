@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
 
 import trio
 
@@ -25,50 +24,37 @@ from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 from trinamo.runtime.protocol.streams.request_stream import request_stream
 
+from ..sockets import TcpOptions
 from .outbox import Outbox
-
-if TYPE_CHECKING:
-    from .server import TcpStreamServer
+from .subject import OpenSubject
 
 __all__ = ["InputRegistration"]
 
 
-class InputRegistration:
+class InputRegistration(OpenSubject):
     """One subject for a worker that wants to be streamed to; also the sender itself.
 
     Leaving it before `finish` is Kill: the worker must not take half an input for a whole one.
     """
 
     def __init__(
-        self, server: TcpStreamServer, connection: ConnectionInfo, context: Context
+        self,
+        connection: ConnectionInfo,
+        context: Context,
+        options: TcpOptions,
+        forget: Callable[[str], None],
     ) -> None:
-        self._server = server
-        self._context = context
         self._machine = request_stream(Role.CALLER)
-        self._outbox = Outbox(server.options.queue_bytes_max)
+        self._outbox = Outbox(options.queue_bytes_max)
         self._called = trio.Event()
         self._error: TrinamoError | None = None
         self._ended = False
         self._stop_due = False
-        self.connection = connection
-        self.is_taken = False
-        context.on_change(self._on_context)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        # Last: a context that has ended says so at once.
+        super().__init__(connection, context, options, forget)
 
     def close(self) -> None:
-        """Remove the subject; before the end mark this is Kill. Synchronous, idempotent."""
-        self._server.forget(self.connection.subject)
-        self._context.off_change(self._on_context)
+        super().close()
         self._end(Kill())
 
     def _on_context(self, state: State) -> None:
@@ -119,7 +105,6 @@ class InputRegistration:
         handshake: Handshake,
         frames: list[Frame],
     ) -> None:
-        """Serve one connection to its end. Called by the server, in the server's nursery."""
         self._machine.receive(handshake)
         self._called.set()
         if self._stop_due:
@@ -130,7 +115,7 @@ class InputRegistration:
                 nursery.start_soon(self._watch, stream, decoder, frames, nursery.cancel_scope)
                 await self._outbox.run(stream)
                 await stream.send_eof()
-                nursery.cancel_scope.deadline = trio.current_time() + self._server.options.linger_s
+                nursery.cancel_scope.deadline = trio.current_time() + self._options.linger_s
         except* trio.BrokenResourceError:
             pass
         except* RemoteProtocolError as group:
@@ -157,7 +142,7 @@ class InputRegistration:
                 if event is not None:
                     self._machine.receive(event)
             decoder.check()
-            data = await stream.receive_some(self._server.options.buffer_bytes)
+            data = await stream.receive_some(self._options.buffer_bytes)
             if not data:
                 self._machine.receive(Closed())
                 scope.cancel()

@@ -7,8 +7,7 @@ checkpoint, and the reader drops what still arrives until the worker hangs up.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
 
 import trio
 
@@ -37,48 +36,38 @@ from trinamo.runtime.protocol.streams.response_stream import (
     response_stream,
 )
 
+from ..sockets import TcpOptions
 from .channel import Channel
 from .controls import ControlWriter
-
-if TYPE_CHECKING:
-    from .server import TcpStreamServer
+from .subject import OpenSubject
 
 __all__ = ["ResponseRegistration"]
 
 _ENDED = (WorkerState.DONE, WorkerState.TRUNCATED, WorkerState.DRAINING)
 
 
-class ResponseRegistration:
+class ResponseRegistration(OpenSubject):
     """One subject and, once the worker has called, its connection."""
 
     def __init__(
-        self, server: TcpStreamServer, connection: ConnectionInfo, context: Context
+        self,
+        connection: ConnectionInfo,
+        context: Context,
+        options: TcpOptions,
+        forget: Callable[[str], None],
+        nursery: trio.Nursery,
     ) -> None:
-        self._server = server
-        self._context = context
+        self._nursery = nursery
+        """Outlives the request, so that Kill can still be said."""
         self._machine = response_stream(Role.CALLER)
         self._controls: ControlWriter | None = None
         self._reading: trio.CancelScope | None = None
-        self.connection = connection
-        self.channel = Channel(server.options.queue_bytes_max)
-        self.is_taken = False
-        context.on_change(self._on_context)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        self.channel = Channel(options.queue_bytes_max)
+        # Last: a context that has ended says so at once.
+        super().__init__(connection, context, options, forget)
 
     def close(self) -> None:
-        """Remove the subject; before the terminal this is Kill. Synchronous, idempotent."""
-        self._server.forget(self.connection.subject)
-        self._context.off_change(self._on_context)
+        super().close()
         # Ended on this side only, such as by an instance that left discovery, the worker still works.
         if not self.channel.is_ended or self._machine.states[Role.WORKER] not in _ENDED:
             self._kill(Reason.CONSUMER_DROPPED)
@@ -107,7 +96,7 @@ class ResponseRegistration:
         if self._controls is not None:
             self._controls.finish()
         if self._reading is not None:
-            self._reading.deadline = trio.current_time() + self._server.options.linger_s
+            self._reading.deadline = trio.current_time() + self._options.linger_s
 
     # --- what the worker says ---
 
@@ -118,11 +107,10 @@ class ResponseRegistration:
         handshake: Handshake,
         frames: list[Frame],
     ) -> None:
-        """Read one connection to its end. Called by the server, in the server's nursery."""
-        options = self._server.options
+        options = self._options
         self._machine.receive(handshake)
         self.channel.call()
-        self._controls = ControlWriter(stream, self._server.spawn, linger_s=options.linger_s)
+        self._controls = ControlWriter(stream, self._nursery, linger_s=options.linger_s)
         try:
             with trio.CancelScope() as self._reading:
                 self._catch_up()
@@ -155,7 +143,7 @@ class ResponseRegistration:
         frames: list[Frame],
     ) -> None:
         machine, channel, socket = self._machine, self.channel, stream.socket
-        options = self._server.options
+        options = self._options
         unfinished, buffer_bytes = options.unfinished(decoder), options.buffer_bytes
         try:
             while True:

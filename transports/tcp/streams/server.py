@@ -8,7 +8,7 @@ server's nursery; `response_connection.py` and `request_connection.py` say what 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hmac import compare_digest
 from typing import Final
@@ -29,6 +29,7 @@ from ..accepting import Gate
 from ..sockets import TcpOptions, open_listener
 from .request_connection import InputRegistration
 from .response_connection import ResponseRegistration
+from .subject import OpenSubject
 
 __all__ = ["TcpStreamServer", "open_stream_server"]
 
@@ -46,7 +47,7 @@ class TcpStreamServer:
         self.address = address
         """`host:port` as advertised to workers."""
         self._nursery = nursery
-        self._registrations: dict[str, ResponseRegistration | InputRegistration] = {}
+        self._registrations: dict[str, OpenSubject] = {}
         self.gate = Gate(options, self._greet, self._serve)
         self._turned_away_count = 0
 
@@ -65,15 +66,19 @@ class TcpStreamServer:
 
         Raises `OverloadedError` at `subjects_max` open ones.
         """
-        registration = ResponseRegistration(self, self._connection(StreamType.RESPONSE), context)
-        self._registrations[registration.connection.subject] = registration
-        return registration
+        connection = self._connection(StreamType.RESPONSE)
+        found = self._registrations[connection.subject] = ResponseRegistration(
+            connection, context, self.options, self._forget, self._nursery
+        )
+        return found
 
     def register_input(self, context: Context) -> InputRegistration:
         """Open an unguessable subject for one request stream, caller to worker."""
-        registration = InputRegistration(self, self._connection(StreamType.REQUEST), context)
-        self._registrations[registration.connection.subject] = registration
-        return registration
+        connection = self._connection(StreamType.REQUEST)
+        found = self._registrations[connection.subject] = InputRegistration(
+            connection, context, self.options, self._forget
+        )
+        return found
 
     def _connection(self, stream_type: StreamType) -> ConnectionInfo:
         if len(self._registrations) >= self.options.subjects_max:
@@ -85,13 +90,9 @@ class TcpStreamServer:
         subject = f"{self.env.rng.getrandbits(_SUBJECT_BITS):032x}"
         return ConnectionInfo(self.address, subject, stream_type)
 
-    def forget(self, subject: str) -> None:
-        """Remove a subject; a worker that calls for it from now on is refused."""
+    def _forget(self, subject: str) -> None:
+        """From now on a worker that calls for it is refused."""
         self._registrations.pop(subject, None)
-
-    def spawn(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Run an async function in the server's nursery, which outlives any one request."""
-        self._nursery.start_soon(flush)
 
     async def _greet(self, stream: trio.SocketStream) -> _Called:
         """The handshake of a process that knows the secret; others are told nothing."""
@@ -129,7 +130,7 @@ class TcpStreamServer:
                 frames = []  # The decoder stays broken, and the stream finds it so.
             await registration.run(stream, decoder, called.handshake, frames)
 
-    def _take(self, handshake: Handshake) -> ResponseRegistration | InputRegistration:
+    def _take(self, handshake: Handshake) -> OpenSubject:
         registration = self._registrations.get(handshake.subject)
         if registration is None:
             raise _RefusalError(Refused("unknown_subject", "no such subject is registered here"))

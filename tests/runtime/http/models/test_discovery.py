@@ -21,7 +21,7 @@ from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
-from trinamo.runtime.protocol.streams.request import Ack, AckStatus, Envelope
+from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope
 from trinamo.transports.memory.control import MemoryControlPlane
 
 ENDPOINT = EndpointName("ns", "backend", "generate")
@@ -39,9 +39,9 @@ class Reachable:
         on_connected()
         await trio.sleep_forever()
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Ack:
+    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         await trio.lowlevel.checkpoint()
-        return Ack(id=envelope.id, status=AckStatus.ACCEPTED)
+        return Answer(id=envelope.id, status=AckStatus.ACCEPTED)
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         raise AssertionError

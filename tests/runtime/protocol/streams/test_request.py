@@ -13,7 +13,6 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.streams.codec import HEADER_BYTES_MAX
 from trinamo.runtime.protocol.streams.request import (
     REQUEST_ID_CHARS_MAX,
-    Ack,
     AckStatus,
     Answer,
     ConnectionInfo,
@@ -45,7 +44,6 @@ INPUT = ConnectionInfo("127.0.0.1:1", "other", StreamType.REQUEST)
             instance_id="1f",
             response=HOME,
             request=INPUT,
-            metadata={"k": "é"},
         ),
         Envelope(id="r", endpoint="a/b/c", kind=RequestKind.UNARY),
     ],
@@ -68,7 +66,7 @@ def test_an_envelope_comes_back_as_it_was(envelope: Envelope) -> None:
         encode_envelope(Envelope(id="r", endpoint="a/b/c")),
         b'{"id":"r","endpoint":"a","kind":"push"}',
         b'{"id":"r","endpoint":"a","response":{"address":"a","subject":"s"}}',
-        b'{"id":"r","endpoint":"a","kind":"unary","metadata":{"a":1}}',
+        b'{"id":"r","endpoint":"a","kind":"unary","instance_id":1}',
     ],
 )
 def test_a_header_that_is_no_envelope_is_malformed(header: bytes) -> None:
@@ -78,7 +76,7 @@ def test_a_header_that_is_no_envelope_is_malformed(header: bytes) -> None:
 
 @pytest.mark.parametrize("status", list(AckStatus))
 def test_every_ack_and_nack_comes_back_as_itself(status: AckStatus) -> None:
-    ack = Ack(id="r", status=status, message="why")
+    ack = Answer(id="r", status=status, message="why")
     assert decode_answer(encode_answer(ack)).ack == ack
 
 
@@ -143,14 +141,14 @@ def test_a_nack_is_a_definite_error(
     status: AckStatus, error: type[TrinamoError], message: str
 ) -> None:
     with pytest.raises(error) as caught:
-        raise_for_nack(Ack(id="r", status=status, message=message))
+        raise_for_nack(Answer(id="r", status=status, message=message))
     assert caught.value.definite
     assert caught.value.message
     assert message in caught.value.message
 
 
 def test_an_ack_raises_nothing() -> None:
-    raise_for_nack(Ack(id="r", status=AckStatus.ACCEPTED))
+    raise_for_nack(Answer(id="r", status=AckStatus.ACCEPTED))
 
 
 @pytest.mark.parametrize(

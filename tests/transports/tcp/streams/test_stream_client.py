@@ -105,7 +105,7 @@ async def test_a_declining_prologue_is_followed_by_fin() -> None:
                 heard.extend(await end.hear_all())
 
         async with TcpClient(options()).call_home(port.connection(), Context("w")) as sender:
-            sender.refuse(EngineError("x"))
+            sender.fail(EngineError("x"))
     assert [type(event) for event in heard] == [Declined]
 
 

@@ -1,0 +1,95 @@
+"""What a caller holds while a worker answers: the items that come, and those that it sends."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from ..errors import DisconnectedError, RemoteProtocolError
+from ..planes import InputRegistration, ResponseChannel
+from ..protocol.discovery.instances import Instance
+from ..protocol.undecodable import UNDECODABLE
+from .router import Router
+
+__all__ = ["Exchange", "ResponseStream"]
+
+T = TypeVar("T")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ResponseStream(Generic[T]):
+    """The items of one answer, then its end or one `TrinamoError`.
+
+    Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
+    """
+
+    __slots__ = ("_channel", "_decode", "_router", "instance")
+
+    def __init__(
+        self,
+        channel: ResponseChannel,
+        decoder: msgspec.msgpack.Decoder[T],
+        router: Router,
+        instance: Instance,
+    ) -> None:
+        self.instance = instance
+        """The worker that answers."""
+        self._channel = channel
+        self._decode = decoder.decode
+        self._router = router
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item.
+
+        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
+        nothing for `router.silence_grace_s` and has left discovery or does not answer
+        (`liveness.py`); `KilledError` if the context was killed, or what the handler raised.
+        """
+        try:
+            return self._decode(await self._channel.__anext__())
+        except DisconnectedError:
+            self._router.inhibit(self.instance)
+            raise
+        except RemoteProtocolError:
+            self._router.inhibit(self.instance, is_nonsensical=True)
+            raise
+        except UNDECODABLE as error:
+            self._router.inhibit(self.instance, is_nonsensical=True)
+            raise RemoteProtocolError(f"an item does not decode: {error}") from error
+
+
+class Exchange(ResponseStream[T]):
+    """A response stream whose worker takes a stream of input as well.
+
+    Leaving it before `finish` kills the request: half an input must not pass for a whole one.
+    """
+
+    __slots__ = ("_input",)
+
+    def __init__(
+        self,
+        channel: ResponseChannel,
+        decoder: msgspec.msgpack.Decoder[T],
+        router: Router,
+        instance: Instance,
+        sending: InputRegistration,
+    ) -> None:
+        super().__init__(channel, decoder, router, instance)
+        self._input = sending
+
+    async def send(self, item: Any) -> None:
+        """Queue one input item; waits while `queue_bytes_max` bytes wait for the worker.
+
+        A worker that waits for its answers to be read may not read, so let another task do that.
+        Raises `DisconnectedError` once the worker takes no more input, be it that it has answered,
+        and `KilledError` once the request was stopped or killed.
+        """
+        await self._input.send(_encode(item))
+
+    async def finish(self) -> None:
+        """Say that the input is complete; the handler's iterator ends."""
+        await self._input.finish()
