@@ -35,6 +35,7 @@ from .runtime.engines.exact.engine import open_exact_engine as open_exact_engine
 
 # Work queues.
 from .runtime.queues.consumer import (
+    Backoff as Backoff,
     Consumer as Consumer,
     ConsumerLimits as ConsumerLimits,
     open_consumer as open_consumer,

@@ -40,6 +40,31 @@ def test_hello_greets_over_the_planes() -> None:
     assert run("hello.py") == "Hello, Ada.\nHello, Grace.\n"
 
 
+def test_a_unary_call_returns_raises_and_is_told_that_nobody_waits() -> None:
+    lines = run("unary.py").splitlines()
+
+    assert lines[0] == "words: 5"
+    assert lines[1].startswith("RequestError: the payload does not decode")
+    assert sorted(line.split(":")[0] for line in lines[2:]) == ["DeadlineError", "worker"]
+
+
+def test_an_exchange_answers_while_it_is_still_asked() -> None:
+    bytes_heard = [f"{count} bytes of Latin" for count in (1000, 2000, 3000)]
+
+    assert run("exchange.py").splitlines() == [*bytes_heard, "that was all"]
+
+
+def test_a_queue_s_jobs_are_done_or_kept_as_dead_letters() -> None:
+    lines = run("jobs.py").splitlines()
+
+    assert lines[0] == "by-3 again: duplicate"
+    assert sorted(lines[1:3]) == [
+        "by-3: 12 / 3 = 4 (attempt 1)",
+        "by-4: 12 / 4 = 3 (attempt 1)",
+    ]
+    assert lines[3].startswith("by-0: given up after 2 attempts: ZeroDivisionError")
+
+
 def test_a_consumer_that_leaves_cancels_the_handler() -> None:
     out = run("disconnect.py")
 

@@ -18,7 +18,7 @@ from trinamo.runtime.planes.transports import Transports
 from trinamo.runtime.process import runtime as process
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.worker.worker import StreamHandler
+from trinamo.runtime.worker.endpoint import StreamHandler
 
 from .planes import RealTransports
 
