@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ decode_text = msgspec.msgpack.Decoder(str).decode
 decode_any = msgspec.msgpack.Decoder().decode
 
 Command = dict[str, object]
-Commands = dict[str, Callable[..., Awaitable[Command]]]
+Commands = Mapping[str, Callable[..., Awaitable[Command]]]
 
 
 def say(answer: Command) -> None:
