@@ -41,9 +41,7 @@ types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 	$(BIN)/pyright
 
 docs: $(STAMPS)/dev ## Write the pages that are made from the code.
-	$(BIN)/python -m trinamo.runtime.config.reference > docs/configuration.md.new
-	mv docs/configuration.md.new docs/configuration.md
-	$(BIN)/python -m trinamo.runtime.process.state_diagrams
+	$(BIN)/python -m docs.generators
 
 bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=streaming ARGS=--help
 	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))

@@ -17,16 +17,17 @@ from collections.abc import AsyncGenerator
 
 import trio
 
+import trinamo
 from trinamo import (
     Client,
     Config,
     Context,
+    DisconnectedError,
     EndpointName,
     load_config,
+    open_etcd_server,
     open_runtime,
 )
-from trinamo.runtime.errors import DisconnectedError
-from trinamo.transports.servers import open_etcd_server
 
 ENDPOINT = EndpointName("examples", "mortal", "count")
 
@@ -47,9 +48,7 @@ async def count(request: int, context: Context) -> AsyncGenerator[int, None]:
 
 
 async def serve(etcd: str) -> None:
-    async with open_runtime(configure(etcd), serving=True) as runtime:
-        await runtime.serve(ENDPOINT, count, request_type=int)
-        await trio.sleep_forever()
+    await trinamo.serve(ENDPOINT, count, config=configure(etcd), request_type=int)
 
 
 async def main() -> None:

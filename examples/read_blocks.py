@@ -13,11 +13,17 @@ from collections.abc import AsyncGenerator
 import msgspec
 import trio
 
-from trinamo import Context, EndpointName, Runtime, load_config, open_runtime
-from trinamo.runtime.engines.exact.engine import open_exact_engine
-from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.kv.cache import KvCache
-from trinamo.transports.servers import open_etcd_server
+from trinamo import (
+    Context,
+    EndpointName,
+    KvCache,
+    Runtime,
+    UnavailableError,
+    load_config,
+    open_etcd_server,
+    open_exact_engine,
+    open_runtime,
+)
 
 LEND = EndpointName("examples", "owner", "lend")
 

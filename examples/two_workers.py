@@ -20,9 +20,9 @@ from trinamo import (
     EndpointName,
     Runtime,
     load_config,
+    open_etcd_server,
     open_runtime,
 )
-from trinamo.transports.servers import open_etcd_server
 
 ENDPOINT = EndpointName("examples", "pair", "who")
 

@@ -75,8 +75,8 @@ def all_sources() -> Iterator[Source]:
 
 @cache
 def other_files() -> tuple[Path, ...]:
-    """Tests, properties, benchmarks and examples."""
-    folders = ("tests", "properties", "bench", "examples")
+    """Tests, properties, benchmarks, examples and what makes pages of the documentation."""
+    folders = ("tests", "properties", "bench", "examples", "docs")
     return tuple(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
 
 

@@ -2,7 +2,7 @@
 
 `load_config` is the only door. It starts nothing and connects to nothing; whatever is wrong is a
 `ConfigError` that names the key, where it was written, and the nearest key that exists.
-`docs/configuration.md` lists every key (`reference.py` writes it). The plane sections are in
+`docs/configuration.md` lists every key (`make docs` writes it). The plane sections are in
 `planes.py`, the reading in `source.py`.
 """
 

@@ -4,6 +4,7 @@ Each reader turns its source into `{dotted key: Setting}`, where a setting remem
 written; `build_config` checks every value against its key's type and makes the structs. It knows
 no key by name: the root section given to it is the list. Peer input never comes here, but files
 are bounded all the same: bytes, depth, and nodes with aliases counted as often as they are used.
+`dump` goes the other way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "RESERVED_VARIABLES",
     "Setting",
     "build_config",
+    "dump",
     "parse_size",
     "read_environ",
     "read_overrides",
@@ -321,6 +323,14 @@ def _choices(field: Field) -> str:
     info = msgspec.json.schema(field.type, schema_hook=lambda _: {"type": "string"})
     options = info.get("enum", ())
     return f" (one of {', '.join(map(str, options))})" if options else ""
+
+
+def dump(config: Section) -> str:
+    """The whole configuration as YAML, every key of it; secrets are masked."""
+    # An `enc_hook` is asked about what msgspec does not know: only secrets, whose `str` is a mask.
+    return yaml.safe_dump(
+        msgspec.to_builtins(config, enc_hook=str), sort_keys=False, allow_unicode=True
+    )
 
 
 def _unknown(key: str, origin: str, known: Iterable[str]) -> ConfigError:

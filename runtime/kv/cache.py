@@ -21,7 +21,7 @@ __all__ = ["HoldsKv", "KvCache"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class KvCache:
-    """Alive for as long as its engine is open."""
+    """The KV memory of one engine and who owns its blocks, for as long as the engine is open."""
 
     memory: KvMemory
     pool: BlockPool

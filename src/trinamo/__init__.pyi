@@ -1,7 +1,14 @@
 # What is public, once: a section for each purpose; `__init__.py` imports each name from here.
 
 # A process of a cluster, and the endpoints that it serves and calls.
-from .transports.assembly.process import open_runtime as open_runtime, serve as serve
+from .transports.assembly.process import (
+    open_runtime as open_runtime,
+    serve as serve,
+    serve_frontend as serve_frontend,
+    serve_worker as serve_worker,
+)
+from .runtime.process.roles import FrontendReady as FrontendReady, WorkerReady as WorkerReady
+from .runtime.process.stopping import StopRequest as StopRequest
 from .runtime.process.runtime import Runtime as Runtime
 from .runtime.protocol.discovery.instances import EndpointName as EndpointName, Instance as Instance
 from .runtime.context import Context as Context, Reason as Reason, State as State
@@ -50,6 +57,13 @@ from .runtime.planes.queue import (
 from .runtime.kv.cache import KvCache as KvCache
 from .runtime.kv.memory import KvMemory as KvMemory, KvShape as KvShape
 from .runtime.kv.pool import BlockPool as BlockPool
+
+# Servers of the extra `embedded`, for development and tests.
+from .transports.servers.embedded import (
+    EmbeddedServer as EmbeddedServer,
+    open_etcd_server as open_etcd_server,
+    open_nats_server as open_nats_server,
+)
 
 # What a process is given: clock and chance, planes, counters.
 from .runtime.env import Env as Env, RealEnv as RealEnv

@@ -10,10 +10,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from trinamo.cli.options import EngineName, Sources, config_text, gather
+from trinamo.cli.options import EngineName, Sources, gather
 from trinamo.cli.serve.readiness import parse_line
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import Secret, WorkerConfig, load_config
+from trinamo.runtime.config.source import dump
 from trinamo.runtime.errors import ConfigError
 
 
@@ -139,7 +140,7 @@ def test_a_printed_configuration_can_be_read_again(tmp_path: Path) -> None:
     config = Sources(overrides={"http.port": 1234, "control_plane.etcd.endpoints": "a:1"}).load()
     path = tmp_path / "printed.yaml"
 
-    path.write_text(config_text(config))
+    path.write_text(dump(config))
 
     assert load_config(path, environ={}) == config
 

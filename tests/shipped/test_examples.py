@@ -100,6 +100,11 @@ def test_one_worker_reads_blocks_of_another() -> None:
 
 
 @pytest.mark.services
+def test_an_engine_of_one_s_own_answers_over_http() -> None:
+    assert run("own_engine.py") == "POLLY WANTS A TOKEN \n"
+
+
+@pytest.mark.services
 def test_the_official_client_gets_its_answers(tmp_path: Path) -> None:
     with cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as running:
         out = run("chat.py", f"{running.url}/v1", "say it back")

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from trinamo.runtime.config.config import Config, load_config
@@ -15,14 +15,14 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes.transports import Transports
-from trinamo.runtime.process import runtime as process
-from trinamo.runtime.process.stopping import stopped_by_signals
+from trinamo.runtime.process import roles, runtime as process
+from trinamo.runtime.process.stopping import StopRequest, stopped_by_signals
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.worker.endpoint import StreamHandler
 
 from .planes import RealTransports
 
-__all__ = ["open_runtime", "serve"]
+__all__ = ["open_runtime", "serve", "serve_frontend", "serve_worker"]
 
 
 def open_runtime(
@@ -67,16 +67,60 @@ async def serve(
     config: Config | None = None,
     request_type: Any = Any,
     metadata: Mapping[str, str] | None = None,
-    engine: GenerationEngine | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Serve one streaming endpoint until SIGINT or SIGTERM, then leave in order.
+    """Serve one streaming endpoint until it is asked to stop, then leave in order.
 
-    A second signal, and cancellation, end it at once. For several endpoints, or an end of your own
-    choice, see `open_runtime` and `Runtime.serve`, which has the other arguments.
+    SIGINT and SIGTERM ask, unless `stop` is given; a second one, and cancellation, end it at once.
+    For several endpoints see `open_runtime` and `Runtime.serve`, which has more arguments.
     """
-    async with stopped_by_signals() as stop, open_runtime(config, serving=True) as runtime:
-        with stop.starting():
-            await runtime.serve(
-                endpoint, handler, request_type=request_type, metadata=metadata, engine=engine
-            )
-        await stop.wait()
+    async with _asked(stop) as asked, open_runtime(config, serving=True) as runtime:
+        with asked.starting():
+            await runtime.serve(endpoint, handler, request_type=request_type, metadata=metadata)
+        await asked.wait()
+
+
+async def serve_worker(
+    engine: GenerationEngine,
+    *,
+    config: Config | None = None,
+    ready: Callable[[roles.WorkerReady], object] = lambda _: None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve the model of `engine` to all frontends until it is asked to stop; then leave in order.
+
+    As `trinamo worker` does: under the name of `worker.namespace`, `component` and `endpoint`, with
+    a status port. The engine stays open, and yours. `ready` is called once the model can be found.
+    What asks to stop, and what is raised, is as for `serve` and `open_runtime`.
+    """
+    async with _asked(stop) as asked:
+        await roles.serve_worker(
+            config or load_config(), RealEnv(), RealTransports(), engine, asked, ready=ready
+        )
+
+
+async def serve_frontend(
+    *,
+    config: Config | None = None,
+    ready: Callable[[roles.FrontendReady], object] = lambda _: None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve the OpenAI HTTP API for all models that are found until it is asked to stop; then drain.
+
+    As `trinamo frontend` does; `ready` is called with its URL once it answers. What asks to stop,
+    and what is raised, is as for `serve` and `open_runtime`.
+    """
+    async with _asked(stop) as asked:
+        await roles.serve_frontend(
+            config or load_config(), RealEnv(), RealTransports(), asked, ready=ready
+        )
+
+
+@asynccontextmanager
+async def _asked(stop: StopRequest | None) -> AsyncIterator[StopRequest]:
+    if stop is None:
+        async with stopped_by_signals() as signalled:
+            yield signalled
+    else:
+        with stop.everything:
+            yield stop

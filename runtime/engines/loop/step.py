@@ -70,7 +70,7 @@ class StepItem:
 
 
 class StepEngine(Protocol):
-    """A model.
+    """A model that computes one step at a time over many sequences.
 
     One step at a time, in a worker thread. `release`, `recover` and `close` are called between
     steps; `encode`, `token_bytes` and `interrupt` also while one is running.

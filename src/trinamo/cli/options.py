@@ -31,7 +31,6 @@ __all__ = [
     "Sources",
     "as_text",
     "cluster_sources",
-    "config_text",
     "gather",
 ]
 
@@ -161,15 +160,8 @@ def cluster_sources(
     return Sources(file, preset, overrides)
 
 
-def config_text(config: Config) -> str:
-    """The configuration as YAML with every key; secrets are masked."""
-    import msgspec
-    import yaml
-
-    plain = msgspec.to_builtins(config, enc_hook=str)
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-
-
 def print_config(config: Config) -> None:
-    """Write `config_text` to standard output."""
-    sys.stdout.write(config_text(config))
+    """Write the configuration to standard output, as YAML with every key; secrets are masked."""
+    from trinamo.runtime.config.source import dump
+
+    sys.stdout.write(dump(config))

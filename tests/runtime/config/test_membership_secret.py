@@ -6,7 +6,7 @@ import pytest
 
 from trinamo.runtime.config.config import Config, SecurityConfig, load_config
 from trinamo.runtime.config.membership_secret import SECRET_BYTES_MAX, read_secret
-from trinamo.runtime.config.reference import dump
+from trinamo.runtime.config.source import dump
 from trinamo.runtime.errors import ConfigError
 
 SECRET = b"correct horse battery staple"

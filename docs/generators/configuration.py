@@ -1,14 +1,8 @@
-"""The configuration shown: as YAML with secrets masked, and as the reference page of every key.
-
-`dump` serves `--print-config` and `trinamo doctor`; its output can be read back, but for secrets.
-`python -m trinamo.runtime.config.reference` prints `docs/configuration.md`; a test keeps the two
-equal. Nothing is decided here: the keys are in `config.py`.
-"""
+"""The reference page of every configuration key, as the structs of `runtime/config` say."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -17,17 +11,15 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import yaml
 
-from .config import PRESETS, RESERVED_VARIABLES, Config
-from .keys import Field, Secret, Section, config_fields, section_types
+from trinamo.runtime.config.config import PRESETS, RESERVED_VARIABLES, Config
+from trinamo.runtime.config.keys import Field, Secret, config_fields, section_types
 
-__all__ = ["dump", "explain", "reference_page"]
-
-MASK = "***"
+__all__ = ["configuration_page"]
 
 _INTRO = """\
 # Configuration
 
-<!-- Written by `python -m trinamo.runtime.config.reference`; edit the structs, not this page. -->
+<!-- Written by `make docs`; edit the structs, not this page. -->
 
 One configuration serves every command.
 It is read once at the start from five sources; a later one wins key by key:
@@ -59,22 +51,7 @@ Shutdown goes through its steps in the order of the `shutdown` section; `operati
 """
 
 
-def dump(config: Config) -> str:
-    """The whole configuration as YAML, secrets masked."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
-
-
-def explain(config: Config) -> str:
-    """Only what differs from the defaults, one `key: value` a line, secrets masked."""
-    lines = []
-    for key, field in config_fields(Config).items():
-        value = _lookup(config, key)
-        if value != field.default:
-            lines.append(f"{key}: {_shown(_plain(value))}")
-    return "\n".join(lines)
-
-
-def reference_page() -> str:
+def configuration_page() -> str:
     """The Markdown of `docs/configuration.md`."""
     variables = "\n".join(f"* `{name}`: {what}" for name, what in RESERVED_VARIABLES.items())
     parts = [_INTRO.format(presets="`, `".join(PRESETS), variables=variables)]
@@ -130,25 +107,10 @@ def _parts(kind: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _lookup(config: Section, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, Section):
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return MASK if isinstance(value, Secret) else value
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def _shown(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference_page())

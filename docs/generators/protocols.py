@@ -1,6 +1,6 @@
 """The transition tables as pages: a mermaid diagram and a table for each role.
 
-`python -m trinamo.runtime.process.state_diagrams` writes `docs/protocols/`; a test keeps the pages
+`make docs` writes `docs/protocols/`; a test keeps the pages
 equal to the code. `render` is a pure function of the tables; only `main` touches files.
 """
 
@@ -8,35 +8,34 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-from ..protocol.streams.machine import Role, Tables
-from ..protocol.streams.request_stream import REQUEST_STREAM
-from ..protocol.streams.response_stream import RESPONSE_STREAM
-from ..protocol.streams.silence import PRESENCE, Presence, Sign
+from trinamo.runtime.protocol.streams.machine import Role, Tables
+from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
+from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
+from trinamo.runtime.protocol.streams.silence import PRESENCE, Presence, Sign
 
-__all__ = ["PAGES", "main", "render"]
+__all__ = ["TABLES", "protocol_page"]
 
 PresenceTable = Mapping[Presence, Mapping[Sign, Presence]]
 
-PAGES: Final[Mapping[str, Tables | PresenceTable]] = {
-    "response_stream.md": RESPONSE_STREAM,
-    "request_stream.md": REQUEST_STREAM,
-    "presence.md": PRESENCE,
+TABLES: Final[Mapping[str, Tables | PresenceTable]] = {
+    "response_stream": RESPONSE_STREAM,
+    "request_stream": REQUEST_STREAM,
+    "presence": PRESENCE,
 }
-"""File name in `docs/protocols/` to the tables it shows."""
+"""By the page in `docs/protocols/` that shows them."""
 
 
 _PREFACE: Final = """\
-Made from the tables in the code by `python -m trinamo.runtime.process.state_diagrams`. A step that is
+Made from the tables in the code by `make docs`. A step that is
 not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
 the peer took it.
 """
 
 
 _PRESENCE_PREFACE: Final = """\
-Made from the table in the code by `python -m trinamo.runtime.process.state_diagrams`; why is in
+Made from the table in the code by `make docs`; why is in
 decisions [0009](../decisions/0009-silence-of-the-vanished.md) and
 [0013](../decisions/0013-silent-workers-are-asked.md). It begins with the ACK of a stream, or when a
 unary request is sent. Until the first item of a stream, VANISHED has another rule in place of SILENCE:
@@ -47,7 +46,7 @@ The grace is `router.silence_grace_s`; a probe is waited for until the next is d
 """
 
 
-def render(tables: Tables | PresenceTable) -> str:
+def protocol_page(tables: Tables | PresenceTable) -> str:
     """One page of markdown for one protocol; ends with a newline."""
     if not isinstance(tables, Tables):
         return _render_presence(tables)
@@ -128,15 +127,3 @@ def _couplings(tables: Tables) -> str:
         for (worker, caller), (moved, into) in tables.couplings.items()
     ]
     return "\n".join([*lines, ""])
-
-
-def main() -> None:
-    """Write every page under `docs/protocols/` of the working directory."""
-    folder = Path("docs", "protocols")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, tables in PAGES.items():
-        (folder / name).write_text(render(tables), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,24 @@
+"""The pages of `docs/` that are made from the code: `python -m docs.generators`, or `make docs`.
+
+Each module has pure functions that make pages; only `__main__.py` writes files. A test keeps the
+pages equal to the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from .api import api_page
+from .configuration import configuration_page
+from .protocols import TABLES, protocol_page
+
+__all__ = ["PAGES"]
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "api.md": api_page,
+    "configuration.md": configuration_page,
+    **{f"protocols/{name}.md": partial(protocol_page, tables) for name, tables in TABLES.items()},
+}
+"""Path below `docs/` to what makes the page."""

@@ -1,0 +1,61 @@
+"""The page of all that `import trinamo` offers: the sections of its stub, and what each name says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import trinamo
+
+__all__ = ["api_page", "public_names"]
+
+_STUB: Final = Path(trinamo.__file__).with_suffix(".pyi")
+
+_INTRO: Final = """\
+# What programs import
+
+<!-- Written by `make docs` from `src/trinamo/__init__.pyi` and the docstrings; edit those. -->
+
+All that is public is `trinamo.<name>`.
+Deeper modules may change between releases; what is here changes with an entry in the changelog.
+A name is imported when it is first used, so that `import trinamo` loads nothing else.
+How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_runtime)`.
+
+* A worker is one async generator: `examples/hello.py` has it and its caller in one process.
+  `trinamo.serve` keeps one up until SIGINT or SIGTERM, and then lets requests in flight end.
+* An engine of your own is a class with `info`, `generate` and `statistics` (`GenerationEngine`).
+  `trinamo.serve_worker` registers it under its model's name and publishes the model's card, by
+  which every frontend offers it; `examples/own_engine.py` does so, and asks it over HTTP.
+  For a model that computes step by step, `open_engine_host` has the batching loop: see `StepEngine`.
+* Errors are one tree, told in [errors.md](errors.md); the keys of `Config` are in
+  [configuration.md](configuration.md).
+"""
+
+
+def public_names() -> dict[str, list[str]]:
+    """The names of each section of the stub, in its order."""
+    found: dict[str, list[str]] = {}
+    for line in _STUB.read_text("utf-8").splitlines():
+        if line.startswith("# "):
+            names = found.setdefault(line.removeprefix("# ").rstrip("."), [])
+        else:
+            names += re.findall(r"(\w+) as \1\b", line)
+    return {title: names for title, names in found.items() if names}
+
+
+def api_page() -> str:
+    """The Markdown of `docs/api.md`."""
+    parts = [_INTRO]
+    for title, names in public_names().items():
+        rows = "".join(f"| `{name}` | {_summary(getattr(trinamo, name))} |\n" for name in names)
+        parts.append(f"## {title}\n\n| name | |\n|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def _summary(value: Any) -> str:
+    """The first sentence of its docstring; of an error all of the first paragraph."""
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    is_error = isinstance(value, type) and issubclass(value, Exception)
+    return text if is_error else re.split(r"(?<=\.)\s", text)[0]
