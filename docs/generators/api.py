@@ -37,6 +37,7 @@ How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_
 def public_names() -> dict[str, list[str]]:
     """The names of each section of the stub, in its order."""
     found: dict[str, list[str]] = {}
+    names: list[str] = []
     for line in _STUB.read_text("utf-8").splitlines():
         if line.startswith("# "):
             names = found.setdefault(line.removeprefix("# ").rstrip("."), [])

@@ -314,7 +314,11 @@ def preset_text(name: str) -> str:
     """The YAML of a shipped preset, comments and all."""
     if name not in PRESETS:
         raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-    return resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
+    return (
+        resources.files(__name__.rpartition(".")[0])
+        .joinpath("presets", f"{name}.yaml")
+        .read_text("utf-8")
+    )
 
 
 def load_config(
