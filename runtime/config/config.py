@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -314,11 +313,7 @@ def preset_text(name: str) -> str:
     """The YAML of a shipped preset, comments and all."""
     if name not in PRESETS:
         raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-    return (
-        resources.files(__name__.rpartition(".")[0])
-        .joinpath("presets", f"{name}.yaml")
-        .read_text("utf-8")
-    )
+    return Path(__file__).with_name("presets").joinpath(f"{name}.yaml").read_text("utf-8")
 
 
 def load_config(
