@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,13 @@ async def test_requests_over_nats_are_answered_over_tcp_and_a_killed_worker_is_n
 async def test_a_killed_worker_ends_its_streams_with_an_error_and_gets_nothing_more(
     tmp_path: Path,
 ) -> None:
-    async with open_cluster(tmp_path, engine="exact") as cluster:
+    lease = {"control_plane.etcd.lease_ttl_s": 60}
+    async with open_cluster(tmp_path, engine="exact", settings=lease) as cluster:
         ends: list[list[Any]] = []
         started = trio.Event()
 
         async def stream() -> None:
-            body = chat("a long story", stream=True, max_tokens=1500, temperature=0)
+            body = chat("a long story", stream=True, max_tokens=600, temperature=0)
             async with cluster.client.stream(
                 "POST", f"{cluster.url}/v1/chat/completions", json=body
             ) as response:
@@ -210,6 +212,8 @@ async def test_a_thousand_requests_with_a_third_leaving_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
     dice = random.Random(7)
+    # One for all clients: to read the authorities takes longer than a whole request.
+    unused = ssl.create_default_context()
     async with open_cluster(tmp_path, engine="exact") as cluster:
         members = [cluster.frontend, *cluster.workers]
         for _ in range(4):
@@ -219,7 +223,10 @@ async def test_a_thousand_requests_with_a_third_leaving_leave_nothing_behind(
         limiter = trio.CapacityLimiter(64)
 
         async def one(number: int, leaves: bool) -> None:
-            async with limiter, httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            async with (
+                limiter,
+                httpx.AsyncClient(timeout=60, trust_env=False, verify=unused) as client,
+            ):
                 body = chat(f"request {number}", stream=True, max_tokens=8, temperature=0)
                 async with client.stream(
                     "POST", f"{cluster.url}/v1/chat/completions", json=body

@@ -80,7 +80,7 @@ class SimulatedTransfer(TransferState):
 
         def read() -> None:
             try:
-                access = self._remote().access
+                access = self._remote(-1).access
                 access.admit(plan.there.generation, plan.ticket, blocks, is_target=is_target)
             except TrinamoError as error:
                 self._refuse(error)
@@ -132,7 +132,7 @@ class SimulatedTransfer(TransferState):
     def _write(self, position: int, data: bytes) -> None:
         """At the peer's adapter: a block has come."""
         try:
-            self._remote().block(self.plan.remote_blocks[position])[:] = data
+            self._remote(position).block(self.plan.remote_blocks[position])[:] = data
         except TrinamoError as error:
             self._refuse(error)
         else:
@@ -145,7 +145,7 @@ class SimulatedTransfer(TransferState):
     def _answer(self, position: int) -> None:
         """At the peer's adapter: a block is asked for."""
         try:
-            region = self._remote()
+            region = self._remote(position)
         except TrinamoError as error:
             self._refuse(error)
             return
@@ -163,14 +163,14 @@ class SimulatedTransfer(TransferState):
 
         self._carry(self._there, self._here, len(data), land)
 
-    def _remote(self) -> HostRegion:
+    def _remote(self, position: int) -> HostRegion:
+        """The peer's region, which admits the block at `position`; the first time, all of them."""
         plan = self.plan
+        blocks = plan.remote_blocks[position : position + 1] if position > 0 else plan.remote_blocks
         region = self._fabric.find(plan.there)
         if self._fabric.is_fenced:
             is_target = plan.direction is Direction.WRITE
-            region.access.admit(
-                plan.there.generation, plan.ticket, plan.remote_blocks, is_target=is_target
-            )
+            region.access.admit(plan.there.generation, plan.ticket, blocks, is_target=is_target)
         elif region.access.is_withdrawn:
             raise StaleMemoryError("the region was deregistered")
         return region
