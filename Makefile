@@ -19,8 +19,12 @@ STAMPS := $(VENV)/.stamps
 TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Options for the command behind a target: make up ARGS="--engine exact --workers 4".
 ARGS ?=
+# Processes that share the tests: half as many again as cores, since many tests wait.
+LANES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+# How long `make swarm` searches.
+MINUTES ?= 10
 
-.PHONY: help up test lint types docs bench mutants clean model
+.PHONY: help up test swarm lint types docs bench mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -29,8 +33,14 @@ help: ## Show the targets.
 up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this machine.
 	$(BIN)/trinamo up $(ARGS)
 
-test: $(STAMPS)/dev model ## Install and run every test.
-	$(BIN)/python -m pytest $(ARGS)
+# The tests start hundreds of processes, which would each compile our sources if nothing was kept.
+test swarm: export PYTHONDONTWRITEBYTECODE =
+
+test: $(STAMPS)/dev model ## Install and run every test; in one process with LANES=0.
+	$(BIN)/python -m pytest -n $(LANES) $(ARGS)
+
+swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
+	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style and format.
 	$(BIN)/ruff check .
