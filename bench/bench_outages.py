@@ -21,6 +21,7 @@ from roles.outage_metrics import sample_outage
 # The histories are those of the tests, so that both mean the same by "lost".
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.outages.clusters import ServerCluster, open_etcd_cluster, open_nats_cluster
 from tests.outages.histories import (
     History,
     StreamClient,
@@ -33,10 +34,7 @@ from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers import (
     EmbeddedServer,
-    ServerCluster,
-    open_etcd_cluster,
     open_etcd_server,
-    open_nats_cluster,
     open_nats_server,
 )
 

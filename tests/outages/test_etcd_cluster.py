@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import eventually, until
+from tests.outages.clusters import ServerCluster, open_etcd_cluster
 from tests.outages.histories import History, caught_up, watch_keys, write_keys
 from trinamo.runtime.errors import TrinamoError
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
-from trinamo.transports.servers import ServerCluster, open_etcd_cluster
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -11,11 +11,12 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import until
+from tests.outages.clusters import ServerCluster, open_nats_cluster
 from tests.outages.histories import History, StreamClient
 from tests.outages.jobs import open_jobs
 from trinamo.runtime.planes import EventPlane, Subscription
 from trinamo.transports.nats import open_nats
-from trinamo.transports.servers import EmbeddedServer, ServerCluster, open_nats_cluster
+from trinamo.transports.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

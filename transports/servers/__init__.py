@@ -2,19 +2,15 @@
 
 For development, tests and one-machine clusters; production brings its own servers. Nothing here
 speaks the servers' protocols: see `transports/etcd` and `transports/nats`. Read `process.py`
-(one child that dies with its parent) next, then `embedded.py` (one server) and `clusters.py`.
+(one child that dies with its parent) next, then `embedded.py`.
 """
 
 from __future__ import annotations
 
-from .clusters import ServerCluster, open_etcd_cluster, open_nats_cluster
 from .embedded import EmbeddedServer, open_etcd_server, open_nats_server
 
 __all__ = [
     "EmbeddedServer",
-    "ServerCluster",
-    "open_etcd_cluster",
     "open_etcd_server",
-    "open_nats_cluster",
     "open_nats_server",
 ]

@@ -9,7 +9,7 @@ import importlib.util
 import shutil
 import socket
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from trinamo.runtime.errors import ConfigError
@@ -23,7 +23,6 @@ __all__ = [
     "free_ports",
     "loopback_url",
     "nats_command",
-    "nats_member_flags",
 ]
 
 LOOPBACK = "127.0.0.1"
@@ -131,16 +130,3 @@ def nats_command(
         *("--store_dir", str(data_dir)),
         *extra,
     ]
-
-
-def nats_member_flags(
-    name: str, *, cluster_name: str, route_port: int, routes: Iterable[int], monitor_port: int
-) -> tuple[str, ...]:
-    """What makes a nats-server a member of a cluster on loopback; goes into `extra`."""
-    return (
-        *("--server_name", name),
-        *("--cluster_name", cluster_name),
-        *("--cluster", f"nats://{LOOPBACK}:{route_port}"),
-        *("--routes", ",".join(f"nats://{LOOPBACK}:{port}" for port in routes)),
-        *("--http_port", str(monitor_port)),
-    )

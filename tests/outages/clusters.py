@@ -1,14 +1,15 @@
 """Clusters of real servers on loopback: three etcd members, three NATS servers with JetStream.
 
-For tests, measurements and trying things out: all members share one machine, so they protect
-nothing, and whoever is on this machine reaches them. A cluster is ready when it has a leader. Members are `EmbeddedServer`s: kill, freeze, stop
-and restart them one by one; one that dies unasked is started again.
+All members share one machine, so they protect nothing. A cluster is ready when it has a leader.
+Members are `EmbeddedServer`s: kill, freeze, stop and restart them one by one; one that dies unasked
+is started again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,7 @@ import trio
 
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.nurseries import open_nursery
-
-from .binaries import (
+from trinamo.transports.servers.binaries import (
     LOOPBACK,
     etcd_command,
     find_etcd,
@@ -26,11 +26,10 @@ from .binaries import (
     free_ports,
     loopback_url,
     nats_command,
-    nats_member_flags,
 )
-from .embedded import EmbeddedServer, supervised
-from .probes import etcd_is_ready, etcd_leads, nats_is_ready, nats_meta_leader
-from .scratch import scratch_directory
+from trinamo.transports.servers.embedded import EmbeddedServer, supervised
+from trinamo.transports.servers.probes import ask, etcd_is_ready, nats_is_ready
+from trinamo.transports.servers.scratch import scratch_directory
 
 __all__ = ["ServerCluster", "open_etcd_cluster", "open_nats_cluster"]
 
@@ -81,6 +80,36 @@ class ServerCluster:
         """The running members that do not lead."""
         leader = await self.leader()
         return [member for member in self.running if member is not leader]
+
+
+async def _ask_http(address: str, path: str) -> bytes:
+    return await ask(address, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+
+
+async def etcd_leads(address: str) -> bool:
+    """Whether this member is the leader of its cluster, by its own account."""
+    return b"\netcd_server_is_leader 1\n" in await _ask_http(address, "/metrics")
+
+
+async def nats_meta_leader(monitor_address: str) -> str:
+    """The name of the server that leads JetStream in this server's eyes; empty if none does."""
+    _, _, body = (await _ask_http(monitor_address, "/jsz")).partition(b"\r\n\r\n")
+    with suppress(ValueError):
+        return str(json.loads(body).get("meta_cluster", {}).get("leader", ""))
+    return ""
+
+
+def nats_member_flags(
+    name: str, *, cluster_name: str, route_port: int, routes: Iterable[int], monitor_port: int
+) -> tuple[str, ...]:
+    """What makes a nats-server a member of a cluster on loopback; goes into `extra`."""
+    return (
+        *("--server_name", name),
+        *("--cluster_name", cluster_name),
+        *("--cluster", f"nats://{LOOPBACK}:{route_port}"),
+        *("--routes", ",".join(f"nats://{LOOPBACK}:{port}" for port in routes)),
+        *("--http_port", str(monitor_port)),
+    )
 
 
 @asynccontextmanager
