@@ -6,6 +6,7 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import OverloadedError
 from trinamo.sim import Policy, ReplayChoices
@@ -64,7 +65,10 @@ FAULTS = st.one_of(
 
 @pytest.mark.slow
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not IS_SWARM,
 )
 @given(
     st.lists(FAULTS, max_size=3),

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.runtime.kv.memory import KvLayout
 from trinamo.sim import ReplayChoices
 from trinamo.sim.scenario.plans import FaultPlan, Limits
@@ -57,7 +58,10 @@ PLANS = st.builds(
 
 @pytest.mark.slow
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not IS_SWARM,
 )
 @given(PLANS, st.lists(faults(), max_size=3), st.lists(st.integers(0, 3), max_size=20))
 def test_transfers_survive_any_three_faults(

@@ -1,0 +1,81 @@
+"""`make swarm` finds what is planted, keeps it, and says how to play it again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+from tests.swarm.work import property_files
+
+pytestmark = pytest.mark.slow
+
+FALSE = """
+from hypothesis import given, strategies as st
+
+@given(st.integers())
+def test_all_numbers_are_small(number):
+    assert number < 1000
+"""
+
+
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def search(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    options = ("--minutes", "0.001", "--jobs", "1", "--out", str(out))
+    return run([sys.executable, "-m", "tests.swarm", *options, *words])
+
+
+def replay(said: str) -> subprocess.CompletedProcess[str]:
+    """Do what the line says that tells how."""
+    (line,) = [line for line in said.splitlines() if sys.executable in line]
+    words = shlex.split(line)
+    settings = dict(word.split("=", 1) for word in words[: words.index(sys.executable)])
+    return run(words[len(settings) :], **settings)
+
+
+def test_a_planted_mistake_is_found_kept_and_played_again(tmp_path: Path) -> None:
+    done = search(tmp_path, "--only", "stop", "--bug", "stop_unheard", "--first", "7")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "I3 broken" in done.stdout
+    assert len([*tmp_path.glob("stop-*-7.json")]) == 1
+    again = replay(done.stdout)
+    assert (again.returncode, "I3 broken" in again.stdout) == (1, True)
+
+
+def test_a_property_that_fails_is_kept_and_played_again(tmp_path: Path) -> None:
+    wrong = tmp_path / "test_wrong.py"
+    wrong.write_text(FALSE, "utf-8")
+    done = search(tmp_path / "out", "--only", str(wrong))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failures" in done.stdout
+    again = replay(done.stdout)
+    assert (again.returncode, "number=1000" in again.stdout) == (1, True)
+
+
+def test_what_holds_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = search(tmp_path, "--only", "stop", "--policy", "step")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 runs of 1 scenarios, 0 rounds of 0 files of properties, 0 failures" in done.stdout
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_properties_are_found_wherever_they_stand() -> None:
+    files = property_files()
+    assert "properties/simulated/test_cluster_survives.py" in files
+    assert any(file.startswith("tests/") for file in files)

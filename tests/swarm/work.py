@@ -1,0 +1,105 @@
+"""Pieces of a search, each for a process of its own: a few seeds of a scenario, a file of properties."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from tests.sources import ROOT
+from trinamo.cli.sim.files import scenario_of
+from trinamo.sim.explore import Run, Scenario
+from trinamo.sim.explore.swarm import play_seeds
+
+__all__ = ["Examined", "Properties", "Seeds", "hush", "property_files"]
+
+PROFILE: Final = "swarm"
+FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+NOTHING_COLLECTED: Final = 5
+MINUTES_MAX: Final = 20
+
+
+def hush() -> None:
+    """Simulated processes tell their story in the trace."""
+    logging.disable(logging.CRITICAL)
+
+
+@attrs.frozen
+class Seeds:
+    """Some seeds of one scenario, under one policy."""
+
+    name: str
+    policy: str
+    first: int
+    count: int
+    bug: str = ""
+
+    @property
+    def play(self) -> Scenario:
+        return scenario_of(self.name, bug=self.bug, policy=self.policy)
+
+    def __call__(self) -> list[Run]:
+        return play_seeds(self.play, [*range(self.first, self.first + self.count)])
+
+
+@attrs.frozen
+class Examined:
+    """What came of the properties of one file: those that failed, and what pytest said."""
+
+    failed: list[str]
+    output: str
+
+
+@attrs.frozen
+class Properties:
+    """The properties of one file, with examples that were not drawn before."""
+
+    file: str
+    storage: Path
+    """Where hypothesis keeps what fails."""
+
+    def environ(self) -> dict[str, str]:
+        """What makes a run draw anew, and a replay find what was kept."""
+        return {
+            "HYPOTHESIS_PROFILE": PROFILE,
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.storage),
+        }
+
+    def command(self, test: str) -> str:
+        """How to play a failure of `test` again."""
+        words = [f"{key}={value}" for key, value in self.environ().items()]
+        return " ".join([*words, sys.executable, "-m pytest", f"'{test}'"])
+
+    def __call__(self) -> Examined:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", self.file, "-m", "hypothesis"),
+                *("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **self.environ()},
+            capture_output=True,
+            text=True,
+            timeout=60 * MINUTES_MAX,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        if done.returncode in {0, NOTHING_COLLECTED}:
+            return Examined([], output)
+        return Examined(FAILED.findall(done.stdout) or [self.file], output)
+
+
+def property_files() -> list[str]:
+    """The files with tests that hypothesis feeds."""
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("properties", "tests")
+        for path in (ROOT / folder).rglob("test_*.py")
+        if re.search(r"^from hypothesis", path.read_text("utf-8"), re.MULTILINE)
+    )
