@@ -10,10 +10,10 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+from trinamo.runtime.protocol.discovery.presence import PRESENCE, Presence, Sign
 from trinamo.runtime.protocol.streams.machine import Role, Tables
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
-from trinamo.runtime.protocol.streams.silence import PRESENCE, Presence, Sign
 
 __all__ = ["TABLES", "protocol_page"]
 
@@ -36,13 +36,18 @@ the peer took it.
 
 _PRESENCE_PREFACE: Final = """\
 Made from the table in the code by `make docs`; why is in
-decisions [0009](../decisions/0009-silence-of-the-vanished.md) and
-[0013](../decisions/0013-silent-workers-are-asked.md). It begins with the ACK of a stream, or when a
-unary request is sent. Until the first item of a stream, VANISHED has another rule in place of SILENCE:
-the wait ends when the worker is DELETED; where the connection to it stands, once it does not answer
-either, or has not RETURNED within `router.linger_s`
-([decision 0011](../decisions/0011-deleted-but-reached.md)).
-The grace is `router.silence_grace_s`; a probe is waited for until the next is due.
+decisions [0009](../decisions/0009-silence-of-the-vanished.md),
+[0011](../decisions/0011-deleted-but-reached.md) and
+[0013](../decisions/0013-silent-workers-are-asked.md). The table is the program: what a state does not
+list changes nothing. A request is *silent* once it has brought nothing for `router.silence_grace_s`,
+counted from its ACK, or from when a unary request is sent; not while its consumer does not read. It
+ends with `DisconnectedError`, and Kill and FIN go to the worker:
+
+* if it waits for its first item, when the instance has LEFT;
+* if it has begun, when it is silent and the instance was deleted a grace ago;
+* if it is silent, when the instance has given no sign of life for two graces, and no answer to any
+  probe all through the second; an item on another stream is a sign of life;
+* if it is silent, when the instance is REPLACED.
 """
 
 

@@ -9,8 +9,11 @@ import msgspec
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.runtime.caller.tables import HandEnv
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.planes import Delete, Entry, Put, Snapshot
 from trinamo.runtime.protocol.discovery.addresses import is_address
-from trinamo.runtime.protocol.discovery.instances import LiveSet
+from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.discovery.model_cards import (
     ANYBODY,
     ModelTable,
@@ -18,6 +21,7 @@ from trinamo.runtime.protocol.discovery.model_cards import (
     model_key,
 )
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp.sockets import split_address
 
 leaves = st.one_of(
@@ -71,18 +75,19 @@ keys = st.one_of(
 @given(st.lists(st.tuples(keys, entries, st.booleans()), max_size=20))
 def test_no_entry_ends_a_watch(steps: list[tuple[str, bytes, bool]]) -> None:
     """No bytes under any key raise; what is taken has addresses that can be dialled."""
-    live, table = LiveSet(), ModelTable(lambda *_: 1.0)
+    router = Router(MemoryControlPlane(), EndpointName("a", "b", "c"), HandEnv())
+    table = ModelTable(lambda *_: 1.0)
     for key, value, is_deleted in steps:
         if is_deleted:
-            live.delete(f"instances/{key}")
+            router.apply(Delete(f"instances/{key}", 2))
             table.delete(f"models/{key}", 0)
         else:
-            live.put(f"instances/{key}", value)
+            router.apply(Put(Entry(f"instances/{key}", value, 1, 1)))
             table.put(f"models/{key}", value)
         table.review(0.5)
-    live.replace((f"instances/{key}", value) for key, value, _ in steps)
+    router.apply(Snapshot(3, [Entry(f"instances/{key}", value, 1, 1) for key, value, _ in steps]))
     table.replace(((f"models/{key}", value) for key, value, _ in steps), 0)
-    for instance in live.instances:
+    for instance in router.instances:
         if "tcp" in instance.transports:
             split_address(instance.transports["tcp"])
     table.review(10)

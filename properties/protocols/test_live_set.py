@@ -6,49 +6,57 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from properties.strategies import instances
-from trinamo.runtime.protocol.discovery.instances import Instance, LiveSet, encode_instance
+from tests.runtime.caller.tables import Table
+from trinamo.runtime.protocol.discovery.instances import Instance
 
 
 class LiveSetMachine(RuleBasedStateMachine):
-    """The live set beside a dictionary of entries and one of inhibitions, under a moving clock."""
+    """The table beside a dictionary of entries and one of inhibitions, under a moving clock."""
 
-    live: LiveSet
+    table: Table
     entries: dict[str, Instance]
     inhibited: dict[str, float]
     now: float
 
     @initialize()
     def open(self) -> None:
-        self.live, self.entries, self.inhibited, self.now = LiveSet(), {}, {}, 0.0
+        self.table, self.entries, self.inhibited, self.now = Table(), {}, {}, 0.0
 
     @rule(instance=instances)
     def put(self, instance: Instance) -> None:
-        change = self.live.put(instance.key, encode_instance(instance))
-        assert change.joined == (() if instance.key in self.entries else (instance,))
-        assert not change.left
-        assert not change.refused
+        self.table.put(instance)
+        assert [each for kind, each in self.table.notes if kind == "instance.join"] == (
+            [] if instance.key in self.entries else [instance.id]
+        )
         if self.entries.get(instance.key) != instance:
             self.inhibited.pop(instance.id, None)
         self.entries[instance.key] = instance
-
-    @rule(instance=instances, value=st.binary(max_size=5))
-    def put_garbage(self, instance: Instance, value: bytes) -> None:
-        """A bad entry is refused; what was known under its key stays."""
-        assert self.live.put(instance.key, value).refused
 
     @rule(instance=instances)
     def delete(self, instance: Instance) -> None:
         known = self.entries.pop(instance.key, None)
         self.inhibited.pop(instance.id, None)
-        assert self.live.delete(instance.key).left == (() if known is None else (known,))
+        self.table.delete(instance.key)
+        left = [each for kind, each in self.table.notes if kind == "instance.leave"]
+        assert left == ([] if known is None else [known.id])
 
-    @rule(found=st.lists(instances, unique_by=lambda i: i.key, max_size=4))
-    def replace(self, found: list[Instance]) -> None:
-        """A resync: exactly what it names is live, and the change says the difference."""
-        fresh = {each.key: each for each in found}
-        change = self.live.replace((key, encode_instance(i)) for key, i in fresh.items())
-        assert {i.key for i in change.left} == self.entries.keys() - fresh.keys()
-        assert {i.key for i in change.joined} == fresh.keys() - self.entries.keys()
+    @rule(
+        found=st.lists(st.tuples(instances, st.booleans()), unique_by=lambda i: i[0].id, max_size=4)
+    )
+    def replace(self, found: list[tuple[Instance, bool]]) -> None:
+        """A resync: exactly what it names is live; what it names and is refused stays as it is."""
+        named = {each.key: None if is_refused else each for each, is_refused in found}
+        fresh = {
+            key: each or self.entries[key]
+            for key, each in named.items()
+            if each is not None or key in self.entries
+        }
+        self.table.replace(named)
+        notes = self.table.notes
+        left = {each for kind, each in notes if kind == "instance.leave"}
+        joined = {each for kind, each in notes if kind == "instance.join"}
+        assert left == {self.entries[key].id for key in self.entries.keys() - fresh.keys()}
+        assert joined == {fresh[key].id for key in fresh.keys() - self.entries.keys()}
         for key, instance in self.entries.items():
             if fresh.get(key) != instance:
                 self.inhibited.pop(instance.id, None)
@@ -56,36 +64,37 @@ class LiveSetMachine(RuleBasedStateMachine):
 
     @rule(instance=instances, lasts_s=st.integers(1, 10))
     def inhibit(self, instance: Instance, lasts_s: int) -> None:
-        self.live.inhibit(instance.id, self.now + lasts_s)
         if instance.key in self.entries:
+            self.table.inhibit(instance, until=self.now + lasts_s)
             self.inhibited[instance.id] = self.now + lasts_s
 
     @rule(instance=instances)
     def restore(self, instance: Instance) -> None:
-        self.live.clear_inhibition(instance.id)
+        record = self.table.get(instance.id)
+        if record is not None:
+            record.forgive()
         self.inhibited.pop(instance.id, None)
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:
         self.now += seconds
+        self.table.env.hand.at = self.now
 
     @invariant()
     def it_holds_what_discovery_names(self) -> None:
-        if not hasattr(self, "live"):
+        if not hasattr(self, "table"):
             return
-        assert {i.key: i for i in self.live.instances} == self.entries
-        assert len(self.live) == len(self.entries)
+        assert {i.key: i for i in self.table.instances} == self.entries
 
     @invariant()
     def it_offers_the_right_ones(self) -> None:
         """Nobody draining ever; nobody inhibited while another is open; somebody if possible."""
-        if not hasattr(self, "live"):
+        if not hasattr(self, "table"):
             return
         inhibited = {i for i, until in self.inhibited.items() if until > self.now}
-        assert self.live.inhibited_count(self.now) == len(inhibited)
         open_ids = {i.id for i in self.entries.values() if not i.draining}
         expected = (open_ids - inhibited) or open_ids
-        assert {i.id for i in self.live.candidates(self.now)} == expected
+        assert {i.id for i in self.table.candidates(self.now)} == expected
 
 
 TestLiveSet = LiveSetMachine.TestCase

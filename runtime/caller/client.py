@@ -8,7 +8,7 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Container
+from collections.abc import AsyncIterator, Container
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -31,9 +31,9 @@ from ..errors import (
 from ..logs.fields import add_fields
 from ..planes import InputRegistration, Registration, RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
+from ..protocol.discovery.presence import InFlight
 from ..protocol.streams.request import Answer, Envelope, RequestKind, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
-from .in_flight import Flight
 from .router import Router
 from .streams import Exchange, ResponseStream
 
@@ -154,7 +154,9 @@ class Client:
             )
             try:
                 plane, address = self._route(instance)
-                result = await self._answer(instance, plane.call(address, envelope, payload))
+                attempt = _UnaryAttempt()
+                with self.router.flight(instance, attempt):
+                    result = await attempt.run(plane, address, envelope, payload)
             except _ELSEWHERE as error:
                 failed = error
                 self._blame(instance, error)
@@ -162,20 +164,6 @@ class Client:
                     raise
             else:
                 return self._decode_result(result, result_type)
-
-    async def _answer(self, instance: Instance, calling: Awaitable[bytes]) -> bytes:
-        """Wait for an answer, but not for that of a worker that is silent and taken for lost."""
-        lost = ""
-        with self.router.flight(instance) as flight, trio.CancelScope() as waiting:
-
-            def give_up(why: str) -> None:
-                nonlocal lost
-                lost = why
-                waiting.cancel()
-
-            flight.on_silent = give_up
-            return await calling
-        raise _silent(instance, lost)
 
     def _decode_result(self, result: bytes, result_type: type[T]) -> T:
         try:
@@ -194,7 +182,7 @@ class Client:
         instance_id: str | None,
         among: Container[str] | None = None,
         takes_input: bool = False,
-    ) -> _Attempt:
+    ) -> _StreamAttempt:
         tried: list[str] = []
         failed: TrinamoError | None = None
         while True:
@@ -202,15 +190,18 @@ class Client:
             tried.append(instance.id)
             add_fields(instance_id=instance.id)
             with ExitStack() as own:
-                attempt = _Attempt(
-                    own.enter_context(self.router.flight(instance)),
-                    own.enter_context(self._response_plane.register(context)),
-                    context,
-                    self._call_home_timeout_s,
-                )
+                registration = own.enter_context(self._response_plane.register(context))
+                attempt = _StreamAttempt(instance, registration, context, self._call_home_timeout_s)
+                own.enter_context(self.router.flight(instance, attempt))
                 if takes_input:
                     attempt.input = own.enter_context(self._response_plane.register_input(context))
-                envelope = self._envelope(attempt)
+                envelope = Envelope(
+                    id=attempt_id(context.id, self._env.rng),
+                    endpoint=instance.endpoint,
+                    instance_id=instance.id,
+                    response=registration.connection,
+                    request=None if attempt.input is None else attempt.input.connection,
+                )
                 try:
                     await attempt.run(*self._route(instance), envelope, payload)
                 except _ELSEWHERE as error:
@@ -238,15 +229,6 @@ class Client:
                 raise failed from None
             raise
 
-    def _envelope(self, attempt: _Attempt) -> Envelope:
-        return Envelope(
-            id=attempt_id(attempt.context.id, self._env.rng),
-            endpoint=attempt.instance.endpoint,
-            instance_id=attempt.instance.id,
-            response=attempt.registration.connection,
-            request=None if attempt.input is None else attempt.input.connection,
-        )
-
     def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
         route = self.router.route(instance)
         if route is None:
@@ -266,67 +248,106 @@ class Client:
             self.router.inhibit(instance, is_nonsensical=True)
 
 
-class _Attempt:
-    """One request at one instance, up to its prologue."""
+class _UnaryAttempt(InFlight):
+    """One unary request at one instance."""
+
+    __slots__ = ("_error", "_waiting")
+
+    def __init__(self) -> None:
+        # Its only item is the answer, which a worker that leaves may still give.
+        super().__init__(is_waiting=False)
+        self._waiting = trio.CancelScope()
+        self._error: DisconnectedError | None = None
+
+    async def run(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> bytes:
+        """The answer, unless the worker is silent and taken for lost before that."""
+        with self._waiting:
+            return await plane.call(address, envelope, payload)
+        assert self._error is not None
+        raise self._error
+
+    def heard(self) -> int:
+        return 0
+
+    def fail(self, error: DisconnectedError) -> None:
+        self._error = error
+        self._waiting.cancel()
+
+
+class _StreamAttempt(InFlight):
+    """One streaming request at one instance; once it has begun, its stream."""
+
+    __slots__ = (
+        "_call_home_timeout_s",
+        "_context",
+        "_error",
+        "_sending",
+        "channel",
+        "input",
+        "instance",
+    )
 
     def __init__(
         self,
-        flight: Flight,
+        instance: Instance,
         registration: Registration,
         context: Context,
         call_home_timeout_s: float,
     ) -> None:
-        self.instance = flight.instance
-        self.registration = registration
-        self.context = context
+        super().__init__(is_waiting=True)
+        self.instance = instance
         self.channel = registration.channel
         self.input: InputRegistration | None = None
-        self._flight = flight
+        self._context = context
         self._call_home_timeout_s = call_home_timeout_s
-        self._greeting_count = 0
-        """What has come of the worker before its first item: its call, and its prologue."""
+        self._sending: trio.CancelScope | None = None
+        """Until the ACK has come."""
+        self._error: DisconnectedError | None = None
 
     async def run(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
+        """Deliver the request; returns once the handler has started."""
         await self._deliver(plane, address, envelope, payload)
-        self._flight.on_gone = lambda: self.channel.fail(self._vanished())
-        if self._flight.is_gone:
-            raise self._vanished()
-        self._flight.is_waiting = True
-        self._flight.heard = self._heard
-        self._flight.on_silent = lambda why: self.channel.fail(_silent(self.instance, why))
         if not self.channel.is_called:
             await self._wait_called()
-        self._greeting_count = 1
         await self.channel.wait_prologue()
-        self._greeting_count = 2
-        # From here on the connection itself is the better witness of the worker's life, and a
-        # worker that left discovery is given up only if it has fallen silent too.
-        self._flight.on_gone = None
-        self._flight.is_waiting = False
+        # From here on the connection itself tells better whether the worker lives, and one that
+        # left discovery is given up only if it has fallen silent too.
+        self.is_waiting = False
 
-    def _heard(self) -> int | None:
-        if self.channel.is_paused:
+    def heard(self) -> int | None:
+        """What has come: the worker's call, its prologue, and batches of items.
+
+        Until its ACK a request is not at the worker; how long that takes, the request plane bounds.
+        """
+        if self._sending is not None or self.channel.is_paused:
             return None
-        return self._greeting_count + self.channel.arrival_count
+        return self.channel.is_called + (not self.is_waiting) + self.channel.arrival_count
+
+    def fail(self, error: DisconnectedError) -> None:
+        self._error = error
+        if self._sending is not None:
+            self._sending.cancel()
+        else:
+            self.channel.fail(error)
 
     async def _deliver(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
         ack: Answer | None = None
-        with self.context.cancelled_by_kill() as waiting:
-            self._flight.on_gone = waiting.cancel
-            if self._flight.is_gone:
-                raise self._vanished()
+        with self._context.cancelled_by_kill() as self._sending:
             ack = await plane.send(address, envelope, payload)
+        self._sending = None
         if ack is not None:
             raise_for_nack(ack)
-            return
-        if self.context.is_killed:
-            reason = self.context.reason or Reason.CONSUMER_DROPPED
+        elif self._context.is_killed:
+            reason = self._context.reason or Reason.CONSUMER_DROPPED
             raise KilledError(f"the request was killed: {reason}", reason=reason)
-        raise self._vanished()
+        if self._error is not None:
+            raise self._error
 
     async def _wait_called(self) -> None:
         """A worker calls before it works, so this wait, unlike the next, has a bound.
@@ -341,10 +362,3 @@ class _Attempt:
             f"instance {self.instance.id} accepted the request but did not call home "
             f"within {self._call_home_timeout_s:g} s"
         )
-
-    def _vanished(self) -> DisconnectedError:
-        return DisconnectedError(f"instance {self.instance.id} vanished from discovery")
-
-
-def _silent(instance: Instance, why: str) -> DisconnectedError:
-    return DisconnectedError(f"instance {instance.id} {why}")

@@ -14,7 +14,6 @@ import trio
 
 from ..config.config import Config
 from ..env import Env
-from ..events.load import LoadTable
 from ..kv.index import KvIndex
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
@@ -119,11 +118,8 @@ class Clients:
         task_status: trio.TaskStatus[_Opened],
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
-        config, loads, index = self._config.router, None, None
-        if Policy(config.policy) is Policy.LEAST_LOADED:
-            loads = LoadTable(self._events, endpoint)
-        if config.kv_index:
-            index = KvIndex(self._events, endpoint)
+        config = self._config.router
+        index = KvIndex(self._events, endpoint) if config.kv_index else None
         router = Router(
             self._control,
             endpoint,
@@ -131,10 +127,10 @@ class Clients:
             policy=Policy(config.policy),
             inhibit_s=config.inhibit_s,
             silence_grace_s=config.silence_grace_s,
-            linger_s=config.linger_s,
+            stale_grace_s=config.stale_grace_s,
             metrics=self._metrics,
             request_planes=self._data.request_planes,
-            loads=loads,
+            events=self._events,
             kv_index=index,
         )
         client = Client(
@@ -146,8 +142,6 @@ class Clients:
         )
         with self._series.showing_index(index):
             async with open_nursery() as nursery:
-                if loads is not None:
-                    await nursery.start(loads.run)
                 if index is not None:
                     await nursery.start(index.run)
                 await nursery.start(router.run)

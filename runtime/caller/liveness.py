@@ -1,205 +1,129 @@
-"""Who listens for silence: looks at the requests of one endpoint, asks workers, gives requests up.
+"""The one task of each instance: it holds the connections, looks for silence, and probes.
 
-The rules are `protocol/streams/silence.py`; this looks at the clock, sends the probes (`probes.py`)
-and ends what is lost. While every request is heard from within the grace there is one task for the
-endpoint, which wakes four times in a grace and reads counters. Each instance that is silent, and
-each that discovery has deleted, has one task more.
+The rules are `protocol/discovery/presence.py`, what they lead to is `instances.py`. While every
+request is heard from within the grace the task wakes four times in a grace and reads counters; with
+no request under way it sleeps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Mapping
 from typing import Final
 
 import trio
 
 from ..env import Env
-from ..logs.instances import InstanceLog
-from ..metrics.metrics import Metrics
+from ..errors import TrinamoError
 from ..nurseries import open_nursery
-from ..protocol.discovery.instances import EndpointName, Instance, LiveSet
-from ..protocol.streams.silence import Inquiry, Reply, Sign, Vigil
-from .in_flight import Flight, Flights
-from .probes import Way, question
+from ..planes import RequestPlane
+from ..protocol.discovery.presence import Presence, Sign
+from .instances import Instances
+from .probes import Route, best_route, find_routes, probe
+from .record import InstanceRecord
 
-__all__ = ["SilenceWatch"]
+__all__ = ["Monitor"]
 
-_WHY: Final = {
-    Sign.SILENCE: ("left", "left discovery and has fallen silent"),
-    Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer"),
-    Sign.REPLACED: ("replaced", "has fallen silent, and another answers at its address"),
-}
-"""What gives a request up, as a metric says it, and a sentence about the instance."""
+_log = logging.getLogger("trinamo.router")
+_BACKOFF_MIN_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 2.0
+_STALE_PAUSE_S: Final = 1.0
+"""Between two probes of a stale instance."""
+_STALE_TIMEOUT_S: Final = 1.0
+"""A stale instance must answer within this."""
 
 
-class SilenceWatch:
-    """The requests under way of one endpoint's callers, and what is believed of their workers.
+class Monitor:
+    """Watches the instances of one endpoint, each in a task of its own."""
 
-    Bounded by the instances that have requests under way, or that linger.
-    """
-
-    def __init__(
-        self,
-        endpoint: EndpointName,
-        flights: Flights,
-        live: LiveSet,
-        env: Env,
-        *,
-        grace_s: float,
-        ways: Callable[[Instance], Collection[Way]],
-        on_change: Callable[[], None],
-        metrics: Metrics | None = None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
-        self._flights = flights
-        self._live = live
+    def __init__(self, instances: Instances, planes: Mapping[str, RequestPlane], env: Env) -> None:
+        self._instances = instances
+        self._planes = planes
         self._env = env
-        self._grace_s = grace_s
-        self._ways = ways
-        """Those by which an instance that lives would answer."""
-        self._on_change = on_change
-        self._metrics = metrics
-        self._inquiries: dict[str, Inquiry[Flight]] = {}
-        self._questions: dict[str, trio.CancelScope] = {}
-        self._vigils: dict[str, trio.CancelScope] = {}
-        self._nursery: trio.Nursery
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled."""
-        wait_s = Inquiry[Flight](self._grace_s).wait_s
-        async with open_nursery() as self._nursery:
-            task_status.started()
-            while True:
-                await self._flights.wait_any()
-                self._look()
-                await trio.sleep(wait_s)
+    async def watch(self, record: InstanceRecord) -> None:
+        """Keep `record` as the world is, until it is over."""
+        connecting, moves = trio.CancelScope(), -1
+        probing, probed_as = trio.CancelScope(), (False, False)
+        async with open_nursery() as nursery:
+            while not record.is_over:
+                now = trio.current_time()
+                if record.stale_until <= now:
+                    self._instances.step(record, Sign.OUT_OF_GRACE)
+                self._instances.look(record)
+                if record.presence is Presence.LEFT:
+                    connecting.cancel()
+                elif record.moves != moves:
+                    connecting.cancel()
+                    connecting, moves = trio.CancelScope(), record.moves
+                    nursery.start_soon(self._connect, record, connecting)
+                to_probe = (record.is_probed, record.presence is Presence.STALE)
+                if to_probe != probed_as:
+                    probing.cancel()
+                    probing, probed_as = trio.CancelScope(), to_probe
+                    if record.is_probed:
+                        nursery.start_soon(self._probe, record, probing)
+                look_at = math.inf if record.is_quiet else now + record.pause_s
+                await record.wait_news(min(look_at, record.stale_until))
+            nursery.cancel_scope.cancel()
 
-    # --- what discovery says ---
+    async def _connect(self, record: InstanceRecord, scope: trio.CancelScope) -> None:
+        """Hold its connections: the lease tells of a death too, but only after its time to live.
 
-    def vanished(self, instance: Instance) -> None:
-        """Discovery has deleted this instance. Who is asked already is asked on."""
-        if self._live.is_lingering(instance.id) or self._flights.of(instance.id):
-            scope = self._vigils[instance.id] = trio.CancelScope()
-            self._nursery.start_soon(self._keep_vigil, instance, scope)
-
-    def returned(self, instance: Instance) -> None:
-        """Discovery names this instance, again or for the first time: it lives."""
-        for scopes in (self._vigils, self._questions):
-            scope = scopes.pop(instance.id, None)
-            if scope is not None:
-                scope.cancel()
-        self._inquiries.pop(instance.id, None)
-
-    # --- deleted and silent ---
-
-    async def _keep_vigil(self, instance: Instance, scope: trio.CancelScope) -> None:
-        """Give up requests to an instance that was deleted, once they are silent as well."""
-        vigil: Vigil[Flight] = Vigil(self._grace_s)
+        A plane that makes none, such as NATS, cannot tell. So where requests take such a plane, a
+        connection of another plane that the instance speaks is held all the same. One that requests
+        do not take says nothing until it has been made once: that port may simply be closed to us.
+        """
         with scope:
-            while self._flights.of(instance.id) or (
-                # One that lingers may yet be given requests.
-                self._live.is_lingering(instance.id)
-            ):
-                begun = {
-                    flight: count
-                    for flight, count in self._heard(instance.id).items()
-                    if not flight.is_waiting
-                }
-                for flight in vigil.look(begun, trio.current_time()):
-                    self._give_up(flight, Sign.SILENCE)
-                await trio.sleep(vigil.wait_s)
-        if self._vigils.get(instance.id) is scope:
-            del self._vigils[instance.id]
+            async with open_nursery() as nursery:
+                for route in find_routes(self._planes, record.instance):
+                    nursery.start_soon(self._hold, record, route)
 
-    # --- named, silent, and asked ---
+    async def _hold(self, record: InstanceRecord, route: Route) -> None:
+        plane, address = route
+        instance = record.instance
+        is_taken = best_route(self._planes, instance) == route
+        backoff_s = _BACKOFF_MIN_S
 
-    def _look(self) -> None:
-        """Begin to ask the instances that have a silent request. Synchronous."""
-        now = trio.current_time()
-        for instance_id in tuple(self._inquiries):
-            if instance_id not in self._flights.load and instance_id not in self._questions:
-                del self._inquiries[instance_id]
-        for instance_id in self._flights.load:
-            inquiry = self._inquiries.setdefault(instance_id, Inquiry(self._grace_s))
-            if not inquiry.look(self._heard(instance_id), now):
-                continue
-            if instance_id not in self._questions and instance_id not in self._vigils:
-                instance = self._flights.of(instance_id)[0].instance
-                scope = self._questions[instance_id] = trio.CancelScope()
-                self._nursery.start_soon(self._question, instance, inquiry, scope)
+        def connected() -> None:
+            self._instances.connected(record, plane.transport)
 
-    async def _question(
-        self, instance: Instance, inquiry: Inquiry[Flight], scope: trio.CancelScope
-    ) -> None:
-        """Ask for as long as a request is silent, and whether one that did not answer is back."""
-        self._log.info(
-            "instance %s of %s has brought nothing for %g s: it is asked whether it lives",
-            instance,
-            self._grace_s,
-        )
-        self._env.note("router.question", instance=instance.id)
+        while True:
+            try:
+                await plane.hold(address, connected, instance_id=instance.id)
+                backoff_s = _BACKOFF_MIN_S
+            except TrinamoError:
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            except Exception:  # noqa: BLE001 -- one instance must not take the others along
+                text = "instance %s of %s cannot be monitored"
+                _log.exception(text, instance.id, instance.endpoint)
+                backoff_s = _BACKOFF_MAX_S
+            if is_taken or plane.transport in record.connected_once:
+                self._instances.disconnected(record)
+            await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
+
+    async def _probe(self, record: InstanceRecord, scope: trio.CancelScope) -> None:
+        """Probe it until the task says otherwise."""
         with scope:
             while True:
-                asked_at = trio.current_time()
-                # It may have moved since.
-                known = self._live.get(instance.id) or instance
-                reply = await question(self._ways(known), known, self._env, inquiry.wait_s)
-                is_silent = self._take(instance, inquiry, reply, asked_at)
-                # Probes that wait for as long as the pause leave no moment in which an instance
-                # could live unheard.
-                await trio.sleep_until(asked_at + inquiry.wait_s)
-                is_missed = inquiry.is_unanswered and self._live.get(instance.id) is not None
-                if not is_silent and not is_missed:
-                    break
-        if self._questions.get(instance.id) is scope:
-            del self._questions[instance.id]
+                asked_at, is_stale = trio.current_time(), record.presence is Presence.STALE
+                timeout_s = _STALE_TIMEOUT_S if is_stale else record.pause_s
+                reply = await probe(self._routes(record), record.instance, self._env, timeout_s)
+                self._instances.take(record, reply, asked_at)
+                if is_stale:
+                    await trio.sleep(_STALE_PAUSE_S * self._env.rng.uniform(0.5, 1.5))
+                else:
+                    # Probes that wait for as long as the pause leave no moment in which an
+                    # instance could live unheard.
+                    await trio.sleep_until(asked_at + record.pause_s)
 
-    def _take(
-        self, instance: Instance, inquiry: Inquiry[Flight], reply: Reply, asked_at: float
-    ) -> bool:
-        """Act on what one probe has brought; whether any request is silent still."""
-        was_unanswered, now = inquiry.is_unanswered, trio.current_time()
-        is_silent = inquiry.look(self._heard(instance.id), now)
-        sign = Sign.REPLACED if reply is Reply.REPLACED else Sign.UNANSWERED
-        for flight in inquiry.take(reply, asked_at, now):
-            self._give_up(flight, sign)
-        if inquiry.is_unanswered:
-            # New requests would wait for it as well, if only for its ACK.
-            self._live.inhibit(instance.id, now + 2 * inquiry.wait_s)
-            self._on_change()
-        if inquiry.is_unanswered and not was_unanswered:
-            text = "instance %s of %s does not answer: it is passed over"
-            self._log.warning(text, instance)
-        elif was_unanswered and not inquiry.is_unanswered:
-            # Or there is no way to ask it now, and nothing is known.
-            says = "cannot be asked" if reply is Reply.UNASKED else "answers"
-            self._log.info("instance %s of %s %s", instance, says)
-        return is_silent
-
-    # --- both ---
-
-    def _heard(self, instance_id: str) -> dict[Flight, int | None]:
-        """What has come of each request that is at its worker and not given up."""
-        return {
-            flight: flight.heard() if flight.heard else 0
-            for flight in self._flights.of(instance_id)
-            if flight.on_silent is not None
-        }
-
-    def _give_up(self, flight: Flight, sign: Sign) -> None:
-        act, flight.on_silent = flight.on_silent, None
-        if act is None:
-            return
-        reason, why = _WHY[sign]
-        self._log.warning(
-            "instance %s of %s %s: a request to it that brought nothing for %g s is given up",
-            flight.instance,
-            why,
-            self._grace_s,
-        )
-        self._env.note("router.silence", instance=flight.instance.id, reason=reason)
-        if self._metrics is not None:
-            self._metrics.silent_request(str(self._endpoint), reason)
-        act(why)
+    def _routes(self, record: InstanceRecord) -> list[Route]:
+        """Those that requests take or that have been connected, and that can carry something now."""
+        return [
+            route
+            for number, route in enumerate(find_routes(self._planes, record.instance))
+            if route[0].is_usable
+            # No answer says nothing where the port may simply be closed.
+            and (not number or route[0].transport in record.connected_once)
+        ]

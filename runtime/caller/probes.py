@@ -1,9 +1,12 @@
-"""Whether a worker's process answers: a connection does not tell, its kernel keeps that standing."""
+"""How an instance is reached from here, and whether its process answers.
+
+A connection does not tell whether it does: its kernel keeps that standing.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import trio
@@ -13,72 +16,76 @@ from ..errors import TrinamoError
 from ..nurseries import open_nursery
 from ..planes import RequestPlane
 from ..protocol.discovery.instances import Instance
+from ..protocol.discovery.presence import Sign
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
-from ..protocol.streams.silence import Reply
 
-__all__ = ["ANSWER_MAX_S", "Way", "answers", "question"]
+__all__ = ["Route", "best_route", "find_routes", "probe"]
 
 _log = logging.getLogger("trinamo.router")
-Way = tuple[RequestPlane, str]
+Route = tuple[RequestPlane, str]
 """A plane, and the address of an instance on it."""
-ANSWER_MAX_S: Final = 1.0
-"""An instance that lingers must answer within this."""
 _ID_BITS: Final = 64
 
 
-async def answers(way: Way, instance: Instance, env: Env) -> bool:
-    """Whether `instance` itself says, within a second, that it would take a request.
+def find_routes(planes: Mapping[str, RequestPlane], instance: Instance) -> list[Route]:
+    """Every route to an instance, the preferred one first."""
+    return [
+        (plane, instance.transports[transport])
+        for transport, plane in planes.items()
+        if transport in instance.transports
+    ]
 
-    False also if it drains, or if somebody else lives at its address. Nothing runs at the worker,
-    so this may be asked again at will; cancelled, it leaves nothing behind but its cancel.
-    """
-    ack = await _probe(way, instance, env, ANSWER_MAX_S)
-    return ack is not None and ack.status is AckStatus.ACCEPTED
+
+def best_route(planes: Mapping[str, RequestPlane], instance: Instance) -> Route | None:
+    """The preferred one, unless it can carry nothing now and another can; None without any."""
+    routes = find_routes(planes, instance)
+    return next((route for route in routes if route[0].is_usable), routes[0] if routes else None)
 
 
-async def question(ways: Collection[Way], instance: Instance, env: Env, patience_s: float) -> Reply:
-    """Whether `instance` says anything at all within `patience_s`, by whichever of `ways`.
+async def probe(routes: Collection[Route], instance: Instance, env: Env, timeout_s: float) -> Sign:
+    """What `instance` says within `timeout_s`, by whichever of `routes`; nothing runs there.
 
     Returns with its first answer; that of somebody else counts only if it gives none, and that none
     came only if a plane that was asked over can still carry something. Cancelled, it leaves nothing
     behind but its cancels.
     """
-    reply = Reply.NOTHING if ways else Reply.UNASKED
+    sign = Sign.UNANSWERED if routes else Sign.UNASKED
     async with open_nursery() as nursery:
 
-        async def ask(way: Way) -> None:
-            nonlocal reply
-            ack = await _probe(way, instance, env, patience_s)
+        async def ask(route: Route) -> None:
+            nonlocal sign
+            ack = await _ask(route, instance, env, timeout_s)
             if ack is None:
                 return
             # A worker of an earlier version does not say who it is.
             if ack.instance_id in ("", instance.id):
-                reply = Reply.ANSWERED
+                is_accepted = ack.status is AckStatus.ACCEPTED
+                sign = Sign.ACCEPTED if is_accepted else Sign.ANSWERED
                 nursery.cancel_scope.cancel()
-            elif reply is Reply.NOTHING:
-                reply = Reply.REPLACED
+            elif sign is Sign.UNANSWERED:
+                sign = Sign.REPLACED
 
-        for way in ways:
-            nursery.start_soon(ask, way)
-    if reply is Reply.NOTHING and not any(plane.is_usable for plane, _ in ways):
+        for route in routes:
+            nursery.start_soon(ask, route)
+    if sign is Sign.UNANSWERED and not any(plane.is_usable for plane, _ in routes):
         # What carried the probe has gone in the meantime: it may never have arrived.
-        return Reply.UNASKED
-    return reply
+        return Sign.UNASKED
+    return sign
 
 
-async def _probe(way: Way, instance: Instance, env: Env, patience_s: float) -> Answer | None:
-    plane, address = way
-    probe = Envelope(
+async def _ask(route: Route, instance: Instance, env: Env, timeout_s: float) -> Answer | None:
+    plane, address = route
+    envelope = Envelope(
         id=f"{env.rng.getrandbits(_ID_BITS):016x}",
         endpoint=instance.endpoint,
         instance_id=instance.id,
         kind=RequestKind.PROBE,
     )
-    with trio.move_on_after(patience_s):
+    with trio.move_on_after(timeout_s):
         try:
-            return await plane.send(address, probe, b"")
+            return await plane.send(address, envelope, b"")
         except TrinamoError:
             return None
-        except Exception:  # noqa: BLE001 -- a stranger's words end this question alone
-            _log.exception("instance %s of %s cannot be asked", instance.id, instance.endpoint)
+        except Exception:  # noqa: BLE001 -- a stranger's words end this probe alone
+            _log.exception("instance %s of %s cannot be probed", instance.id, instance.endpoint)
     return None

@@ -241,7 +241,7 @@ class RouterConfig(Section, frozen=True, kw_only=True):
             " `lease_ttl_s`: a worker takes half of it to register again."
         ),
     ] = 10.0
-    linger_s: Annotated[
+    stale_grace_s: Annotated[
         Seconds | None,
         about(
             "A worker that discovery deleted, but that answers over its standing connection, is"
@@ -375,10 +375,10 @@ def config_notices(config: Config) -> list[str]:
             f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker whose process stalls"
             " may lose its silent requests before its lease"
         )
-    linger_s = config.router.linger_s
-    if linger_s is not None and linger_s <= etcd.lease_ttl_s / 2:
+    stale_grace_s = config.router.stale_grace_s
+    if stale_grace_s is not None and stale_grace_s <= etcd.lease_ttl_s / 2:
         found.append(
-            f"router.linger_s is {linger_s:g}, not more than half of"
+            f"router.stale_grace_s is {stale_grace_s:g}, not more than half of"
             f" control_plane.etcd.lease_ttl_s ({etcd.lease_ttl_s:g}): a worker that registers again"
             " after an outage of etcd may be dropped for a moment"
         )

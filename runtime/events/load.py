@@ -1,8 +1,7 @@
-"""What workers say about their load, and what a router knows of it.
+"""What workers say about their load, once a second, numbered like all events (`sequenced.py`).
 
-`LoadSource` publishes a worker's load every second, numbered like all events (`sequenced.py`);
-`LoadTable` keeps the last one of every instance that discovery knows. While the broker is away the last known load
-stays; an instance that was never heard of has none, and the router counts its own requests.
+A router keeps the last report with the instance (`caller/instances.py`). While the broker is away
+that report stays; of an instance that has sent none, the router counts its own requests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..protocol.discovery.instances import EndpointName
 from ..protocol.undecodable import UNDECODABLE
 from .sequenced import EventFollower, EventSource, topic_of
 
-__all__ = ["LOAD_INTERVAL_S", "LoadReport", "LoadSource", "LoadTable"]
+__all__ = ["LOAD_INTERVAL_S", "LoadFollower", "LoadReport", "LoadSource"]
 
 LOAD_INTERVAL_S: Final = 1.0
 
@@ -75,57 +74,41 @@ class LoadSource:
                 await trio.sleep(self._interval_s)
 
 
-class LoadTable:
-    """The last known load of every instance of one endpoint."""
+class LoadFollower:
+    """Hands each report of an instance that `follows` names to `take(instance_id, report)`."""
 
-    def __init__(self, events: EventPlane, endpoint: EndpointName) -> None:
-        self._joined: dict[str, None] = {}
-        self._reports: dict[str, LoadReport] = {}
-        self._follower = EventFollower(
+    def __init__(
+        self,
+        events: EventPlane,
+        endpoint: EndpointName,
+        *,
+        follows: Callable[[str], bool],
+        take: Callable[[str, LoadReport], None],
+    ) -> None:
+        self._take = take
+        self.follower = EventFollower(
             events,
             topic_of("load", endpoint),
-            on_event=self._take,
-            on_snapshot=self._take_snapshot,
-            follows=self._joined.__contains__,
+            on_event=self.receive,
+            on_snapshot=self._receive_snapshot,
+            follows=follows,
         )
-
-    @property
-    def follower(self) -> EventFollower:
         """What was missed, and counted."""
-        return self._follower
-
-    def report(self, instance_id: str) -> LoadReport | None:
-        """The last report of an instance; None if there was none."""
-        return self._reports.get(instance_id)
-
-    def active(self, instance_id: str) -> int | None:
-        """How many requests the instance said it serves; None if it has said nothing."""
-        report = self._reports.get(instance_id)
-        return None if report is None else report.active
-
-    def join(self, instance_id: str) -> None:
-        """The instance is in the live set: believe its reports from now on."""
-        self._joined[instance_id] = None
-
-    def leave(self, instance_id: str) -> None:
-        """The instance has left the live set: forget it, and what it still may say."""
-        self._joined.pop(instance_id, None)
-        self._reports.pop(instance_id, None)
-        self._follower.forget(instance_id)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
-        await self._follower.run(task_status=task_status)
+        await self.follower.run(task_status=task_status)
 
-    def _take_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
-        for body in bodies:
-            self._take(instance_id, body)
-
-    def _take(self, instance_id: str, body: bytes) -> None:
+    def receive(self, instance_id: str, body: bytes) -> None:
+        """Take one report as it was published; raises `RemoteProtocolError` for nonsense."""
         try:
             report = _decoder.decode(body)
         except UNDECODABLE as error:
             raise RemoteProtocolError(f"not a load report: {error}") from error
         if min(report.active, report.blocks_used, report.blocks_total) < 0:
             raise RemoteProtocolError(f"a load below nothing: {report}")
-        self._reports[instance_id] = report
+        self._take(instance_id, report)
+
+    def _receive_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
+        for body in bodies:
+            self.receive(instance_id, body)

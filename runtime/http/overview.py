@@ -48,7 +48,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     id: str
     state: str
-    """A `Standing`: `live`, `draining`, `inhibited`, `lingering` or `connection lost`."""
+    """A `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`."""
     in_flight: int
     """This process's own requests under way to it."""
     incarnation: int
@@ -119,11 +119,11 @@ def overview(process: HasPlanes) -> Overview:
 
 
 def _views(router: Router) -> Iterator[InstanceView]:
-    for instance, standing, in_flight in router.standings():
+    for instance, status, in_flight in router.statuses():
         yield InstanceView(
             endpoint=instance.endpoint,
             id=instance.id,
-            state=standing.value,
+            state=status.value,
             in_flight=in_flight,
             incarnation=instance.incarnation,
             model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],

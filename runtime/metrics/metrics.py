@@ -10,7 +10,7 @@ counts is in `worker.py`. What this module does not do: serve the text (`http/mo
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -87,8 +87,8 @@ class Metrics:
         self._inhibited = self._gauge(
             "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
         )
-        self._lingering = self._gauge(
-            "lingering_instances", "Live instances that discovery has deleted", "endpoint"
+        self._stale = self._gauge(
+            "stale_instances", "Live instances that discovery has deleted", "endpoint"
         )
         self._connections = self._gauge("connections", "Open connections", "kind")
         self._connections_taken = self._counter(
@@ -134,15 +134,25 @@ class Metrics:
         for known in LeaseState:
             self._lease.labels(known.value).set(known is state)
 
-    def live_set(self, endpoint: str, *, live: int, inhibited: int, lingering: int) -> None:
-        """`endpoint` now has `live` instances, of them `inhibited` avoided and `lingering` deleted."""
-        self._live.labels(endpoint).set(live)
-        self._inhibited.labels(endpoint).set(inhibited)
-        self._lingering.labels(endpoint).set(lingering)
+    def live_set(
+        self,
+        endpoint: str,
+        *,
+        live: Callable[[], float],
+        inhibited: Callable[[], float],
+        stale: Callable[[], float],
+    ) -> None:
+        """Ask these, whenever `/metrics` is read, for the instances of `endpoint` that are there."""
+        for gauge, count in (
+            (self._live, live),
+            (self._inhibited, inhibited),
+            (self._stale, stale),
+        ):
+            gauge.labels(endpoint).set_function(count)
 
     def endpoint_gone(self, endpoint: str) -> None:
         """Nobody watches `endpoint` any more: its series end."""
-        for gauge in (self._live, self._inhibited, self._lingering):
+        for gauge in (self._live, self._inhibited, self._stale):
             gauge.remove_by_labels({"endpoint": endpoint})
 
     def entry_refused(self, kind: str) -> None:

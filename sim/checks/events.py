@@ -43,8 +43,8 @@ def missed(outcome: Outcome) -> Iterator[tuple[str, int, int]]:
         if router.kv_index is not None:
             statistics = router.kv_index.statistics()
             gaps, snapshots = statistics.gaps, statistics.snapshots
-        if router._loads is not None:  # noqa: SLF001 -- looks inside
-            follower = router._loads.follower  # noqa: SLF001 -- as above
+        if router.loads is not None:
+            follower = router.loads.follower
             gaps, snapshots = gaps + follower.counts.gaps, snapshots + follower.snapshot_count
         yield name, gaps, snapshots
 
@@ -90,9 +90,9 @@ def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterato
 
 def _wrong_load(router: Router, instance_id: str, process: Process) -> Iterator[str]:
     runtime, engine = process.runtime, process.engine
-    if router._loads is None or runtime is None or runtime.worker is None:  # noqa: SLF001
+    if router.loads is None or runtime is None or runtime.worker is None:
         return
-    report = router._loads.report(instance_id)  # noqa: SLF001 -- looks inside
+    report = router.report(instance_id)
     active = runtime.worker.active_count
     used = 0 if engine is None else engine.statistics().blocks_used
     if report is None or (report.active, report.blocks_used) != (active, used):

@@ -12,19 +12,19 @@ from typing import Any
 
 import trio
 
-from trinamo.runtime.caller import client, liveness as silence
+from trinamo.runtime.caller import client, liveness
 from trinamo.runtime.caller.client import Client
-from trinamo.runtime.caller.liveness import SilenceWatch
-from trinamo.runtime.caller.router import Router
+from trinamo.runtime.caller.instances import Instances
+from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http.server import server
 from trinamo.runtime.http.streaming import AnswerWriter
+from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
-from trinamo.runtime.protocol.streams.silence import Inquiry, Reply
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
@@ -263,61 +263,59 @@ def nack_is_success() -> list[Patch]:
 @bug
 def waits_are_unwatched() -> list[Patch]:
     """While a caller waits for a worker it looks neither at discovery nor at the clock."""
-    start, announce = Client.__init__, Router._announce  # noqa: SLF001 -- what is replaced
+    start, leave = Client.__init__, Instances._leave  # noqa: SLF001 -- what is replaced
 
     def patient(self: Any, *args: Any, **options: Any) -> None:
         start(self, *args, **{**options, "call_home_timeout_s": math.inf})
 
-    def silent(self: Any, change: Any) -> None:
-        for instance in change.left:
-            for flight in self._flights.of(instance.id):
-                flight.on_gone = None
-        announce(self, change)
+    def unheard(self: Any, record: Any, *more: Any) -> None:
+        for request in record.requests:
+            request.is_waiting = False
+        leave(self, record, *more)
 
-    return [(Client, "__init__", patient), (Router, "_announce", silent)]
+    return [(Client, "__init__", patient), (Instances, "_leave", unheard)]
 
 
 @bug
 def silence_unheard() -> list[Patch]:
     """From its first item on a stream trusts its connection alone, which a stopped process keeps."""
-
-    async def deaf(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
-        await trio.lowlevel.checkpoint()
-
     # Either would end it: it is deleted, and it does not answer.
-    return [(SilenceWatch, "_keep_vigil", deaf), *silent_unasked()]
+    return [(Liveness, "_lose", lambda *_, **__: [])]
 
 
 @bug
-def silent_unasked() -> list[Patch]:
+def silent_unprobed() -> list[Patch]:
     """As long as discovery names a worker, or cannot be asked, its silence is waited out."""
+    ask = Monitor._probe  # noqa: SLF001 -- what is replaced
 
-    async def incurious(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
-        await trio.lowlevel.checkpoint()
+    async def incurious(self: Any, record: Any, scope: Any) -> None:
+        if record.presence is Presence.STALE:
+            await ask(self, record, scope)
 
-    return [(SilenceWatch, "_question", incurious)]
+    return [(Monitor, "_probe", incurious)]
 
 
 @bug
 def silence_is_death() -> list[Patch]:
     """A silent request is given up whatever its worker answers."""
-    take = Inquiry.take
+    take = Liveness.take
 
-    def hasty(self: Any, reply: Reply, asked_at: float, now: float) -> Any:  # noqa: ARG001 -- the method's parameter
-        return take(self, Reply.REPLACED, asked_at, now)
+    def hasty(self: Any, reply: Sign, asked_at: float, now: float) -> Any:
+        is_stale = self.presence is Presence.STALE
+        return take(self, reply if is_stale else Sign.REPLACED, asked_at, now)
 
-    return [(Inquiry, "take", hasty)]
+    return [(Liveness, "take", hasty)]
 
 
 @bug
 def answers_unheard() -> list[Patch]:
-    """Workers are asked, and what they answer is not heard."""
+    """Workers are probed, and what they answer is not heard."""
 
-    async def ask(*_: object) -> Reply:
+    async def ask(*_: object) -> Sign:
         await trio.lowlevel.checkpoint()
-        return Reply.NOTHING
+        return Sign.UNANSWERED
 
-    return [(silence, "question", ask)]
+    return [(liveness, "probe", ask)]
 
 
 @bug

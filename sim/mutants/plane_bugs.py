@@ -6,12 +6,14 @@ from typing import Any
 
 import trio
 
-from trinamo.runtime.caller import router
+from trinamo.runtime.caller.instances import Instances
+from trinamo.runtime.caller.liveness import Monitor
+from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
 from trinamo.runtime.planes import Snapshot
-from trinamo.runtime.protocol.discovery.instances import InstanceChange, LiveSet
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
+from trinamo.runtime.protocol.discovery.presence import Presence
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
 from trinamo.runtime.protocol.kv.blocks import BlockTable
 from trinamo.runtime.worker.registration import Registrar
@@ -125,13 +127,12 @@ def list_then_watch_from_now() -> list[Patch]:
 def resync_without_deletes() -> list[Patch]:
     """After a gap only what is new is taken; what vanished meanwhile stays."""
 
-    def merge(self: Any, entries: Any) -> InstanceChange:
-        joined: list[Any] = []
-        for key, value in entries:
-            joined += self.put(key, value).joined
-        return InstanceChange(tuple(joined), (), ())
+    def merge(self: Any, named: Any) -> None:
+        for instance in named.values():
+            if instance is not None:
+                self.put(instance)
 
-    return [(LiveSet, "replace", merge)]
+    return [(Instances, "replace", merge)]
 
 
 @bug
@@ -150,24 +151,25 @@ def silence_is_health() -> list[Patch]:
 @bug
 def deleted_is_gone() -> list[Patch]:
     """What discovery deletes is dropped in that moment, however well its connection stands."""
-    return [(router, "LiveSet", lambda **_: LiveSet())]
+    return [(InstanceRecord, "is_kept", False)]
 
 
 @bug
 def cards_gone_at_once() -> list[Patch]:
     """A model is gone with its last card, though its workers are there."""
-    return [(Router, "patience_s", lambda *_: 0.0)]
+    return [(Router, "removal_grace_s", lambda *_: 0.0)]
 
 
 @bug
-def lingering_unasked() -> list[Patch]:
+def stale_unprobed() -> list[Patch]:
     """A connection that stands is enough to be kept; nobody asks whether the process answers."""
+    ask = Monitor._probe  # noqa: SLF001 -- what is replaced
 
-    async def trusting(self: Any, *_: object) -> bool:  # noqa: ARG001 -- the method's parameter
-        await trio.lowlevel.checkpoint()
-        return True
+    async def trusting(self: Any, record: Any, scope: Any) -> None:
+        if record.presence is not Presence.STALE:
+            await ask(self, record, scope)
 
-    return [(Router, "_answers", trusting)]
+    return [(Monitor, "_probe", trusting)]
 
 
 # --- events -----------------------------------------------------------------------------------------

@@ -57,10 +57,10 @@ NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
     "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
     "engine.stopped", "engine.token", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
-    "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.linger", "instance.return", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
+    "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
     "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",
-    "router.inhibit", "router.question", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
+    "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",
 )  # fmt: skip

@@ -115,7 +115,7 @@ async def watch_models(
     Started once the first snapshot is in, or refused: then it is asked for again and again. A card
     that does not decode, or contradicts another, is logged, counted and passed over; what an older
     value of its key said stays in force. A card that is deleted while its worker stays is kept until
-    the worker goes, or says that it will, and for `router.linger_s` at most. The client of an
+    the worker goes, or says that it will, and for `router.stale_grace_s` at most. The client of an
     endpoint that no card names and that has no instance is released after a minute or so.
     """
     async with open_nursery() as nursery:
@@ -154,15 +154,15 @@ class _ModelWatch:
         self._clients = clients
         self._manager = manager
         self._nursery = nursery
-        self._table = ModelTable(self._patience_s)
+        self._table = ModelTable(self._removal_grace_s)
         self._followed: dict[str, _Followed] = {}
         # Opening a client waits; the next change must find this one done.
         self._turn = trio.Lock()
         self._keeps = trio.Event()
 
-    def _patience_s(self, endpoint: str, instance_id: str) -> float:
+    def _removal_grace_s(self, endpoint: str, instance_id: str) -> float:
         followed = self._followed.get(endpoint)
-        return 0.0 if followed is None else followed.client.router.patience_s(instance_id)
+        return 0.0 if followed is None else followed.client.router.removal_grace_s(instance_id)
 
     async def take(self, event: WatchEvent) -> None:
         """One event of the watch on the cards."""

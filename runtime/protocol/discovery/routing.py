@@ -1,10 +1,10 @@
-"""Which instance gets a request: pure functions of candidates, load and dice."""
+"""Which instance gets a request: pure functions of candidates, load and an rng."""
 
 from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import RequestError, UnavailableError
 from .instances import Instance
@@ -20,7 +20,7 @@ class Policy(enum.StrEnum):
     DIRECT = "direct"
     """The caller names the instance; inhibition is ignored."""
     LEAST_LOADED = "least_loaded"
-    """The fewest requests of ours in flight; the first of the least loaded after the last pick."""
+    """The fewest requests under way; the first of the least loaded after the last pick."""
 
 
 def pick(
@@ -28,13 +28,13 @@ def pick(
     candidates: Sequence[Instance],
     *,
     turn: int,
-    load: Mapping[str, int],
+    load: Callable[[str], int],
     rng: random.Random,
     instance_id: str | None = None,
 ) -> Instance:
     """Choose one of `candidates`.
 
-    `turn` counts picks, `load` maps instance ids to requests in flight (absent is 0). A named
+    `turn` counts picks, `load` says of an instance id how many requests are under way to it. A named
     `instance_id` is honoured under every policy. Raises `UnavailableError` if there is nobody, or
     not the one named, and `RequestError` if `direct` names none.
     """
@@ -60,4 +60,4 @@ def pick(
         case Policy.LEAST_LOADED:
             # Rotated by the turn, so that ties do not all fall on the first instance.
             order = (candidates[(turn + i) % count] for i in range(count))
-            return min(order, key=lambda instance: load.get(instance.id, 0))
+            return min(order, key=lambda instance: load(instance.id))

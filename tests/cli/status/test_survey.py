@@ -121,11 +121,11 @@ async def test_an_etcd_that_only_we_cannot_reach_is_told_so() -> None:
 
 
 async def test_workers_that_etcd_has_forgotten_are_told() -> None:
-    async with frontend(seen("live", "lingering", "lingering")) as url:
+    async with frontend(seen("live", "stale", "stale")) as url:
         survey = await survey_cluster(target(), url=url)
 
     assert "2 of 3 instances are no longer in etcd" in text_of(survey)
-    assert [each.seen for each in survey.instances] == ["live", "lingering", "lingering"]
+    assert [each.seen for each in survey.instances] == ["live", "stale", "stale"]
 
 
 async def test_a_frontend_without_nats_says_what_waits() -> None:

@@ -1,26 +1,26 @@
-"""The client: attempts, typed refusals, and every wait that must end when the instance is gone."""
+"""The client: attempts, typed refusals, and what ends a stream that has begun."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 
-from tests.runtime.endpoints import NAME, Cluster, open_cluster
-from tests.transports.tcp.ends import RawEnd, accept_member, eventually, handshake
+from tests.runtime.caller.scripted import (
+    DEAD,
+    scripted,
+    who_answers,
+)
+from tests.runtime.endpoints import Cluster
+from tests.transports.tcp.ends import eventually
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import (
     ConnectError,
-    DeadlineError,
     DisconnectedError,
     EngineError,
-    KilledError,
     OverloadedError,
     RemoteProtocolError,
     RequestError,
@@ -29,96 +29,11 @@ from trinamo.runtime.errors import (
     UnknownModelError,
 )
 from trinamo.runtime.logs.fields import current_fields, log_fields
-from trinamo.runtime.planes import RequestPlane
-from trinamo.runtime.protocol.streams.codec import FrameDecoder
-from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, Sentinel
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
-    Envelope,
-    RequestKind,
-    decode_cancel,
     decode_envelope,
     encode_envelope,
-    raise_for_nack,
 )
-
-DEAD = "127.0.0.1:1"
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with open_cluster() as cluster:
-        yield cluster
-
-
-async def who_answers(client: Client) -> str:
-    async with client.stream(1, int) as stream:
-        assert [item async for item in stream] == [0]
-        return stream.instance.id
-
-
-class ScriptedPlane:
-    """A request plane whose workers answer as told; it stands in for real ones that misbehave.
-
-    Probes are answered while they are `alive`.
-    """
-
-    transport = "tcp"
-    is_usable = True
-
-    def __init__(self, *answers: AckStatus | TrinamoError | None) -> None:
-        self.answers: Sequence[AckStatus | TrinamoError | None] = list(answers)
-        self.sent: list[Envelope] = []
-        self.waiting = trio.Event()
-        self.alive = True
-        self.probe_count = 0
-        self.raises_nacks = False
-
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
-        await trio.lowlevel.checkpoint()
-        if envelope.kind is RequestKind.PROBE:
-            self.probe_count += 1
-            if not self.alive:
-                await trio.sleep_forever()
-            return Answer(
-                id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id
-            )
-        self.sent.append(envelope)
-        answer, *self.answers = self.answers
-        if answer is None:
-            self.waiting.set()
-            await trio.sleep_forever()
-            raise AssertionError
-        if isinstance(answer, TrinamoError):
-            raise answer
-        return Answer(id=envelope.id, status=answer)
-
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
-        ack = await self.send(address, envelope, payload)
-        if self.raises_nacks:
-            raise_for_nack(ack)
-        return msgspec.msgpack.encode("done")
-
-    async def hold(self, address: str, on_connected: object, *, instance_id: str = "") -> None:
-        await trio.sleep_forever()
-
-
-async def scripted(
-    cluster: Cluster,
-    *answers: AckStatus | TrinamoError | None,
-    instances: int = 3,
-    **settings: Any,
-) -> tuple[Client, ScriptedPlane]:
-    plane = ScriptedPlane(*answers)
-    checked: RequestPlane = plane
-    cluster.planes = {"tcp": checked}
-    for number in range(instances):
-        await cluster.put(f"{number + 1}", {"tcp": DEAD})
-    return await cluster.client(**settings), plane
-
-
-# --- retry elsewhere -----------------------------------------------------------------------------
 
 
 async def test_a_dead_instance_is_tried_once_then_inhibited_and_another_answers(
@@ -280,20 +195,6 @@ async def test_an_instance_that_answers_is_no_longer_inhibited(cluster: Cluster)
     assert {await who_answers(client) for _ in range(4)} == {"1", "2"}
 
 
-async def test_all_that_comes_of_a_worker_is_heard(cluster: Cluster) -> None:
-    """Each item counts beside the call and the prologue, or a stream of few would seem silent."""
-    await cluster.serve("1")
-    client = await cluster.client()
-    await client.router.wait_instances()
-    async with client.stream(3, int) as stream:
-        (flight,) = client.router._flights.of("1")
-        assert flight.heard is not None
-        items = [item async for item in stream]
-        assert items == [0, 1, 2]
-        # The call, the prologue, three items or more frames of them, and the end.
-        assert (flight.heard() or 0) > 2
-
-
 async def test_the_ids_of_attempts_fit_whatever_the_request_is_called(cluster: Cluster) -> None:
     client, plane = await scripted(cluster, *[AckStatus.OVERLOADED] * 3)
     with pytest.raises(OverloadedError):
@@ -309,291 +210,6 @@ async def test_a_result_that_does_not_decode_is_the_worker_s_fault(cluster: Clus
     client, _ = await scripted(cluster, AckStatus.ACCEPTED)
     with pytest.raises(RemoteProtocolError):
         await client.call(1, int)
-
-
-# --- waits that must end -------------------------------------------------------------------------
-
-
-async def test_an_instance_that_vanishes_ends_the_wait_for_its_ack(cluster: Cluster) -> None:
-    client, plane = await scripted(cluster, None, instances=1)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            with pytest.raises(DisconnectedError, match="vanished"):
-                async with client.stream(1, int):
-                    raise AssertionError
-
-        await plane.waiting.wait()
-        await cluster.remove("1")
-
-
-async def test_an_instance_that_vanishes_ends_the_wait_for_its_call(cluster: Cluster) -> None:
-    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            with pytest.raises(DisconnectedError, match="vanished"):
-                async with client.stream(1, int):
-                    raise AssertionError
-
-        await eventually(lambda: plane.sent)
-        await trio.testing.wait_all_tasks_blocked()
-        await cluster.remove("1")
-
-
-@asynccontextmanager
-async def called_home(cluster: Cluster, plane: ScriptedPlane) -> AsyncIterator[RawEnd]:
-    """The connection of a worker that has greeted and says nothing more."""
-    await eventually(lambda: plane.sent)
-    asked = plane.sent[-1].response
-    assert asked is not None
-    host, _, port = asked.address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        end = RawEnd(stream)
-        await end.say(handshake(asked))
-        yield end
-
-
-async def test_an_instance_that_vanishes_ends_the_wait_for_its_prologue(cluster: Cluster) -> None:
-    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            with pytest.raises(DisconnectedError, match="vanished"):
-                async with client.stream(1, int):
-                    raise AssertionError
-
-        async with called_home(cluster, plane) as worker:
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            await cluster.remove("1")
-            await worker.wait_gone()
-
-
-async def test_after_the_prologue_the_connection_is_the_better_witness(cluster: Cluster) -> None:
-    """A worker that lost its lease still finishes what it has begun."""
-    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            async with client.stream(1, int) as stream:
-                assert [item async for item in stream] == [7]
-
-        async with called_home(cluster, plane) as worker:
-            (flight,) = client.router._flights.of("1")
-            assert flight.heard is not None
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            # Its call is a sign of life, and so is its prologue; a deletion means less after it.
-            assert (flight.is_waiting, flight.heard()) == (True, 1)
-            await worker.say(Opened())
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert (flight.is_waiting, flight.heard()) == (False, 2)
-            await cluster.remove("1")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            await worker.say(Data(b"\x07"), Sentinel())
-            await worker.wait_gone()
-
-
-async def test_a_worker_that_lost_its_lease_and_answers_keeps_its_requests_and_gets_new_ones(
-    cluster: Cluster,
-) -> None:
-    """Both ways over a real connection: what waits for its first item, and what is asked now."""
-    prefilled = trio.Event()
-
-    async def prefill(request: int, context: Context) -> AsyncGenerator[int, None]:
-        if request:
-            await prefilled.wait()
-        yield request
-
-    await cluster.serve("1", prefill)
-    client = await cluster.client()
-    answers: list[int] = []
-
-    async def ask(request: int) -> None:
-        async with client.stream(request, int) as stream:
-            answers.extend([item async for item in stream])
-
-    await ask(0)
-    await trio.testing.wait_all_tasks_blocked(0.01)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, 7)
-        await eventually(lambda: cluster.workers["1"].active_count)
-        await cluster.remove("1")
-        await eventually(lambda: [s for _, s, _ in client.router.standings()] == ["lingering"])
-        await ask(0)
-        await cluster.put("1", {"tcp": cluster.addresses["1"]}, incarnation=2)
-        await eventually(lambda: [s for _, s, _ in client.router.standings()] == ["live"])
-        prefilled.set()
-    assert answers == [0, 0, 7]
-
-
-async def test_a_worker_that_left_and_is_silent_loses_its_stream_and_is_told(
-    cluster: Cluster,
-) -> None:
-    """A stopped process: its kernel keeps the connection, its lease ran out. It hears Kill, FIN."""
-    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1, silence_grace_s=0.05)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            async with client.stream(1, int) as stream:
-                assert await anext(stream) == 7
-                with pytest.raises(DisconnectedError, match="silent") as caught:
-                    await anext(stream)
-                assert not caught.value.definite
-
-        async with called_home(cluster, plane) as worker:
-            await worker.say(Opened(), Data(b"\x07"))
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            await cluster.remove("1")
-            assert await worker.hear_all() == [Kill()]
-
-
-async def test_a_unary_request_to_a_worker_that_left_and_is_silent_ends(cluster: Cluster) -> None:
-    client, plane = await scripted(cluster, None, instances=1, silence_grace_s=0.02)
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            with pytest.raises(DisconnectedError, match="silent") as caught:
-                await client.call(1, str)
-            assert not caught.value.definite
-
-        await plane.waiting.wait()
-        await cluster.remove("1")
-    assert len(plane.sent) == 1
-
-
-async def test_a_listed_worker_that_answers_nothing_loses_its_stream_and_is_told(
-    cluster: Cluster,
-) -> None:
-    """A stopped process while the store is away: nobody deletes it, so it is asked."""
-    client, plane = await scripted(cluster, AckStatus.ACCEPTED, instances=1, silence_grace_s=0.05)
-    plane.alive = False
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            async with client.stream(1, int) as stream:
-                assert await anext(stream) == 7
-                with pytest.raises(DisconnectedError, match="does not answer") as caught:
-                    await anext(stream)
-                assert not caught.value.definite
-
-        async with called_home(cluster, plane) as worker:
-            await worker.say(Opened(), Data(b"\x07"))
-            assert await worker.hear_all() == [Kill()]
-    assert plane.probe_count >= 4
-
-
-async def test_before_its_first_item_a_request_to_such_a_worker_goes_elsewhere(
-    cluster: Cluster,
-) -> None:
-    client, plane = await scripted(
-        cluster, AckStatus.ACCEPTED, AckStatus.ACCEPTED, instances=2, silence_grace_s=0.05
-    )
-    plane.alive = False
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            async with client.stream(1, int) as stream:
-                assert [item async for item in stream] == [7]
-
-        async with called_home(cluster, plane) as frozen:
-            await frozen.wait_gone()
-        await eventually(lambda: len(plane.sent) == 2)
-        plane.alive = True
-        async with called_home(cluster, plane) as worker:
-            await worker.say(Opened(), Data(b"\x07"), Sentinel())
-            await worker.wait_gone()
-    assert len({envelope.instance_id for envelope in plane.sent}) == 2
-
-
-async def test_a_unary_request_to_a_listed_worker_that_answers_nothing_ends(
-    cluster: Cluster,
-) -> None:
-    client, plane = await scripted(cluster, None, instances=1, silence_grace_s=0.02)
-    plane.alive = False
-    with pytest.raises(DisconnectedError, match="does not answer") as caught:
-        await client.call(1, str)
-    assert not caught.value.definite
-    assert len(plane.sent) == 1
-
-
-async def test_a_worker_that_accepts_and_never_calls_is_given_up(cluster: Cluster) -> None:
-    client, _ = await scripted(cluster, AckStatus.ACCEPTED, instances=1, call_home_timeout_s=0.02)
-    with pytest.raises(DisconnectedError, match="did not call home"):
-        async with client.stream(1, int):
-            raise AssertionError
-
-
-@pytest.mark.parametrize("wait", ["ack", "call", "prologue"])
-async def test_kill_ends_every_wait_at_once(cluster: Cluster, wait: str) -> None:
-    client, plane = await scripted(cluster, None if wait == "ack" else AckStatus.ACCEPTED)
-    context = Context("r")
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def ask() -> None:
-            with pytest.raises(KilledError) as caught:
-                async with client.stream(1, int, context=context):
-                    raise AssertionError
-            assert caught.value.reason == "client_disconnect"
-
-        if wait == "prologue":
-            async with called_home(cluster, plane) as worker:
-                await trio.testing.wait_all_tasks_blocked(0.01)
-                context.kill(Reason.CLIENT_DISCONNECT)
-                await worker.wait_gone()
-        else:
-            await eventually(lambda: plane.sent)
-            await trio.testing.wait_all_tasks_blocked()
-            context.kill(Reason.CLIENT_DISCONNECT)
-    assert len(plane.sent) == 1
-
-
-async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_the_worker() -> None:
-    """Over the real plane: the cancel follows the request on the same connection."""
-    heard: list[str | None] = []
-    async with open_cluster() as cluster:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-
-        async def worker() -> None:
-            async with listener, (await accept_member(listener, "1")).stream as stream:
-                decoder = FrameDecoder()
-                async for data in stream:
-                    for header, _ in decoder.feed(bytes(data)):
-                        cancelled = decode_cancel(header)
-                        if cancelled is not None:
-                            heard.append(cancelled)
-                        elif (envelope := decode_envelope(header)).kind is RequestKind.STREAM:
-                            heard.append(envelope.id)
-
-        cluster.nursery.start_soon(worker)
-        host, port = listener.socket.getsockname()
-        await cluster.put("1", {"tcp": f"{host}:{port}"})
-        client = await cluster.client()
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-
-                @nursery.start_soon
-                async def ask() -> None:
-                    async with client.stream(1, int):
-                        raise AssertionError
-
-                await eventually(lambda: heard)
-                scope.cancel()
-        await eventually(lambda: heard.count(heard[0]) == 2)
-
-
-async def test_a_unary_request_out_of_time_is_a_deadline(cluster: Cluster) -> None:
-    client, _ = await scripted(cluster, None)
-    with pytest.raises(DeadlineError, match=str(NAME)):
-        await client.call(1, str, timeout_s=0.01)
 
 
 # --- after the first item ------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Silent workers that discovery names are asked: whom that frees, and who loses nothing by it."""
+"""Silent workers that discovery names are probed: whom that frees, and who loses nothing by it."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -12,95 +11,40 @@ import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.caller.in_flight import Flight
+from tests.runtime.caller.requests import NAME, Request, SeededEnv, ToldPlane, place
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.planes import RequestPlane
-from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
+from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.runtime.protocol.streams.request import AckStatus
 from trinamo.transports.memory.control import MemoryControlPlane
 
-NAME = EndpointName("ns", "engine", "generate")
 GRACE_S = 8.0
 BOUND_S = 2.25 * GRACE_S
-
-
-class SeededEnv(RealEnv):
-    """The dice always fall alike, and it is written down what was worth a note."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rng = random.Random(7)
-        self.notes: list[str] = []
-
-    def note(self, kind: str, /, **fields: Any) -> None:
-        self.notes.append(kind)
-
-
-class AskedPlane:
-    """A request plane that carries probes, and answers them as told."""
-
-    def __init__(self, transport: str = "tcp", *, stands: bool = True) -> None:
-        self.transport = transport
-        self.is_usable = True
-        self.stands = stands
-        self.status: AckStatus | None = AckStatus.ACCEPTED
-        self.life = "1"
-        self.delay_s = 0.0
-        self.asked_at: list[float] = []
-        self.open_count = 0
-
-    async def hold(
-        self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
-    ) -> None:
-        await trio.lowlevel.checkpoint()
-        if not self.stands:
-            raise ConnectError(f"{address} refuses")
-        on_connected()
-        await trio.sleep_forever()
-
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
-        assert (envelope.kind, envelope.instance_id) == (RequestKind.PROBE, "1")
-        assert self.is_usable
-        self.asked_at.append(trio.current_time())
-        self.open_count += 1
-        try:
-            await trio.sleep(self.delay_s)
-            if self.status is None:
-                await trio.sleep_forever()
-                raise AssertionError
-            return Answer(id=envelope.id, status=self.status, instance_id=self.life)
-        finally:
-            self.open_count -= 1
-
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
-        raise AssertionError
 
 
 class Listening:
     """A router with the instances 1 and 2, of which 1 can be asked, and streams of instance 1."""
 
-    def __init__(self, *planes: AskedPlane, linger_s: float = 10.0) -> None:
-        self.planes = planes or (AskedPlane(),)
+    def __init__(self, *planes: ToldPlane, stale_grace_s: float = 10.0) -> None:
+        self.planes = planes or (ToldPlane(),)
         self.plane = self.planes[0]
         self.store = MemoryControlPlane()
         self.metrics = FrontendMetrics(RealEnv())
         self.env = SeededEnv()
-        ways = (*self.planes, AskedPlane("other"))
+        ways = (*self.planes, ToldPlane("other"))
         spoken: dict[str, RequestPlane] = {each.transport: each for each in ways}
         self.router = Router(
             self.store,
             NAME,
             self.env,
             silence_grace_s=GRACE_S,
-            linger_s=linger_s,
+            stale_grace_s=stale_grace_s,
             metrics=self.metrics,
             request_planes=spoken,
         )
-        self.ended: dict[str, tuple[float, str]] = {}
-        self.counts: dict[str, int | None] = {}
+        self.requests: dict[str, Request] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Listening]:
@@ -125,22 +69,22 @@ class Listening:
 
     def instance(self, instance_id: str, **changes: Any) -> Instance:
         ways = [each.transport for each in self.planes] if instance_id == "1" else ["other"]
-        spoken = dict.fromkeys(ways, "host:1")
+        spoken = dict.fromkeys(ways, place(instance_id))
         return Instance(endpoint=str(NAME), id=instance_id, transports=spoken, **changes)
 
-    @contextmanager
-    def stream(self, name: str = "a") -> Iterator[Flight]:
+    def stream(self, name: str = "a", *, is_waiting: bool = False) -> AbstractContextManager[None]:
         """One of which one item has come so far."""
-        self.counts[name] = 1
-        with self.router.flight(self.instance("1")) as flight:
-            flight.heard = lambda: self.counts[name]
-            flight.on_silent = lambda why: self.ended.update({name: (trio.current_time(), why)})
-            yield flight
+        request = self.requests[name] = Request(is_waiting=is_waiting)
+        return self.router.flight(self.instance("1"), request)
 
     async def speak(self, name: str, *, every_s: float, until_s: float) -> None:
         while trio.current_time() < until_s:
-            self.counts[name] = (self.counts[name] or 0) + 1
+            self.requests[name].came = (self.requests[name].came or 0) + 1
             await trio.sleep(every_s)
+
+    @property
+    def ended(self) -> dict[str, tuple[float, str]]:
+        return {name: each.ended[0] for name, each in self.requests.items() if each.ended}
 
     @property
     def chosen(self) -> set[str]:
@@ -182,7 +126,7 @@ async def test_any_answer_is_life_and_a_slow_worker_is_asked_calmly_for_as_long_
         with each.stream():
             await trio.sleep(30 * GRACE_S)
             pauses = [b - a for a, b in pairwise(each.plane.asked_at)]
-            each.counts["a"] = 2
+            each.requests["a"].came = 2
             asked = len(each.plane.asked_at)
             await trio.sleep(0.9 * GRACE_S)
             assert len(each.plane.asked_at) <= asked + 1
@@ -227,10 +171,10 @@ async def test_only_those_are_given_up_that_were_silent_and_could_speak(
     async with Listening().running() as each:
         each.plane.status = None
         with each.stream("old"), each.stream("unread"):
-            each.counts["unread"] = None
+            each.requests["unread"].came = None
             await trio.sleep(1.9 * GRACE_S)
             with each.stream("young"):
-                each.counts["young"] = 0
+                each.requests["young"].came = 0
                 await trio.sleep(0.4 * GRACE_S)
                 assert {*each.ended} == {"old"}
                 await trio.sleep(GRACE_S)
@@ -299,7 +243,7 @@ async def test_while_no_plane_can_carry_a_probe_nothing_is_judged(
 async def test_while_nats_is_away_the_connection_that_stands_is_asked_over(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    nats, tcp = AskedPlane("nats"), AskedPlane("tcp")
+    nats, tcp = ToldPlane("nats"), ToldPlane("tcp")
     async with Listening(nats, tcp).running() as each:
         nats.is_usable, tcp.status = False, None
         with each.stream():
@@ -311,7 +255,7 @@ async def test_while_nats_is_away_the_connection_that_stands_is_asked_over(
 async def test_a_port_that_never_stood_proves_nothing_while_nats_is_away(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    nats, tcp = AskedPlane("nats"), AskedPlane("tcp", stands=False)
+    nats, tcp = ToldPlane("nats"), ToldPlane("tcp", stands=False)
     async with Listening(nats, tcp).running() as each:
         nats.is_usable = False
         with each.stream():
@@ -320,7 +264,7 @@ async def test_a_port_that_never_stood_proves_nothing_while_nats_is_away(
 
 
 async def test_an_answer_by_any_way_is_enough(autojump_clock: trio.testing.MockClock) -> None:
-    nats, tcp = AskedPlane("nats"), AskedPlane("tcp")
+    nats, tcp = ToldPlane("nats"), ToldPlane("tcp")
     async with Listening(nats, tcp).running() as each:
         nats.status = None
         with each.stream():
@@ -363,17 +307,16 @@ async def test_it_is_asked_on_if_discovery_deletes_it_meanwhile(
         assert each.ended["a"][0] <= BOUND_S
 
 
-async def test_one_that_lingers_has_its_own_probes_and_is_not_questioned_beside(
+async def test_a_stale_one_has_its_own_probes_and_no_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with Listening(linger_s=100).running() as each:
-        with each.stream() as flight:
-            flight.is_waiting = True
+    async with Listening(stale_grace_s=100).running() as each:
+        with each.stream(is_waiting=True):
             await each.delete()
             await trio.sleep(5 * GRACE_S)
         assert each.ended == {}
-        assert "instance.linger" in each.env.notes
-        assert "router.question" not in each.env.notes
+        assert "instance.stale" in each.env.notes
+        assert "router.probe" not in each.env.notes
 
 
 async def test_one_that_registers_again_begins_anew(autojump_clock: trio.testing.MockClock) -> None:
@@ -403,10 +346,9 @@ async def test_one_that_drains_is_asked_too(autojump_clock: trio.testing.MockClo
 async def test_what_waits_for_its_first_item_is_freed_by_no_answer_but_not_by_a_deletion(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A deleted instance that lingers has its own rule for those; see `on_gone`."""
+    """A deleted instance that is stale has its own rule for those."""
     async with Listening().running() as each:
-        with each.stream() as flight:
-            flight.is_waiting = True
+        with each.stream(is_waiting=True):
             await each.delete()
             await trio.sleep(1.2 * GRACE_S)
             assert each.ended == {}

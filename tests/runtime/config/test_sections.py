@@ -95,7 +95,7 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
         "Mooncake",
         "data_plane.transfer.enabled",
         "router.silence_grace_s",
-        "router.linger_s",
+        "router.stale_grace_s",
         "control_plane.etcd.nodes",
         "event_plane.nats.nodes",
     ]

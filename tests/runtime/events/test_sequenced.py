@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.events.load import LoadReport, LoadSource, LoadTable
+from trinamo.runtime.events.load import LoadFollower, LoadReport, LoadSource
 from trinamo.runtime.events.sequenced import EventFollower, EventSource
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
@@ -201,25 +201,28 @@ async def test_the_last_known_load_stays_while_the_broker_is_away(
         incarnation=1,
         read=lambda: LoadReport(active, 5, 10),
     )
-    table = LoadTable(MemoryEventPlane(broker), ENDPOINT)
-    table.join("a")
+    known, reports = {"a"}, dict[str, LoadReport]()
+    loads = LoadFollower(
+        MemoryEventPlane(broker), ENDPOINT, follows=known.__contains__, take=reports.__setitem__
+    )
     async with trio.open_nursery() as nursery:
-        await nursery.start(table.run)
-        assert table.active("a") is None
+        await nursery.start(loads.run)
+        assert reports == {}
         await nursery.start(source.run)
         await trio.sleep(0.5)
-        assert table.report("a") == LoadReport(3, 5, 10)
+        assert reports["a"] == LoadReport(3, 5, 10)
         broker.stop()
         active = 9
         await trio.sleep(5)
-        assert table.active("a") == 3
+        assert reports["a"].active == 3
         broker.start()
         await trio.sleep(2)
-        assert table.active("a") == 9
-        table.leave("a")
-        assert table.active("a") is None
+        assert reports["a"].active == 9
+        known.clear()
+        reports.clear()
+        loads.follower.forget("a")
         # What it says on its way out is not believed, and leaves nothing behind.
         await trio.sleep(2)
-        assert table.active("a") is None
-        assert table.follower.unknown > 0
+        assert reports == {}
+        assert loads.follower.unknown > 0
         nursery.cancel_scope.cancel()

@@ -152,7 +152,7 @@ async def test_instances_that_speak_nothing_that_is_spoken_here_are_passed_over(
         (client,) = frontend.runtime.clients
         await client.router.wait_instances(9)
         assert [(await frontend.ask()).status_code for _ in range(30)] == [200] * 30
-        states = [str(standing) for _, standing, _ in client.router.standings()]
+        states = [str(status) for _, status, _ in client.router.statuses()]
         assert sorted(states) == ["live"] + ["no common transport"] * 8
 
 

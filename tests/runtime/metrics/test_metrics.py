@@ -101,10 +101,10 @@ def test_exactly_one_lease_state_is_set() -> None:
 
 def test_the_live_set_is_shown_until_nobody_watches() -> None:
     metrics = FrontendMetrics(StillEnv())
-    metrics.live_set("a/b/c", live=3, inhibited=1, lingering=2)
+    metrics.live_set("a/b/c", live=lambda: 3, inhibited=lambda: 1, stale=lambda: 2)
     assert metrics.value("live_instances", endpoint="a/b/c") == 3
     assert metrics.value("inhibited_instances", endpoint="a/b/c") == 1
-    assert metrics.value("lingering_instances", endpoint="a/b/c") == 2
+    assert metrics.value("stale_instances", endpoint="a/b/c") == 2
     metrics.endpoint_gone("a/b/c")
     metrics.endpoint_gone("a/b/c")
     assert b"a/b/c" not in metrics.render()

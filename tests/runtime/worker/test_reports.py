@@ -12,7 +12,7 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
-from trinamo.runtime.events.load import LoadReport, LoadTable
+from trinamo.runtime.events.load import LoadFollower, LoadReport
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.kv.events import block_hashes
@@ -87,17 +87,19 @@ async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
         # Its consumer is slow, so it stands still and keeps its blocks.
         await anext(deltas)
         await until(lambda: engine.statistics().paused)
-        table = LoadTable(caller.events, GENERATE)
-        await nursery.start(table.run)
+        reports: dict[str, LoadReport] = {}
+        loads = LoadFollower(
+            caller.events, GENERATE, follows=lambda _: True, take=reports.__setitem__
+        )
+        await nursery.start(loads.run)
         async with open_process(transports, serving=True, **WANTED) as server:
             assert server.instance_id is not None
-            table.join(server.instance_id)
             instance = await server.serve(
                 GENERATE, engine.generate, request_type=GenerateRequest, engine=engine
             )
-            await until(lambda: table.report(instance.id))
+            await until(lambda: instance.id in reports)
             used = engine.statistics().blocks_used
-            assert table.report(instance.id) == LoadReport(0, used, FAST.num_gpu_blocks)
+            assert reports[instance.id] == LoadReport(0, used, FAST.num_gpu_blocks)
             assert 0 < used < FAST.num_gpu_blocks
             path = str(GENERATE)
             assert server.metrics.value("engine_kv_blocks", endpoint=path, state="used") == used

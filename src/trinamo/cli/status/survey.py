@@ -14,6 +14,7 @@ import attrs
 import msgspec
 import trio
 
+from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.errors import (
     ConfigError,
     ConnectError,
@@ -28,7 +29,6 @@ from trinamo.runtime.planes import ControlPlane, Entry
 from trinamo.runtime.protocol.discovery.instances import (
     INSTANCE_PREFIX,
     Instance,
-    Standing,
     decode_instance,
 )
 from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, decode_card
@@ -334,7 +334,7 @@ def _tell_planes(survey: Survey, view: FrontendView, target: Target) -> None:
         return
     control, events = view.cluster.control, view.cluster.events
     states = [each.state for each in view.cluster.instances]
-    if count := states.count(Standing.LINGERING):
+    if count := states.count(InstanceStatus.STALE):
         survey.away.append(
             f"{count} of {len(states)} instances are no longer in etcd; the frontend keeps them "
             "for a while, because they answer"
@@ -365,7 +365,7 @@ def _count_instances(survey: Survey) -> None:
     silent = Counter(
         each.metadata.get("model", "")
         for each in survey.instances
-        if each.problem or each.seen == Standing.SUSPECTED
+        if each.problem or each.seen == InstanceStatus.SUSPECTED
     )
     for model in survey.models:
         model.instances = max(0, model.registered - silent[model.name])

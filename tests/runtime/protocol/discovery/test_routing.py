@@ -15,7 +15,8 @@ ABC = [Instance(endpoint="n/c/e", id=each, transports={}) for each in "abc"]
 def picks(policy: Policy, count: int, load: dict[str, int] | None = None) -> str:
     rng = random.Random(7)
     return "".join(
-        pick(policy, ABC, turn=turn, load=load or {}, rng=rng).id for turn in range(count)
+        pick(policy, ABC, turn=turn, load=lambda id_: (load or {}).get(id_, 0), rng=rng).id
+        for turn in range(count)
     )
 
 
@@ -39,9 +40,9 @@ def test_least_loaded_spreads_ties() -> None:
 @pytest.mark.parametrize("policy", list(Policy))
 def test_a_named_instance_is_honoured_under_every_policy(policy: Policy) -> None:
     rng = random.Random(7)
-    assert pick(policy, ABC, turn=0, load={}, rng=rng, instance_id="c").id == "c"
+    assert pick(policy, ABC, turn=0, load=lambda _: 0, rng=rng, instance_id="c").id == "c"
     with pytest.raises(UnavailableError, match="instance z is not live"):
-        pick(policy, ABC, turn=0, load={}, rng=rng, instance_id="z")
+        pick(policy, ABC, turn=0, load=lambda _: 0, rng=rng, instance_id="z")
 
 
 def test_direct_needs_a_name() -> None:
@@ -52,4 +53,4 @@ def test_direct_needs_a_name() -> None:
 @pytest.mark.parametrize("policy", [p for p in Policy if p is not Policy.DIRECT])
 def test_nobody_to_choose_is_unavailable(policy: Policy) -> None:
     with pytest.raises(UnavailableError):
-        pick(policy, [], turn=0, load={}, rng=random.Random(7))
+        pick(policy, [], turn=0, load=lambda _: 0, rng=random.Random(7))

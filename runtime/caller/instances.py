@@ -1,0 +1,344 @@
+"""The instances of one endpoint: one table of records, and what becomes of each.
+
+Everything here is synchronous. `router.py` feeds discovery in and chooses, `liveness.py` is the task
+of each record (`record.py`); whatever either finds out goes through `Instances`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Container, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+from ..env import Env
+from ..errors import DisconnectedError, UnavailableError
+from ..events.load import LoadFollower, LoadReport
+from ..kv.index import KvIndex
+from ..logs.instances import InstanceLog
+from ..metrics.metrics import Metrics
+from ..planes import EventPlane
+from ..protocol.discovery.instances import EndpointName, Instance
+from ..protocol.discovery.presence import InFlight, Presence, Sign
+from .record import InstanceRecord, InstanceStatus
+
+__all__ = ["Instances"]
+
+_WHY: Final = {
+    Sign.LAPSED: ("left", "left discovery and has fallen silent"),
+    Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer"),
+    Sign.REPLACED: ("replaced", "has fallen silent, and another answers at its address"),
+}
+"""What gives a silent request up, as a metric says it, and a sentence about the instance."""
+_WHY_LEFT: Final = {
+    Sign.DISCONNECTED: "its connection is lost",
+    Sign.OUT_OF_GRACE: "it has not registered again in time",
+}
+
+
+class Instances:
+    """The records of one endpoint's instances, in the order in which they joined.
+
+    Bounded by what discovery names, and by requests under way to instances that have left.
+    `transports` are those spoken here; None is all. With `stale_grace_s` None, what is deleted has
+    left at once.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointName,
+        env: Env,
+        *,
+        grace_s: float,
+        stale_grace_s: float | None,
+        transports: Collection[str] | None = None,
+        metrics: Metrics | None = None,
+        events: EventPlane | None = None,
+        kv_index: KvIndex | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._env = env
+        self._grace_s, self._stale_grace_s = grace_s, stale_grace_s
+        self._transports = transports
+        self._metrics = metrics
+        self.kv_index = kv_index
+        self.loads: LoadFollower | None = None
+        if events is not None:
+            self.loads = LoadFollower(
+                events, endpoint, follows=self.__contains__, take=self._take_report
+            )
+        self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
+        self._records: dict[str, InstanceRecord] = {}
+        self.change_count = 0
+        """How often somebody has joined, left or begun to leave."""
+        self.changed = trio.Event()
+        """Of the next such change."""
+        self.joined: list[InstanceRecord] = []
+        """Whose task is to be started."""
+        if metrics is not None:
+            metrics.live_set(
+                str(endpoint),
+                live=lambda: sum(not each.is_suspected for each in self),
+                inhibited=lambda: self._count(InstanceStatus.INHIBITED),
+                stale=lambda: self._count(InstanceStatus.STALE),
+            )
+
+    def __iter__(self) -> Iterator[InstanceRecord]:
+        """Those that have not left."""
+        return (each for each in self._records.values() if each.presence is not Presence.LEFT)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return self.get(instance_id) is not None
+
+    def get(self, instance_id: str) -> InstanceRecord | None:
+        """The record of an instance that has not left."""
+        record = self._records.get(instance_id)
+        return None if record is None or record.presence is Presence.LEFT else record
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way; zero at quiescence."""
+        return sum(len(each.requests) for each in self._records.values())
+
+    def _count(self, status: InstanceStatus) -> int:
+        now = self._env.clock.now()
+        return sum(each.status(now) is status for each in self)
+
+    # --- what discovery says ---
+
+    def replace(self, named: Mapping[str, Instance | None]) -> None:
+        """A snapshot or resync, by key: what it does not name is deleted, None is left as it is."""
+        for key in [each.instance.key for each in self]:
+            if key not in named:
+                self.delete(key)
+        for instance in named.values():
+            if instance is not None:
+                self.put(instance)
+
+    def put(self, instance: Instance) -> None:
+        """Discovery names an instance. A new registration ends what is held against it."""
+        record = self.get(instance.id)
+        if record is None:
+            self._join(instance)
+            return
+        known, record.instance = record.instance, instance
+        is_back = record.presence is Presence.STALE
+        if not is_back and known == instance:
+            return
+        record.forgive()
+        record.step(Sign.REGISTERED, self._env.clock.now())
+        record.wake()
+        if is_back:
+            self._log.info("instance %s of %s has registered again", instance)
+            self._env.note("instance.return", instance=instance.id)
+        if known.transports != instance.transports:
+            # What stands is the connection to where it was.
+            record.is_connected = False
+            record.connected_once.clear()
+            record.moves += 1
+            self._check_transports(record)
+        if instance.draining and not known.draining:
+            self._announce()
+
+    def delete(self, key: str) -> None:
+        """Discovery does not name this instance any more."""
+        record = self.get(key.rpartition("/")[2])
+        if record is None or record.instance.key != key or record.presence is Presence.STALE:
+            return
+        is_kept = self._stale_grace_s is not None and record.is_kept
+        self.step(record, Sign.LAPSED if is_kept else Sign.DELETED)
+
+    def _join(self, instance: Instance) -> None:
+        record = InstanceRecord(instance, self._grace_s, self._stale_grace_s or 0.0)
+        before = self._records.pop(instance.id, None)
+        if before is not None:
+            # It comes back while requests go on that it had when it left.
+            record.requests = before.requests
+            before.is_over = True
+            before.wake()
+        self._records[instance.id] = record
+        self.joined.append(record)
+        if self.kv_index is not None:
+            self.kv_index.join(instance.id)
+        self._log.info("instance %s joined %s", instance)
+        self._env.note("instance.join", instance=instance.id)
+        self._check_transports(record)
+        self._announce()
+
+    def _check_transports(self, record: InstanceRecord) -> None:
+        spoken = record.instance.transports
+        record.is_foreign = self._transports is not None and spoken.keys().isdisjoint(
+            self._transports
+        )
+        if record.is_foreign:
+            text = "instance %s of %s speaks %s, which is not spoken here: it is passed over"
+            self._log.warning(text, record.instance, ", ".join(spoken)[:80] or "nothing")
+
+    def _announce(self) -> None:
+        self.change_count += 1
+        self.changed.set()
+        self.changed = trio.Event()
+
+    # --- what we find out ourselves ---
+
+    def connected(self, record: InstanceRecord, transport: str) -> None:
+        """A connection to it has been made, so that what ended with the last one is over."""
+        record.is_connected = True
+        record.connected_once.add(transport)
+        if record.is_suspected:
+            record.is_suspected, record.inhibited_until = False, -math.inf
+            self._log.info("instance %s of %s is back", record.instance)
+            self._env.note("router.trust", instance=record.instance.id)
+
+    def disconnected(self, record: InstanceRecord) -> None:
+        """A connection to it broke, or cannot be made."""
+        record.is_connected = False
+        if record.presence is Presence.STALE:
+            self.step(record, Sign.DISCONNECTED)
+        elif not record.is_suspected:
+            record.is_suspected = True
+            self._log.warning("instance %s of %s: connection lost", record.instance)
+            self._env.note("router.suspect", instance=record.instance.id)
+
+    def look(self, record: InstanceRecord) -> None:
+        """See whether requests to it are silent, and end those that must end."""
+        before = record.presence
+        self._lose(record, record.look(self._env.clock.now()), Sign.LAPSED)
+        self._tell(record, before)
+
+    def take(self, record: InstanceRecord, reply: Sign, asked_at: float) -> None:
+        """Act on what a probe sent at `asked_at` has brought."""
+        self.look(record)
+        before = record.presence
+        if before is Presence.LISTED:
+            # It was asked because it was silent, which it is no more.
+            return
+        lost = record.take(reply, asked_at, self._env.clock.now())
+        self._lose(record, lost, Sign.REPLACED if reply is Sign.REPLACED else Sign.UNANSWERED)
+        self._tell(record, before, reply)
+
+    def step(self, record: InstanceRecord, sign: Sign) -> None:
+        """Take any other sign of an instance."""
+        before = record.presence
+        record.step(sign, self._env.clock.now())
+        self._tell(record, before, sign)
+
+    def _tell(self, record: InstanceRecord, before: Presence, sign: Sign | None = None) -> None:
+        """Say what has become of it, and wake its task, if that is news."""
+        instance = record.instance
+        if record.presence is before:
+            return
+        match before, record.presence:
+            case _, Presence.LEFT:
+                self._leave(record, before, sign)
+            case _, Presence.STALE:
+                self._log.warning(
+                    "instance %s of %s was deleted from discovery, but its connection stands: it"
+                    " is kept for up to %g s",
+                    instance,
+                    self._stale_grace_s,
+                )
+                self._env.note("instance.stale", instance=instance.id)
+            case _, Presence.UNRESPONSIVE:
+                text = "instance %s of %s does not answer: it is passed over"
+                self._log.warning(text, instance)
+            case Presence.UNRESPONSIVE, Presence.SILENT:
+                says = "cannot be asked" if sign is Sign.UNASKED else "answers"
+                self._log.info("instance %s of %s %s", instance, says)
+            case _, Presence.SILENT:
+                text = "instance %s of %s has brought nothing for %g s: it is probed"
+                self._log.info(text, instance, self._grace_s)
+                self._env.note("router.probe", instance=instance.id)
+            case _:
+                pass
+        record.wake()
+
+    def _leave(self, record: InstanceRecord, before: Presence, sign: Sign | None) -> None:
+        instance = record.instance
+        if before is Presence.STALE:
+            why = _WHY_LEFT.get(sign, "it does not answer") if sign else ""
+            self._log.warning("instance %s of %s is given up: %s", instance, why)
+        self._log.info("instance %s left %s", instance)
+        self._env.note("instance.leave", instance=instance.id)
+        for request in [each for each in record.requests if each.is_waiting and not each.is_lost]:
+            request.is_lost = True
+            request.fail(DisconnectedError(f"instance {instance.id} vanished from discovery"))
+        if self.loads is not None:
+            self.loads.follower.forget(instance.id)
+        if self.kv_index is not None:
+            self.kv_index.leave(instance.id)
+        self._forget_if_over(record)
+        self._announce()
+
+    def _lose(self, record: InstanceRecord, lost: list[InFlight], sign: Sign) -> None:
+        reason, why = _WHY[sign]
+        for request in lost:
+            self._log.warning(
+                "instance %s of %s %s: a request to it that brought nothing for %g s is given up",
+                record.instance,
+                why,
+                self._grace_s,
+            )
+            self._env.note("router.silence", instance=record.instance.id, reason=reason)
+            if self._metrics is not None:
+                self._metrics.silent_request(str(self._endpoint), reason)
+            request.fail(DisconnectedError(f"instance {record.instance.id} {why}"))
+
+    # --- requests ---
+
+    @contextmanager
+    def flight(self, instance_id: str, request: InFlight) -> Iterator[None]:
+        """Count `request` as under way while inside; `UnavailableError` if the instance has left."""
+        record = self.get(instance_id)
+        if record is None:
+            raise UnavailableError(f"instance {instance_id} has left")
+        record.begin(request)
+        try:
+            yield
+        finally:
+            del record.requests[request]
+            # It may have left and come back meanwhile.
+            self._forget_if_over(self._records[instance_id])
+
+    def _forget_if_over(self, record: InstanceRecord) -> None:
+        if record.presence is Presence.LEFT and not record.requests and not record.is_over:
+            record.is_over = True
+            record.wake()
+            del self._records[record.instance.id]
+
+    def candidates(
+        self, now: float, exclude: Container[str] = (), among: Container[str] | None = None
+    ) -> list[Instance]:
+        """Whom to choose from, not among `exclude` and of `among` if given: nobody that drains.
+
+        First those that discovery names and that are not faulty. Stale ones count as much if it
+        names less than half of what is reached: when all leases have ended in one moment, the
+        first to register again must not get what all others were sent (Envoy's panic threshold has
+        the same reason and the same half). If nobody is left, all of them: their faults may have
+        passed, and refusing the request outright would certainly fail it.
+        """
+        open_ones = [
+            each
+            for each in self
+            if not each.instance.draining
+            and not each.is_foreign
+            and each.instance.id not in exclude
+            and (among is None or each.instance.id in among)
+        ]
+        healthy = [each for each in open_ones if each.is_healthy(now)]
+        listed = [each for each in healthy if each.presence is not Presence.STALE]
+        few = 2 * len(listed) < len(healthy)
+        return [each.instance for each in (healthy if few else listed or open_ones)]
+
+    def load(self, instance_id: str) -> int:
+        """The requests under way to an instance, as far as is known."""
+        record = self.get(instance_id)
+        return 0 if record is None else record.load
+
+    def _take_report(self, instance_id: str, report: LoadReport) -> None:
+        record = self.get(instance_id)
+        if record is not None:
+            record.report = report

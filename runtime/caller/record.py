@@ -1,0 +1,111 @@
+"""One record for each instance: presence, connection, faults, load, and requests under way.
+
+`Instances` (`instances.py`) keeps the records, and says what becomes of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import trio
+
+from ..events.load import LoadReport
+from ..protocol.discovery.instances import Instance
+from ..protocol.discovery.presence import InFlight, Liveness, Presence
+
+__all__ = ["InstanceRecord", "InstanceStatus"]
+
+
+class InstanceStatus(enum.StrEnum):
+    """How an instance is seen now."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    INHIBITED = "inhibited"
+    """It failed a moment ago, or does not answer, and is passed over while another lives."""
+    STALE = "stale"
+    """Discovery has deleted it, but it is reached: it may only have lost its lease."""
+    SUSPECTED = "connection lost"
+    """Discovery names it, but no connection reaches it."""
+    FOREIGN = "no common transport"
+    """It speaks none of the transports that are spoken here, so it is never chosen."""
+
+
+class InstanceRecord(Liveness):
+    """All that is known of one instance."""
+
+    def __init__(self, instance: Instance, grace_s: float, stale_grace_s: float) -> None:
+        super().__init__(grace_s, stale_grace_s)
+        self.instance = instance
+        self.is_foreign = False
+        self.is_connected = False
+        self.is_suspected = False
+        """Its connection was lost, and none has been made since."""
+        self.connected_once: set[str] = set()
+        """The transports over which it has been reached where it is now."""
+        self.inhibited_until = -math.inf
+        """It failed a request; over once it is connected again."""
+        self.nonsense_until = -math.inf
+        """It answered nonsense, of which a connection says nothing."""
+        self.report: LoadReport | None = None
+        """What it said last of its load."""
+        self.is_over = False
+        """It has left and nothing is under way to it: its task ends."""
+        self.moves = 0
+        """How often it has registered under other addresses."""
+        self._news = trio.Event()
+        self._is_asleep = False
+
+    @property
+    def load(self) -> int:
+        """The requests under way to it: ours, or what it said itself if that is more."""
+        return max(len(self.requests), self.report.active if self.report else 0)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it stays if it is deleted now: as far as is known, it lost its lease only."""
+        return self.is_connected and not self.instance.draining
+
+    def status(self, now: float) -> InstanceStatus:
+        """How it is seen; it has not left."""
+        if self.is_foreign:
+            return InstanceStatus.FOREIGN
+        if self.is_suspected:
+            return InstanceStatus.SUSPECTED
+        if self.instance.draining:
+            return InstanceStatus.DRAINING
+        if self.presence is Presence.STALE:
+            return InstanceStatus.STALE
+        return InstanceStatus.LIVE if self.is_healthy(now) else InstanceStatus.INHIBITED
+
+    def is_healthy(self, now: float) -> bool:
+        """Whether nothing is known against it."""
+        return (
+            self.inhibited_until <= now
+            and self.nonsense_until <= now
+            and not self.is_suspected
+            and self.presence is not Presence.UNRESPONSIVE
+        )
+
+    def forgive(self) -> None:
+        """What it did wrong is over."""
+        self.inhibited_until = self.nonsense_until = -math.inf
+
+    def begin(self, request: InFlight) -> None:
+        """One request more is under way to it."""
+        self.requests[request] = None
+        if self._is_asleep:
+            self.wake()
+
+    def wake(self) -> None:
+        """There is news for its task."""
+        self._news.set()
+        self._news = trio.Event()
+        self._is_asleep = False
+
+    async def wait_news(self, until: float) -> None:
+        """Return at `until`, or once there is news; with `until` infinite also for a request."""
+        self._is_asleep = until == math.inf
+        with trio.move_on_at(until):
+            await self._news.wait()

@@ -1,0 +1,117 @@
+"""What the connections to an instance say of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.runtime.caller.requests import NAME, SeededEnv, ToldPlane, place
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.transports.memory.control import MemoryControlPlane
+
+
+def choices(made: Router, count: int = 4) -> str:
+    return "".join(made.choose().id for _ in range(count))
+
+
+@asynccontextmanager
+async def with_planes(*planes: ToldPlane) -> AsyncIterator[Router]:
+    store = MemoryControlPlane()
+    # The second instance is reached by a way of its own, which always stands.
+    known = {p.transport: p for p in (*planes, ToldPlane("other"))}
+    made = Router(store, NAME, SeededEnv(), request_planes=known)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.run)
+        for each in ("1", "2"):
+            spoken = [p.transport for p in planes] if each == "1" else ["other"]
+            one = Instance(
+                endpoint=str(NAME), id=each, transports=dict.fromkeys(spoken, place(each))
+            )
+            await store.put(one.key, encode_instance(one))
+        await made.wait_instances(2)
+        await trio.sleep(1)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_plane_that_can_carry_nothing_now_is_passed_over_while_another_can(
+    autojump_clock: MockClock,
+) -> None:
+    nats, tcp = ToldPlane("nats"), ToldPlane("tcp")
+    async with with_planes(nats, tcp) as made:
+        instance = made.choose(instance_id="1")
+        assert made.route(instance) == (nats, place("1"))
+        nats.is_usable = False
+        assert made.route(instance) == (tcp, place("1"))
+        tcp.is_usable = False
+        assert made.route(instance) == (nats, place("1"))
+
+
+async def test_where_requests_take_nats_a_tcp_connection_tells_of_a_death(
+    autojump_clock: MockClock,
+) -> None:
+    tcp = ToldPlane("tcp")
+    async with with_planes(ToldPlane("nats", can_break=False), tcp) as made:
+        assert set(choices(made)) == {"1", "2"}
+        tcp.break_off()
+        await trio.sleep(0.01)
+        assert choices(made) == "2222"
+        tcp.stands = True
+        await trio.sleep(10)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_a_second_port_that_was_never_connected_says_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """Requests take NATS because the way over TCP is closed: that says nothing of the worker."""
+    async with with_planes(
+        ToldPlane("nats", can_break=False), ToldPlane("tcp", stands=False)
+    ) as made:
+        await trio.sleep(60)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_the_port_that_requests_take_tells_from_the_start(
+    autojump_clock: MockClock,
+) -> None:
+    async with with_planes(ToldPlane("tcp", stands=False)) as made:
+        assert choices(made) == "2222"
+
+
+async def test_one_that_answers_nonsense_stays_inhibited_over_a_reconnect(
+    autojump_clock: MockClock,
+) -> None:
+    """A lost connection is over when there is another; what somebody says may be wrong again."""
+    tcp = ToldPlane("tcp")
+    async with with_planes(tcp) as made:
+        for is_nonsensical, chosen in ((False, {"1", "2"}), (True, {"2"})):
+            made.inhibit(made.choose(instance_id="1"), is_nonsensical=is_nonsensical)
+            tcp.break_off()
+            tcp.stands = True
+            await trio.sleep(1)
+            assert set(choices(made)) == chosen
+        await trio.sleep(5)
+        assert set(choices(made)) == {"1", "2"}
+
+
+async def test_one_instance_that_cannot_be_monitored_takes_no_other_along(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a plane raises for one address, the live set of the others is followed on."""
+
+    class Broken(ToldPlane):
+        async def hold(
+            self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
+        ) -> None:
+            raise ValueError("an address that nothing was made for")
+
+    async with with_planes(Broken("tcp")) as made:
+        await trio.sleep(30)
+        assert choices(made) == "2222"
+        assert "cannot be monitored" in caplog.text
