@@ -14,7 +14,10 @@ __all__ = ["CORE", "ROOT"]
 ROOT: Final = Path(__file__).parents[2]
 
 CORE: Final[dict[str, tuple[str, ...]]] = {
-    "runtime/caller/client.py": ("tests/runtime/caller/test_client*.py",),
+    "runtime/caller/client.py": (
+        "tests/runtime/caller/test_client.py",
+        "tests/runtime/caller/test_waits.py",
+    ),
     "runtime/queues/consumer.py": ("tests/runtime/queues/test_consumer.py",),
     "runtime/context.py": ("tests/runtime/test_context.py",),
     "runtime/engines/loop/host.py": ("tests/runtime/engines/loop/test_host.py",),
@@ -45,9 +48,13 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     "runtime/protocol/transfer/settlement.py": (
         "tests/runtime/protocol/transfer/test_settlement.py",
     ),
-    "runtime/protocol/streams/silence.py": (
-        "tests/runtime/protocol/streams/test_silence.py",
+    "runtime/protocol/discovery/presence.py": (
+        "tests/runtime/protocol/discovery/test_presence.py",
         "tests/runtime/caller/test_silence.py",
+    ),
+    "runtime/caller/instances.py": (
+        "tests/runtime/caller/test_instances.py",
+        "properties/protocols/test_live_set.py",
     ),
     "runtime/protocol/queue/work_queue.py": (
         "tests/conformance/events/test_work_queue*.py",
