@@ -313,11 +313,7 @@ def preset_text(name: str) -> str:
     """The YAML of a shipped preset, comments and all."""
     if name not in PRESETS:
         raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-<<<<<<< HEAD
     return Path(__file__).with_name("presets").joinpath(f"{name}.yaml").read_text("utf-8")
-=======
-    return resources.files(str(__package__)).joinpath("presets", f"{name}.yaml").read_text("utf-8")
->>>>>>> 8350b47 (Say the package of the presets as both checkers read it)
 
 
 def load_config(
