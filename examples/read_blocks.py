@@ -18,7 +18,6 @@ from trinamo import (
     EndpointName,
     KvCache,
     Runtime,
-    UnavailableError,
     load_config,
     open_etcd_server,
     open_exact_engine,
@@ -26,14 +25,6 @@ from trinamo import (
 )
 
 LEND = EndpointName("examples", "owner", "lend")
-
-
-class Wish(msgspec.Struct):
-    """What a peer asks for."""
-
-    count: int
-    card: bytes | None
-    """Who it is: if it dies in the middle, its death is proven before the blocks are used again."""
 
 
 class Loan(msgspec.Struct):
@@ -49,21 +40,18 @@ async def lend_blocks(runtime: Runtime, kv: KvCache) -> None:
     transfers = runtime.transfers
     assert transfers is not None
 
-    async def lend(wish: Wish, context: Context) -> AsyncGenerator[Loan, None]:
-        if wish.card is not None and not await transfers.meet(wish.card):
-            raise UnavailableError("the peer could not be asked, should it hang or die")
-        blocks = kv.pool.take(wish.count)
+    async def lend(count: int, context: Context) -> AsyncGenerator[Loan, None]:
+        blocks = kv.pool.take(count)
         assert blocks is not None
         kv.memory.view[:, :, blocks] = 42
-        grant = transfers.grant(blocks, wish.card)
         try:
-            yield Loan(transfers.engine_id, blocks, grant.ticket)
-            print(f"the owner was told: {(await grant.completed()).decode()}")
+            async with transfers.grant(blocks, ttl_s=10) as grant:
+                yield Loan(transfers.engine_id, blocks, grant.ticket)
+                print(f"the owner was told: {(await grant.completed()).decode()}")
         finally:
-            grant.withdraw()  # No effect once it is complete.
             kv.pool.give_back(blocks)
 
-    await runtime.serve(LEND, lend, request_type=Wish)
+    await runtime.serve(LEND, lend, request_type=int)
 
 
 async def read_blocks(runtime: Runtime, kv: KvCache) -> None:
@@ -73,7 +61,7 @@ async def read_blocks(runtime: Runtime, kv: KvCache) -> None:
     await client.router.wait_instances()
     ours = kv.pool.take(3)
     assert ours is not None
-    async with client.stream(Wish(3, transfers.card()), Loan) as loans:
+    async with client.stream(3, Loan) as loans:
         async for loan in loans:
             reports = await transfers.read(
                 loan.engine_id, ours, loan.blocks, ticket=loan.ticket, notify=b"three blocks read"

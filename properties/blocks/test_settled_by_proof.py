@@ -15,10 +15,11 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.grants import Grant, Inquiries
+from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
-from trinamo.runtime.planes.settlement import Finding, IsSettled
-from trinamo.runtime.protocol.transfer.settlement import PeerCard, Sign
+from trinamo.runtime.kv.transfer.settlement import Inquiries
+from trinamo.runtime.planes.settlement import InquiryReport, IsSettled
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerDescriptor
 
 pytestmark = pytest.mark.slow
 BLOCKS = 6
@@ -38,9 +39,9 @@ class Move:
 
 @attrs.define(eq=False)
 class Peer:
-    """A host with one life at a time, and the link to it. Time is trio's."""
+    """A host with one process at a time, and the link to it. Time is trio's."""
 
-    life: str
+    incarnation: str
     is_frozen: bool = False
     is_dead: bool = False
     is_cut: bool = False
@@ -70,7 +71,11 @@ class Peer:
             self.trips += 1
         elif self.is_dead:
             if deed == "restart":
-                self.life, self.is_dead, self.is_frozen = self.life + "x", False, False
+                self.incarnation, self.is_dead, self.is_frozen = (
+                    self.incarnation + "x",
+                    False,
+                    False,
+                )
                 self.wants_finish = False
         elif deed == "freeze":
             self.is_frozen = True
@@ -91,20 +96,20 @@ class Peer:
             if move.lands_until == math.inf:
                 move.lands_until = at
 
-    def answer(self, life: str, ticket: int) -> Sign | None:
+    def answer(self, incarnation: str, ticket: int) -> InquiryResult | None:
         """As the kernel and the process at the address would; None for silence."""
         if self.is_dead:
-            return Sign.REFUSED
+            return InquiryResult.REFUSED
         if self.trips:
             self.trips -= 1
-            return Sign.BROKEN
+            return InquiryResult.BROKEN
         if self.is_frozen:
             return None
-        if life != self.life:
-            return Sign.OTHER_LIFE
+        if incarnation != self.incarnation:
+            return InquiryResult.REPLACED
         move = self.moves.get(ticket)
         is_settled = move is None or move.lands_until < math.inf
-        return Sign.SAYS_SETTLED if is_settled else Sign.SAYS_MOVING
+        return InquiryResult.SAYS_SETTLED if is_settled else InquiryResult.SAYS_MOVING
 
 
 @attrs.define
@@ -118,18 +123,20 @@ class World:
     def answering(self, is_settled: IsSettled) -> nullcontext[None]:
         return nullcontext()
 
-    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
         peer = self.peers[address]
         await trio.sleep(0.001)
         if peer.is_cut:
             await trio.sleep(timeout_s)
-            return Finding(Sign.UNREACHED)
-        sign = peer.answer(life, ticket)
-        if sign is None:
+            return InquiryReport(InquiryResult.UNREACHED)
+        result = peer.answer(incarnation, ticket)
+        if result is None:
             await trio.sleep(timeout_s)
-            return Finding(Sign.SILENT, address)
+            return InquiryReport(InquiryResult.SILENT, address)
         await trio.sleep(0.001)
-        return Finding(sign, "" if sign is Sign.REFUSED else address)
+        return InquiryReport(result, "" if result is InquiryResult.REFUSED else address)
 
 
 class Region:
@@ -137,7 +144,9 @@ class Region:
 
     is_fenced = False
 
-    def grant(self, ticket: int, blocks: object, on_complete: object) -> None: ...
+    def grant(
+        self, ticket: int, blocks: object, on_complete: object, *, may_write: bool
+    ) -> None: ...
 
     def revoke(self, ticket: int) -> None: ...
 
@@ -180,14 +189,14 @@ async def run(script: list[Deed]) -> None:
         for number in range(BLOCKS):
             peer = peers[number % 2]
             (block,) = pool.take(1) or [-1]
-            card = PeerCard("peer", f"at {peer.life}", peer.life)
+            card = PeerDescriptor("peer", f"at {peer.incarnation}", peer.incarnation)
+            assert await leases.meet(card)
             grant = leases.grant(Region(), [block], card)  # type: ignore[arg-type]
             peer.moves[grant.ticket] = Move(grant.ticket)
             pool.give_back([block])
             grants.append((grant, peer))
 
         pool.on_change = partial(check, pool, grants)
-        await trio.sleep(0.1)  # All have been met.
         waiting = list(grants)
         for deed in script:
             await trio.sleep(deed.after_s)

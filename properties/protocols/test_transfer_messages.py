@@ -12,10 +12,10 @@ from trinamo.runtime.protocol.transfer.description import (
     MemoryDescription,
     check_blocks,
     decode_description,
+    decode_descriptions,
     encode_description,
     runs,
 )
-from trinamo.runtime.protocol.transfer.offer import decode_offer
 from trinamo.runtime.protocol.transfer.stream import (
     decode_message,
     pack_blocks,
@@ -52,7 +52,7 @@ def test_a_description_decodes_to_itself(
 
 @given(st.binary(max_size=300))
 def test_garbage_is_a_remote_protocol_error_and_nothing_else(data: bytes) -> None:
-    for decode in (decode_description, decode_offer, decode_message):
+    for decode in (decode_description, decode_descriptions, decode_message):
         with contextlib.suppress(RemoteProtocolError):
             decode(data)
 

@@ -74,7 +74,7 @@ class TransferMetrics:
             registry=registry,
         )
         self._inquiries = counter(
-            "inquiries", "Questions to peers whether they let go of blocks", "standing"
+            "inquiries", "Questions to peers whether they let go of blocks", "status"
         )
         self._latency = Histogram(
             "nixl_transfer_latency",
@@ -155,9 +155,9 @@ class TransferMetrics:
         self.quarantined_count -= count
         self._readmitted.inc(count)
 
-    def inquired(self, standing: str) -> None:
-        """A peer was asked what became of a ticket; what was learned is a `Standing`."""
-        self._inquiries.labels(standing).inc()
+    def inquired(self, status: str) -> None:
+        """A peer was asked what became of a ticket; what was learned is a `PeerStatus`."""
+        self._inquiries.labels(status).inc()
 
     def value(self, name: str, **labels: str) -> float:
         """The sample with exactly this name and these labels, as of now; 0 if there is none."""

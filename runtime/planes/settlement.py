@@ -1,8 +1,8 @@
 """Asking a peer whether it has let go of our blocks, and answering when we are asked.
 
 The question is carried by a plane that listens for as long as any transfer of its process can touch
-memory of others, so that a refused connection is an answer, too. What each sign means is a table in
-`protocol/transfer/settlement.py`; who asks, and when, is `kv/transfer/grants.py`.
+memory of others, so that a refused connection is an answer, too. What each result means is a table in
+`protocol/transfer/settlement.py`; who asks, and when, is `kv/transfer/settlement.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Protocol
 
 import attrs
 
-from ..protocol.transfer.settlement import Sign
+from ..protocol.transfer.settlement import InquiryResult
 
-__all__ = ["Answers", "Finding", "IsSettled", "SettlementPlane"]
+__all__ = ["Answers", "InquiryReport", "IsSettled", "SettlementPlane"]
 
 IsSettled = Callable[[int], bool]
 """Whether no transfer of ours with this ticket is under way. Synchronous, so that what it says is
@@ -23,10 +23,10 @@ true of one instant."""
 
 
 @attrs.frozen
-class Finding:
+class InquiryReport:
     """What came of one question."""
 
-    sign: Sign
+    result: InquiryResult
     reached: str = ""
     """Where the connection was taken, by number and not by name; empty if it was not."""
 
@@ -36,12 +36,12 @@ class SettlementPlane(Protocol):
 
     @property
     def address(self) -> str:
-        """Where we are asked: for our card."""
+        """Where we are asked: for our descriptor."""
         ...
 
     @property
     def incarnation(self) -> str:
-        """The life that is asked for, new every time the plane is opened."""
+        """Of this process: who is asked for."""
         ...
 
     def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
@@ -53,10 +53,12 @@ class SettlementPlane(Protocol):
         """
         ...
 
-    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
         """Ask the peer at `address` about a ticket that we have revoked before.
 
-        Takes `timeout_s` seconds at most and raises nothing: what fails is a sign. Cancelled, it
+        Takes `timeout_s` seconds at most and raises nothing: what fails is a result, too. Cancelled, it
         leaves nothing behind.
         """
         ...

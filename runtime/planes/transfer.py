@@ -94,10 +94,18 @@ class MemoryRegion(Protocol):
         """Count the generation up and return it: descriptions given out before are refused."""
         ...
 
-    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+    def grant(
+        self,
+        ticket: int,
+        blocks: Sequence[int],
+        on_complete: OnComplete = unheard,
+        *,
+        may_write: bool = True,
+    ) -> None:
         """Let transfers that carry `ticket` (not 0) move these blocks, and no others.
 
         Only for regions registered with `needs_ticket`. A ticket granted again gets more blocks.
+        Without `may_write` peers may only read them.
         `on_complete` is called with the `notify` of each transfer with this ticket that is done,
         until the ticket is revoked; more than once where a peer could not know that it was heard.
         """

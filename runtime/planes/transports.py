@@ -52,7 +52,7 @@ class TransferChain:
     """Backends that are configured but cannot be used on this machine, and why, in a sentence."""
     settlement: SettlementPlane | None = None
     """Asks peers whether they have let go of our blocks; it is open longer than all of `planes`.
-    None: nobody is asked, and we have no card."""
+    None: nobody is asked, and we have no descriptor."""
 
 
 class Transports(Protocol):

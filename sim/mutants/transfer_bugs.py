@@ -8,12 +8,12 @@ import trio
 
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.kv import BlockLeases, NixlMetadata, NixlMetadataStore, TransferRouter
-from trinamo.runtime.kv.transfer import grants, leases as transfers
+from trinamo.runtime.kv.transfer import leases, settlement
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
-from trinamo.runtime.kv.transfer.grants import Grant, Inquiries
-from trinamo.runtime.kv.transfer.tickets import Tickets
+from trinamo.runtime.kv.transfer.grants import Grant
+from trinamo.runtime.kv.transfer.settlement import Path, Tickets
 from trinamo.runtime.protocol.transfer.access import AccessTable
-from trinamo.runtime.protocol.transfer.settlement import Sign, Standing, standing_of
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus, status_of
 
 from ..services.memory.transfer import SimulatedTransfer
 from .planting import Patch, bug
@@ -30,12 +30,13 @@ def transfers_hold_no_lease() -> list[Patch]:
 @bug
 def withdrawal_frees_at_once() -> list[Patch]:
     """Blocks granted to a peer are used again as soon as we want no more, whatever it does."""
+    withdraw = Grant.withdraw
 
-    def withdraw(self: Any) -> None:
-        self._settled.set()
-        self._end()
+    def careless(self: Any) -> None:
+        self._needs_proof = False
+        withdraw(self)
 
-    return [(Grant, "withdraw", withdraw)]
+    return [(Grant, "withdraw", careless)]
 
 
 @bug
@@ -76,7 +77,7 @@ def lost_peer_is_done() -> list[Patch]:
 def missing_is_gone() -> list[Patch]:
     """A peer that the store does not name any more is forgotten, however well it answers."""
 
-    async def silent(self: Any, agent_name: str) -> bool:  # noqa: ARG001 -- the method's parameters
+    async def silent(self: Any, incarnation: str) -> bool:  # noqa: ARG001 -- the method's parameters
         await trio.lowlevel.checkpoint()
         return False
 
@@ -146,19 +147,19 @@ def nobody_asked() -> list[Patch]:
         await trio.sleep_forever()
         raise AssertionError("sleeps for ever")
 
-    return [(Inquiries, "prove", patient)]
+    return [(Path, "prove", patient)]
 
 
 @bug
 def missed_answer_is_death() -> list[Patch]:
     """A peer that cannot be reached, or does not answer, passes for dead."""
 
-    def rash(sign: Sign, *, is_known: bool) -> Standing:
-        if sign in (Sign.SILENT, Sign.UNREACHED):
-            return Standing.GONE
-        return standing_of(sign, is_known=is_known)
+    def rash(result: InquiryResult, *, is_known: bool) -> PeerStatus:
+        if result in (InquiryResult.SILENT, InquiryResult.UNREACHED):
+            return PeerStatus.GONE
+        return status_of(result, is_known=is_known)
 
-    return [(grants, "standing_of", rash)]
+    return [(settlement, "status_of", rash)]
 
 
 @bug
@@ -175,7 +176,7 @@ def strangers_are_granted() -> list[Patch]:
         await trio.lowlevel.checkpoint()
         return True
 
-    return [(EngineTransfers, "meet", careless)]
+    return [(BlockLeases, "meet", careless)]
 
 
 @bug
@@ -185,4 +186,4 @@ def lands_at_once() -> list[Patch]:
     async def hasty(_: float) -> None:
         await trio.lowlevel.checkpoint()
 
-    return [(transfers, "linger", hasty)]
+    return [(leases, "quiesce", hasty)]

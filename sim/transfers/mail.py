@@ -27,7 +27,7 @@ class Word:
     """One word about one request."""
 
     kind: str
-    """`ask`; `ready`, `failed`; `granted`; `written`, `done`, `drop`."""
+    """`ask`; `ready`, `failed`; `granted`; `done`, `drop`."""
     request: str
     source: str
     body: Any = None

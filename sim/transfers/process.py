@@ -82,9 +82,9 @@ class _NotedMetrics(TransferMetrics):
         self._env.note("kv.readmit", blocks=count)
 
     @override
-    def inquired(self, standing: str) -> None:
-        super().inquired(standing)
-        self._env.note("kv.asked", standing=standing)
+    def inquired(self, status: str) -> None:
+        super().inquired(status)
+        self._env.note("kv.asked", status=status)
 
 
 class KvProcess:
@@ -218,8 +218,8 @@ class KvProcess:
                 yield f"{self.name} has old metadata of {engine_id}"
         for engine_id, peer in self.transfers._peers.items():  # noqa: SLF001 -- as above
             _, value = held.get(store.key(engine_id), (0, b""))
-            if peer.agent_name.encode() not in value:
-                yield f"{self.name} has not forgotten {peer.agent_name}, a life of {engine_id}"
+            if peer.incarnation.encode() not in value:
+                yield f"{self.name} has not forgotten {peer.incarnation} of {engine_id}"
 
 
 def _is_alive(host: Host, generation: int) -> bool:
@@ -256,7 +256,9 @@ async def open_process(
         for backend in plan.backends:
             opened: Any = tcp
             if backend == "simulated":
-                opened = await stack.enter_async_context(open_simulated_memory(fabric, env))
+                opened = await stack.enter_async_context(
+                    open_simulated_memory(fabric, env, incarnation=tcp.incarnation)
+                )
             planes.append(cast("TransferPlane", WatchedPlane(opened, process.audit)))
         process.transfers = await stack.enter_async_context(
             open_engine_transfers(

@@ -1,13 +1,12 @@
 """A decode host reads the blocks that a prefill host has computed and granted.
 
-    decode    ask (with its card) ─▶ prefill    meets it, takes blocks, computes, grants
+    decode    ask ─────────────────▶ prefill    takes blocks, computes, grants
               ◀────────────── ready
               reads
               done | drop ─────────▶            ends the grant
 
-An aborted or failed read may go on touching both ends' blocks, so `drop` frees nothing by itself:
-the reader's blocks are leased until its transfers have settled; the prefill host, where nobody
-fences, asks the life on the card.
+An aborted or failed read may go on touching the reader's own blocks, so those are leased until its
+transfers have settled. The prefill host's are free at once: what is still read of them is thrown away.
 """
 
 from __future__ import annotations
@@ -30,27 +29,19 @@ __all__ = ["answer_to", "fetch_by_reading", "serve_reader", "use"]
 async def serve_reader(process: KvProcess, ask: Word) -> None:
     """At the prefill host: compute, let the asker read, and wait for its word."""
     plan, mail, name = process.plan, process.mail, ask.request
-    count, card = ask.body
     with mail.inbox(name) as inbox:
-        is_met = await process.transfers.meet(card)
-        blocks = await process.take(name, count) if is_met else None
+        blocks = await process.take(name, ask.body)
         if blocks is None:
             mail.post(ask.source, "failed", name)
             return
         await trio.sleep(process.drawn(plan.compute_s))
         process.fill(blocks, name)
         try:
-            grant = process.transfers.grant(blocks, card)
+            async with process.transfers.grant(blocks, ttl_s=2 * plan.deadline_s) as grant:
+                mail.post(ask.source, "ready", name, (process.name, tuple(blocks), grant.ticket))
+                await inbox.word(2 * plan.deadline_s)
         except TrinamoError:
-            process.give_back(blocks)
             mail.post(ask.source, "failed", name)
-            return
-        mail.post(ask.source, "ready", name, (process.name, tuple(blocks), grant.ticket))
-        word = await inbox.word(2 * plan.deadline_s)
-        if word is not None and word.kind == "done":
-            grant.complete()
-        else:
-            grant.withdraw()
         process.give_back(blocks)
 
 
@@ -61,7 +52,7 @@ async def fetch_by_reading(
     plan, mail = process.plan, process.mail
     count = process.env.rng.randint(*plan.request_blocks)
     with mail.inbox(name) as inbox:
-        mail.post(prefill, "ask", name, (count, process.transfers.card()))
+        mail.post(prefill, "ask", name, count)
         ready = await answer_to(inbox, plan.deadline_s)
         if isinstance(ready, str):
             mail.post(prefill, "drop", name)

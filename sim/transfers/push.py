@@ -1,33 +1,32 @@
 """A prefill host writes the blocks it has computed into those that a decode host grants.
 
     decode    ask ─────────────────▶ prefill    takes blocks, computes
-              ◀─ ready (with its card)
-              meets it, takes blocks, grants
+              ◀─ ready (who it is)
+              takes blocks, grants
               granted ─────────────▶            writes
-              ◀── written (the transfer's own notification) | failed
+              ◀── the transfer's own notification | failed
               drop ────────────────▶            cancels the transfer
 
-After a `drop`, and where nobody fences, the life on the card is asked before granted blocks are used
-again.
+After a `drop`, and where nobody fences, the prefill host is asked before granted blocks are used again.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.errors import StaleMemoryError, TrinamoError
 
 from ..cluster.load import COMPLETE
-from .mail import Word
 from .pull import answer_to, use
 
 if TYPE_CHECKING:
-    from trinamo.runtime.kv.transfer.leases import Grant
+    from trinamo.runtime.kv.transfer.grants import Grant
 
-    from .mail import Inbox, Mail
+    from .mail import Inbox, Word
     from .process import KvProcess
 
 __all__ = ["fetch_by_being_written", "serve_by_writing"]
@@ -43,7 +42,7 @@ async def serve_by_writing(process: KvProcess, ask: Word) -> None:
             return
         await trio.sleep(process.drawn(plan.compute_s))
         process.fill(blocks, name)
-        mail.post(ask.source, "ready", name, process.transfers.card())
+        mail.post(ask.source, "ready", name, process.transfers.descriptor())
         granted = await inbox.word(plan.deadline_s)
         if granted is not None and granted.kind == "granted":
             outcome = "aborted"
@@ -88,22 +87,22 @@ async def fetch_by_being_written(
     with mail.inbox(name) as inbox:
         mail.post(prefill, "ask", name, count)
         ready = await answer_to(inbox, plan.deadline_s)
-        if isinstance(ready, str) or not await process.transfers.meet(ready.body):
+        if isinstance(ready, str):
             mail.post(prefill, "drop", name)
-            return ready if isinstance(ready, str) else "unmet"
+            return ready
         blocks = await process.take(name, count)
         if blocks is None:
             mail.post(prefill, "drop", name)
             return "no blocks"
         process.fill(blocks, f"{name} before")
+        ttl_s = 2 * plan.deadline_s
+        lend = partial(process.transfers.grant, blocks, ready.body, may_write=True, ttl_s=ttl_s)
         try:
-            grant = process.transfers.grant(blocks, ready.body)
+            async with lend() as grant:
+                mail.post(prefill, "granted", name, (process.name, tuple(blocks), grant.ticket))
+                outcome = await _be_written(inbox, grant, abort_after_s)
         except TrinamoError as error:
-            process.give_back(blocks)
-            mail.post(prefill, "drop", name)
-            return error.code
-        mail.post(prefill, "granted", name, (process.name, tuple(blocks), grant.ticket))
-        outcome = await _be_written(process, inbox, grant, abort_after_s)
+            outcome = error.code
         if outcome == COMPLETE:
             await use(process, name, blocks)
         else:
@@ -112,19 +111,22 @@ async def fetch_by_being_written(
         return outcome
 
 
-async def _be_written(process: KvProcess, inbox: Inbox, grant: Grant, abort_after_s: float) -> str:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_await_completion, process.mail, grant)
-        word = await inbox.word(min(abort_after_s, 2 * process.plan.deadline_s))
-        nursery.cancel_scope.cancel()
-    if word is not None and word.kind == "written":
-        return COMPLETE
-    grant.withdraw()
-    if word is not None:
-        return "failed"
-    return "aborted" if math.isfinite(abort_after_s) else "unanswered"
+async def _be_written(inbox: Inbox, grant: Grant, abort_after_s: float) -> str:
+    outcome = "aborted"
+    with trio.move_on_after(abort_after_s):
+        async with trio.open_nursery() as nursery:
 
+            async def heed_failure() -> None:
+                nonlocal outcome
+                if await inbox.word(math.inf) is not None:
+                    outcome = "failed"
+                    nursery.cancel_scope.cancel()
 
-async def _await_completion(mail: Mail, grant: Grant) -> None:
-    name = (await grant.completed()).decode()
-    mail.take(Word(kind="written", request=name, source=mail.host))
+            nursery.start_soon(heed_failure)
+            try:
+                await grant.completed()
+                outcome = COMPLETE
+            except StaleMemoryError:
+                outcome = "unanswered"
+            nursery.cancel_scope.cancel()
+    return outcome

@@ -38,13 +38,12 @@ async def serve() -> None:
         blocks = engine.kv.pool.take(3)
         assert blocks is not None
         engine.kv.memory.view[:, :, blocks] = VALUE
-        grant = runtime.transfers.grant(blocks)
-        facts = {"engine_id": runtime.instance_id, "blocks": blocks, "ticket": grant.ticket}
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
-            print(json.dumps({**facts, "value": VALUE}), flush=True)
-            async for _ in signals:
-                break
-        grant.withdraw()
+        async with runtime.transfers.grant(blocks, ttl_s=600) as grant:
+            facts = {"engine_id": runtime.instance_id, "blocks": blocks, "ticket": grant.ticket}
+            with trio.open_signal_receiver(signal.SIGTERM) as signals:
+                print(json.dumps({**facts, "value": VALUE}), flush=True)
+                async for _ in signals:
+                    break
 
 
 trio.run(serve)

@@ -84,7 +84,7 @@ async def _borrow(settings: Settings) -> None:
         for region in transfers.memory.regions.values():
             assert isinstance(region, OneSidedRegion)
             region.synchronize = lambda: time.sleep(_PAUSE_S)
-        card = transfers.card()
+        card = transfers.descriptor()
         assert card is not None
         print(json.dumps({"card": card.hex()}), flush=True)
 

@@ -31,8 +31,8 @@ from trinamo.runtime.protocol.transfer.description import (
     Direction,
     decode_description,
     encode_description,
+    encode_descriptions,
 )
-from trinamo.runtime.protocol.transfer.offer import encode_offer
 
 __all__ = ["ROUTED_FAULTS", "RoutedFault", "RoutedScene", "open_routed_scene"]
 
@@ -101,7 +101,7 @@ class RoutedScene:
             memory = bytearray(COUNT * BLOCK_BYTES)
             local = await router.register(memory, block_bytes=BLOCK_BYTES)
             first, second = owner.descriptions
-            peer = await router.connect(encode_offer([change(first), second]))
+            peer = await router.connect(encode_descriptions([change(first), second]))
             yield _Ends(router, memory, local, peer, owner)
             await router.forget(peer)
             await router.deregister(local)

@@ -21,7 +21,7 @@ from tests.transports.borrower import BLOCKS, open_engine
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
 from trinamo.runtime.kv.transfer.grants import Grant
-from trinamo.runtime.protocol.transfer.settlement import Sign, decode_card
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult, decode_peer
 from trinamo.transports.tcp import open_transfer_plane
 
 pytestmark = pytest.mark.slow
@@ -94,20 +94,23 @@ class Owner:
         assert blocks is not None
         view = self.transfers.kv.memory.view
         view[:, :, blocks] = 0
-        grant = self.transfers.grant(blocks, card)
+        transfers, peer = self.transfers, decode_peer(card)
+        assert await transfers.leases.meet(peer)
+        ranges = transfers.kv.memory.range_ids(blocks)
+        grant = transfers.leases.grant(transfers.memory, ranges, peer)
         metadata = self.transfers.metadata().hex()
         borrower.tell("write", metadata=metadata, blocks=blocks, ticket=grant.ticket)
         await until(lambda: bool(view[:, :, blocks[0]].any()))
         assert not view[:, :, blocks[-1]].any(), "it was over before it could be struck"
-        assert await self.ask(card, grant.ticket) is Sign.SAYS_MOVING
+        assert await self.ask(card, grant.ticket) is InquiryResult.SAYS_MOVING
         return grant
 
-    async def ask(self, card: bytes, ticket: int) -> Sign:
+    async def ask(self, card: bytes, ticket: int) -> InquiryResult:
         """What a process says of a ticket now."""
-        inquiries, whom = self.transfers.leases._inquiries, decode_card(card)
+        inquiries, whom = self.transfers.leases._inquiries, decode_peer(card)
         assert inquiries is not None
-        found = await inquiries.plane.inquire(whom.address, whom.life, ticket, timeout_s=5)
-        return found.sign
+        found = await inquiries.plane.inquire(whom.address, whom.incarnation, ticket, timeout_s=5)
+        return found.result
 
     def withdraw(self, grant: Grant) -> None:
         grant.withdraw()
@@ -146,13 +149,13 @@ async def freeze_and_kill(owner: Owner, borrower: Borrower) -> None:
 
 
 async def kill_and_replace(owner: Owner, first: Borrower, held: ExitStack, backend: str) -> None:
-    """Killed, replaced at its address, and ended in order: each is the end of a life."""
+    """Killed, replaced at its address, and ended in order: each is the end of an incarnation."""
     card = await first.card()
     refused, replaced = await owner.lend(first, card), await owner.lend(first, card)
     first.send(signal.SIGKILL)
     owner.withdraw(refused)
     await owner.freed(refused)
-    port = int(decode_card(card).address.rpartition(":")[2])
+    port = int(decode_peer(card).address.rpartition(":")[2])
     second = held.enter_context(Borrower.running(backend, port))
     next_card = await second.card()
     owner.withdraw(replaced)
@@ -212,11 +215,11 @@ async def test_a_process_whose_backend_is_stuck_is_not_taken_for_dead_until_it_i
             assert process.stdout is not None
             with trio.fail_after(30):
                 said = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-                where = said["address"], said["life"], 7
+                where = said["address"], said["incarnation"], 7
                 first = await plane.inquire(*where, timeout_s=0.3)
                 process.kill()
                 # Nobody else would: it stands still, and its parent is dead.
                 os.kill(said["peer"], signal.SIGKILL)
-                assert first.sign is Sign.SILENT
+                assert first.result is InquiryResult.SILENT
                 process.wait()
-                assert (await plane.inquire(*where, timeout_s=5)).sign is Sign.REFUSED
+                assert (await plane.inquire(*where, timeout_s=5)).result is InquiryResult.REFUSED

@@ -58,10 +58,12 @@ async def open_transfer_chain(
             order.append(backend)
             try:
                 if backend == "nixl":
-                    found[backend] = await stack.enter_async_context(_open_nixl(section, env))
+                    found[backend] = await stack.enter_async_context(
+                        _open_nixl(section, env, tcp.incarnation)
+                    )
                 elif backend == "mooncake":
                     found[backend] = await stack.enter_async_context(
-                        _open_mooncake(section, tcp.address, env, has_rdma=not protocol)
+                        _open_mooncake(section, tcp, env, has_rdma=not protocol)
                     )
             except BackendMissingError as error:
                 missing[backend] = error.message
@@ -92,7 +94,9 @@ def _open_tcp(
     )
 
 
-def _open_nixl(section: DataPlaneConfig, env: Env) -> AbstractAsyncContextManager[TransferPlane]:
+def _open_nixl(
+    section: DataPlaneConfig, env: Env, incarnation: str
+) -> AbstractAsyncContextManager[TransferPlane]:
     from trinamo.transports.nixl.options import NixlOptions
     from trinamo.transports.nixl.plane import open_nixl_plane
 
@@ -110,11 +114,12 @@ def _open_nixl(section: DataPlaneConfig, env: Env) -> AbstractAsyncContextManage
             drain_s=section.transfer.settle_timeout_s,
         ),
         env,
+        incarnation=incarnation,
     )
 
 
 def _open_mooncake(
-    section: DataPlaneConfig, tcp_address: str, env: Env, *, has_rdma: bool
+    section: DataPlaneConfig, tcp: TcpTransferPlane, env: Env, *, has_rdma: bool
 ) -> AbstractAsyncContextManager[TransferPlane]:
     from trinamo.transports.mooncake.options import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
@@ -125,7 +130,7 @@ def _open_mooncake(
             protocol="rdma" if has_rdma else "tcp",
             device=mooncake.device if has_rdma else None,
             # It binds all addresses, whatever it is told; this is what peers are told.
-            host=tcp_address.rpartition(":")[0].strip("[]"),
+            host=tcp.address.rpartition(":")[0].strip("[]"),
             threads=mooncake.threads,
             queue_depth=mooncake.queue_depth,
             transfer_timeout_s=mooncake.transfer_timeout_s,
@@ -134,6 +139,7 @@ def _open_mooncake(
             drain_s=section.transfer.settle_timeout_s,
         ),
         env,
+        incarnation=tcp.incarnation,
     )
 
 

@@ -33,13 +33,14 @@ from trinamo.runtime.planes import (
     RemoteMemory,
     TransferReport,
 )
-from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
+from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     MemoryDescription,
     decode_description,
+    draw_incarnation,
 )
-from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.transports.one_sided.region import HostRegion, RemoteRegion, whole_blocks
 from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan_transfer
 
@@ -184,7 +185,7 @@ class MemoryTransferPlane:
     ) -> None:
         self.backend: Final = backend
         self.env = env
-        self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.incarnation = draw_incarnation(env.rng)
         self.address = address or f"memory-{self.incarnation}"
         self.faults = TransferFaults()
         self._fabric, self._nursery = fabric, nursery
@@ -305,21 +306,25 @@ class MemoryTransferPlane:
     def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
         return self._answers.answering(is_settled)
 
-    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
         await trio.lowlevel.checkpoint()
         peer = self._fabric.listeners.get(address)
         if self.faults.is_unreachable:
             await trio.sleep(timeout_s)
-            return Finding(Sign.UNREACHED)
+            return InquiryReport(InquiryResult.UNREACHED)
         if peer is None:
-            return Finding(Sign.REFUSED)
+            return InquiryReport(InquiryResult.REFUSED)
         if peer.faults.is_frozen:
             await trio.sleep(timeout_s)
-            return Finding(Sign.SILENT, address)
-        if peer.incarnation != life:
-            return Finding(Sign.OTHER_LIFE, address)
+            return InquiryReport(InquiryResult.SILENT, address)
+        if peer.incarnation != incarnation:
+            return InquiryReport(InquiryResult.REPLACED, address)
         is_settled = peer._answers.is_settled(ticket)  # noqa: SLF001 -- the same class
-        return Finding(Sign.SAYS_SETTLED if is_settled else Sign.SAYS_MOVING, address)
+        return InquiryReport(
+            InquiryResult.SAYS_SETTLED if is_settled else InquiryResult.SAYS_MOVING, address
+        )
 
     def close(self) -> None:
         """Nobody reaches it any more; its transfers end, wherever they are."""

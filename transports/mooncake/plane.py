@@ -12,6 +12,7 @@ import trio
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
+from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
 from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.plane import (
@@ -178,17 +179,18 @@ async def open_mooncake_plane(
     env: Env | None = None,
     *,
     engine: Engine | None = None,
+    incarnation: str = "",
 ) -> AsyncIterator[OneSidedPlane]:
     """Load Mooncake, make an engine, and serve registered memory until the block is left.
 
-    Raises `ConfigError` if Mooncake is not installed, a device does not exist, or the engine
+    `incarnation` is the process's; empty: one is drawn. Raises `ConfigError` if Mooncake is not installed, a device does not exist, or the engine
     cannot listen. Leaving ends all transfers and destroys the engine, which takes a second of the
     engine's own; one that is given stays, with nothing registered.
     """
     options = MooncakeOptions() if options is None else options
     env = RealEnv() if env is None else env
     path = choose_path(options, os.environ)
-    incarnation = f"{env.rng.getrandbits(64):016x}"
+    incarnation = incarnation or draw_incarnation(env.rng)
     owns_engine = engine is None
     if engine is None:
         engine = await trio.to_thread.run_sync(make_engine, options)

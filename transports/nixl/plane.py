@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
 from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.plane import (
@@ -131,11 +132,11 @@ class NixlBackend:
 
 @asynccontextmanager
 async def open_nixl_plane(
-    options: NixlOptions | None = None, env: Env | None = None
+    options: NixlOptions | None = None, env: Env | None = None, *, incarnation: str = ""
 ) -> AsyncIterator[OneSidedPlane]:
     """Load NIXL, make an agent, and serve registered memory until the block is left.
 
-    Raises `ConfigError` if NIXL is not installed, the device does not exist, or UCX finds no
+    `incarnation` is the process's; empty: one is drawn. Raises `ConfigError` if NIXL is not installed, the device does not exist, or UCX finds no
     transport. Opening takes up to half a second, in a thread. Leaving ends all transfers; memory
     of one that cannot be stopped is kept.
     """
@@ -143,7 +144,7 @@ async def open_nixl_plane(
     env = RealEnv() if env is None else env
     devices = find_devices(options.rdma_interface)
     environment = ucx_environment(options, devices, has_gpu=has_gpu())
-    incarnation = f"{env.rng.getrandbits(64):016x}"
+    incarnation = incarnation or draw_incarnation(env.rng)
     # The environment is the process's, so agents are made one after the other.
     async with _making:
         agent = await trio.to_thread.run_sync(

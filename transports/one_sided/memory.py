@@ -80,11 +80,18 @@ class OneSidedRegion(BlockRegion):
         return generation
 
     @override
-    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+    def grant(
+        self,
+        ticket: int,
+        blocks: Sequence[int],
+        on_complete: OnComplete = unheard,
+        *,
+        may_write: bool = True,
+    ) -> None:
         """Let `ticket` move these blocks; `OverloadedError` beyond `TICKETS_MAX` tickets."""
-        super().grant(ticket, blocks, on_complete)
+        super().grant(ticket, blocks, on_complete, may_write=may_write)
         try:
-            self._page.grant(ticket, blocks)
+            self._page.grant(ticket, blocks, may_write=may_write)
         except TrinamoError:
             self.access.revoke(ticket)
             raise

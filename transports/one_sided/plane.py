@@ -35,13 +35,13 @@ from trinamo.runtime.protocol.transfer.access_page import (
     AccessPage,
     page_bytes,
 )
+from trinamo.runtime.protocol.transfer.completion import decode_completion
 from trinamo.runtime.protocol.transfer.description import (
     BLOCKS_MAX,
     Direction,
     MemoryDescription,
     decode_description,
 )
-from trinamo.runtime.protocol.transfer.notice import decode_notice
 
 from .address import SLOT_BYTES, allocate, pack_address, parse_remote
 from .memory import Memory, OneSidedRegion, OneSidedRemote
@@ -315,7 +315,7 @@ class OneSidedPlane:
     def _told(self, peer: str, data: bytes) -> None:
         """A peer says that it is done: who granted the blocks hears it, if there is a grant."""
         try:
-            notice = decode_notice(data)
+            notice = decode_completion(data)
             region = self._regions.get(notice.region)
             if region is None:
                 raise StaleMemoryError(f"there is no region {notice.region}")

@@ -62,9 +62,16 @@ class BlockRegion:
         """Refuse all descriptions given out before."""
         return self.access.renew()
 
-    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+    def grant(
+        self,
+        ticket: int,
+        blocks: Sequence[int],
+        on_complete: OnComplete = unheard,
+        *,
+        may_write: bool = True,
+    ) -> None:
         """Let `ticket` move these blocks, and complete the grant."""
-        self.access.grant(ticket, blocks, on_complete)
+        self.access.grant(ticket, blocks, on_complete, may_write=may_write)
 
     def revoke(self, ticket: int) -> None:
         """Let `ticket` move nothing."""

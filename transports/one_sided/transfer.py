@@ -27,7 +27,8 @@ from trinamo.runtime.protocol.transfer.access_page import (
     check_header,
     find_ticket,
 )
-from trinamo.runtime.protocol.transfer.notice import Notice, encode_notice
+from trinamo.runtime.protocol.transfer.completion import Completion, encode_completion
+from trinamo.runtime.protocol.transfer.description import Direction
 
 from .memory import Memory, OneSidedRegion, OneSidedRemote
 from .state import TransferPlan, TransferState
@@ -74,7 +75,7 @@ class MoveBlocks:
 
 @attrs.frozen
 class Tell:
-    """Send an encoded `Notice` to the peer, after everything moved before it has arrived."""
+    """Send an encoded `Completion` to the peer, after everything moved before it has arrived."""
 
     remote: OneSidedRemote
     notice: bytes
@@ -203,7 +204,8 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
     if not plan.ticket:
         raise StaleMemoryError("the ticket is unknown or was revoked")
     with slot[HEADER_BYTES : HEADER_BYTES + DIRECTORY_BYTES] as directory:
-        place = find_ticket(directory, plan.ticket)
+        is_target = plan.direction is Direction.WRITE
+        place = find_ticket(directory, plan.ticket, is_target=is_target)
     if not blocks:
         return
     offset, length = bitmap_range(remote.description.block_count, place, blocks)
@@ -270,8 +272,8 @@ def take_steps(transfer: OneSidedTransfer, slot: memoryview, chunk_blocks: int) 
         if not transfer.confirm(stop):
             return
     if plan.notify is not None:
-        said = Notice(plan.there.region, plan.ticket, plan.notify)
-        yield Tell(plan.remote, encode_notice(said))
+        said = Completion(plan.there.region, plan.ticket, plan.notify)
+        yield Tell(plan.remote, encode_completion(said))
 
 
 class OneSidedTransfer(TransferState):

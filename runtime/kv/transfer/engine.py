@@ -6,7 +6,7 @@ forgotten by `peers.py`.
 
 What may be touched is still said block by block: the owner `grant`s blocks and hands the ticket to
 its peer by any other plane, and only with that ticket the peer's `read` or `write` gets anywhere.
-The peer's request brings its `card`, so that it can be asked whether it has let go (`grants.py`).
+The peer's request brings its `descriptor`, so that it can be asked whether it has let go.
 Which backend moves the blocks is decided in `router.py`.
 """
 
@@ -27,16 +27,17 @@ from ...errors import ConnectError, UnavailableError
 from ...metrics.transfers import TransferMetrics
 from ...planes import ControlPlane, TransferReport
 from ...protocol.transfer.description import Direction
-from ...protocol.transfer.settlement import PeerCard, decode_card, encode_card
+from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_peer
 from ...worker.registration import Registrar
 from ..cache import KvCache
 from .chain import RouterOptions
-from .grants import Grant, Inquiries
+from .grants import Grant
 from .leases import BlockLeases, open_block_leases
 from .metadata import NixlMetadata, NixlMetadataStore
 from .peers import REGION, EnginePeers
 from .router import TransferRouter, open_transfer_router
 from .routes import RoutedMemory
+from .settlement import Inquiries
 from .statistics import BackendStatistics, TransferStatistics
 
 if TYPE_CHECKING:
@@ -89,47 +90,57 @@ class EngineTransfers(EnginePeers):
 
     def metadata(self) -> bytes:
         """What peers must know of us, as it is stored."""
-        agent_name = self.memory.description.incarnation
-        metadata = NixlMetadata.of(self.engine_id, agent_name, {REGION: self.memory})
+        incarnation = self.memory.description.incarnation
+        metadata = NixlMetadata.of(self.engine_id, incarnation, {REGION: self.memory})
         return self.store.encode(self.engine_id, metadata)
 
-    def card(self) -> bytes | None:
-        """Who we are, for whoever grants us blocks; None where nobody could ask us.
+    def descriptor(self) -> bytes | None:
+        """Who we are, for whoever lends us blocks; None where nobody could ask us.
 
-        It belongs into the very request for the blocks, so that the life which gets the ticket is
-        the life that is asked about.
+        It belongs into the very request for the blocks, so that who gets the ticket is who is asked
+        about.
         """
         plane = self._chain.settlement
         if plane is None:
             return None
-        return encode_card(PeerCard(self.engine_id, plane.address, plane.incarnation))
+        return encode_peer(PeerDescriptor(self.engine_id, plane.address, plane.incarnation))
 
-    async def meet(self, card: bytes) -> bool:
-        """Whether what is granted to the peer with this card will come back, should it die.
+    @asynccontextmanager
+    async def grant(
+        self,
+        blocks: Sequence[int],
+        peer: bytes | None = None,
+        *,
+        may_write: bool = False,
+        ttl_s: float | None = None,
+    ) -> AsyncIterator[Grant]:
+        """Lend blocks of the pool to one peer until the block is left; hand it `Grant.ticket`.
 
-        False over an unfenced backend if that life does not answer at its address, as one that has
-        died since it asked: granted blocks could stay in quarantine then. Await it when the blocks
-        are about to be granted, and rather refuse. Takes `data_plane.transfer.probe_timeout_s` or a
-        little more. Raises `RemoteProtocolError` for a card that is none.
-        """
-        whom = decode_card(card)
-        if self.memory.is_fenced:
-            await trio.lowlevel.checkpoint()
-            return True
-        return await self.leases.meet(whom)
+        The caller owns the blocks. `peer` is what the peer's request brought of its `descriptor`.
+        The peer may read, or write too if it `may_write`. Leaving ends the grant in every case; so
+        does the end of `ttl_s` seconds (None: `data_plane.transfer.timeout_s`), after which
+        `Grant.completed` raises. Blocks that the caller gives back are not used again while the
+        peer may still write them.
 
-    def grant(self, blocks: Sequence[int], card: bytes | None = None) -> Grant:
-        """Let one peer move these blocks of the pool; hand it `Grant.ticket`. Never waits.
-
-        The caller owns the blocks, and ends the grant. `card` is what the peer's request brought of
-        its `card`: without one a withdrawn grant over an unfenced backend ends in quarantine unless
-        it is acknowledged. Raises `RequestError` for blocks that are not there, `UnavailableError`
-        while shutting down, `RemoteProtocolError` for a card that is none, and what the backends
-        raise.
+        Where the backend cannot stop a peer that may write, it is asked first, for
+        `data_plane.transfer.probe_timeout_s` or a little more. Raises `UnavailableError` if it does
+        not answer, as blocks lent to it would be lost should it die, and while shutting down;
+        `RequestError` for blocks that are not there; `RemoteProtocolError` for a descriptor that is
+        none; and what the backends raise.
         """
         self._check_open()
-        whom = None if card is None else decode_card(card)
-        return self.leases.grant(self.memory, self.kv.memory.range_ids(blocks), whom)
+        ranges = self.kv.memory.range_ids(blocks)
+        whom = None if peer is None else decode_peer(peer)
+        if may_write and not self.memory.is_fenced:
+            if whom is None or not await self.leases.meet(whom):
+                raise UnavailableError("the peer could not be asked, should it hang or die")
+            self._check_open()
+        ttl_s = self._section.timeout_s if ttl_s is None else ttl_s
+        grant = self.leases.grant(self.memory, ranges, whom, may_write=may_write, ttl_s=ttl_s)
+        try:
+            yield grant
+        finally:
+            grant.withdraw()
 
     def statistics(self) -> TransferStatistics:
         """The chain as configured, and what is under way."""
@@ -260,7 +271,7 @@ async def open_engine_transfers(
     inquiries: Inquiries | None = None
     if chain.settlement is not None:
         inquiries = Inquiries(
-            chain.settlement, timeout_s=section.probe_timeout_s, on_standing=metrics.inquired
+            chain.settlement, timeout_s=section.probe_timeout_s, on_status=metrics.inquired
         )
     async with (
         open_block_leases(
@@ -293,5 +304,5 @@ async def open_engine_transfers(
             section=section,
         )
         if inquiries is not None:
-            inquiries.on_gone = transfers.bury
+            inquiries.on_gone = transfers.evict
         yield transfers

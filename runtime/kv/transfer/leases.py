@@ -3,15 +3,16 @@
 A transfer that was abandoned may go on touching memory, so its blocks are followed by a task of
 their own, whoever asked for it and however that ended. Here nothing is moved or chosen: that is
 `router.py`; what settled means is in `planes/transfer.py`, and how a peer proves it in
-`grants.py`.
+`settlement.py`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Protocol
 
 import trio
@@ -19,12 +20,12 @@ import trio
 from ...errors import TrinamoError
 from ...nurseries import open_nursery
 from ...planes import MemoryRegion, Transfer
-from ...protocol.transfer.settlement import PeerCard
+from ...protocol.transfer.settlement import PeerDescriptor
 from ..pool import BlockPool
-from .grants import Grant, Inquiries, linger
-from .tickets import Tickets
+from .grants import Grant
+from .settlement import Inquiries, Path, Tickets, quiesce
 
-__all__ = ["BlockLeases", "Grant", "open_block_leases"]
+__all__ = ["BlockLeases", "open_block_leases"]
 
 _log = logging.getLogger("trinamo.transfer")
 
@@ -77,7 +78,7 @@ class BlockLeases:
 
         Never waits; raises what `start` raises, and nothing is leased then. From before the start
         until the transfer is settled the peer's owner is told that we still move with its `ticket`
-        (`tickets.py`). The blocks are as the plane numbers them. They go into quarantine if it is
+        (`settlement.py`). The blocks are as the plane numbers them. They go into quarantine if it is
         not settled `drain_s` seconds after it is over, and come back if it is settled later.
         """
         leased = self._enter(blocks)
@@ -99,57 +100,78 @@ class BlockLeases:
                 self.tickets.leave(ticket)
 
     def grant(
-        self, region: MemoryRegion, blocks: Sequence[int], card: PeerCard | None = None
+        self,
+        region: MemoryRegion,
+        blocks: Sequence[int],
+        peer: PeerDescriptor | None = None,
+        *,
+        may_write: bool = True,
+        ttl_s: float = math.inf,
     ) -> Grant:
-        """Let one peer move our `blocks`, leased until the grant ends. Never waits.
+        """Let one peer move our `blocks`, leased until the grant has ended. Never waits.
 
-        `card` says whom to ask whether it has let go, where the region's backend does not fence. It
-        must come from the peer itself, with its request for the blocks. A card that was looked up
-        by an engine's id may be of that engine's last life, whose death would free blocks that the
-        next one writes. Raises what the region raises, such as when it has as many tickets as it
-        can; nothing is leased or granted then.
+        `peer` says whom to ask whether it has let go, where it `may_write` and the region's backend
+        does not fence; `meet` it before. It must come from the peer itself, with its request for the
+        blocks. One that was looked up by an engine's id may be of that engine's last incarnation,
+        whose death would free blocks that the next one writes. A peer that only reads does no harm
+        to whoever gets the blocks next; it finds that its ticket was revoked, and throws away what
+        it read. Raises what the region raises, such as when it has as many tickets as it can;
+        nothing is leased or granted then.
         """
         leased = self._enter(blocks)
         ticket = self._dice.getrandbits(62) + 1
-        grant = Grant(self, region, leased, ticket, card)
+
+        def end(grant: Grant) -> None:
+            region.revoke(ticket)
+            if grant.is_settled:
+                self._release(leased)
+
+        needs_proof = may_write and not region.is_fenced
+        grant = Grant(leased, ticket, end, needs_proof=needs_proof)
         try:
-            region.grant(ticket, blocks, grant.hear)
+            region.grant(ticket, blocks, grant.hear, may_write=may_write)
         except TrinamoError:
             region.revoke(ticket)
             self._release(leased)
             raise
-        if card is not None and self._inquiries is not None and not region.is_fenced:
-            self._nursery.start_soon(self._inquiries.meet_in_passing, card)
+        path: AbstractContextManager[Path | None] = nullcontext()
+        if needs_proof and peer is not None and self._inquiries is not None:
+            path = self._inquiries.path_to(peer, trio.current_time())
+        self._nursery.start_soon(self._attend, grant, path, ttl_s)
         return grant
 
-    async def meet(self, card: PeerCard) -> bool:
-        """Whether the peer answers where its card says, or has; only so it can be proven dead."""
+    async def meet(self, peer: PeerDescriptor) -> bool:
+        """Whether the peer answers where it says, or has; only so it can be proven dead."""
         if self._inquiries is None:
             await trio.lowlevel.checkpoint()
             return False
-        return await self._inquiries.meet(card)
+        return await self._inquiries.meet(peer)
 
-    def end_grant(self, grant: Grant, *, is_settled: bool) -> None:
-        """Give its blocks back, or see to it that they are quarantined until it settles."""
-        if is_settled:
-            self._release(grant.blocks)
-        else:
-            self._nursery.start_soon(self._await_settled, grant)
+    async def _attend(
+        self, grant: Grant, path_to_peer: AbstractContextManager[Path | None], ttl_s: float
+    ) -> None:
+        """See one grant to its end, and its blocks back to the pool."""
+        with path_to_peer as path:
+            try:
+                with trio.move_on_after(ttl_s):
+                    await (grant.wait_ended() if path is None else path.watch(grant))
+            finally:
+                grant.withdraw()
+                if not grant.is_settled:
+                    await self._await_settled(grant, path)
 
-    async def _await_settled(self, grant: Grant) -> None:
+    async def _await_settled(self, grant: Grant, path: Path | None) -> None:
         async with open_nursery() as nursery:
-            if grant.card is not None and self._inquiries is not None:
-                nursery.start_soon(self._inquire, self._inquiries, grant, grant.card)
+            if path is not None:
+                nursery.start_soon(self._inquire, grant, path)
             await self._hold(grant.blocks, grant, is_sure=lambda: grant.is_proven)
             nursery.cancel_scope.cancel()
 
-    async def _inquire(self, inquiries: Inquiries, grant: Grant, card: PeerCard) -> None:
-        linger_s = await inquiries.prove(
-            card, grant.ticket, granted_at=grant.made_at, soon_s=self._drain_s
-        )
+    async def _inquire(self, grant: Grant, path: Path) -> None:
+        delay_s = await path.prove(grant.ticket, soon_s=self._drain_s)
         grant.is_proven = True
-        await linger(linger_s)
-        grant.acknowledge()
+        await quiesce(delay_s)
+        grant.settle()
 
     # --- blocks ----------------------------------------------------------------------------------
 

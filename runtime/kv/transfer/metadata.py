@@ -11,7 +11,7 @@ once more by the plane that connects.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import attrs
@@ -20,8 +20,7 @@ import trio
 
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
-from ...protocol.transfer.description import decode_description
-from ...protocol.transfer.offer import decode_offer
+from ...protocol.transfer.description import decode_description, decode_descriptions
 from ...protocol.undecodable import UNDECODABLE
 from .routes import RoutedMemory
 
@@ -47,7 +46,7 @@ class NixlMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     agent_name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """The incarnation of one of its backends; another after every restart."""
+    """The incarnation of its process; another after every restart."""
     memory_descriptors: Annotated[
         dict[str, Annotated[bytes, msgspec.Meta(max_length=METADATA_BYTES_MAX)]],
         msgspec.Meta(max_length=_REGIONS_MAX),
@@ -67,9 +66,9 @@ class _Known:
     mod_revision: int
 
 
-Tell = Callable[[str], Awaitable[None]]
-"""Called with the `agent_name` of a peer that is not stored any more; whether it lives is another
-question (`farewells.py`)."""
+Tell = Callable[[str], None]
+"""Called with the incarnation of a peer that is not stored any more; whether it lives is another
+question (`peers.py`)."""
 
 
 class NixlMetadataStore:
@@ -186,24 +185,26 @@ class NixlMetadataStore:
         if found.engine_id != engine_id:
             raise RemoteProtocolError(f"metadata of {found.engine_id} is stored as {engine_id}")
         for name, offer in found.memory_descriptors.items():
-            lives = [decode_description(each).incarnation for each in decode_offer(offer).values()]
-            if found.agent_name not in lives:
-                raise RemoteProtocolError(
-                    f"region {name} of {engine_id} is of {', '.join(lives)}, "
-                    f"not of {found.agent_name}"
-                )
+            for each in decode_descriptions(offer).values():
+                described = decode_description(each)
+                if described.incarnation != found.agent_name:
+                    raise RemoteProtocolError(
+                        f"region {name} of {engine_id} is of {described.incarnation} "
+                        f"by {described.backend}, not of {found.agent_name}"
+                    )
         return found
 
-    async def watch(self, tell_missing: Tell) -> None:
+    async def watch(self, tell_missing: Tell, begun: Callable[[], None] = lambda: None) -> None:
         """Keep the cache right until cancelled; call `tell_missing` for every peer that is gone.
 
         Run it in the nursery that owns the transfer planes. A peer that restarted under the same
-        engine id is told of by its old agent name. The call is waited for, so keep it bounded.
+        engine id is told of by its old incarnation. `begun` is called with each event.
         """
         async with self._control.watch(self._key_prefix) as events:
             async for event in events:
+                begun()
                 for gone in self._learn(event):
-                    await tell_missing(gone)
+                    tell_missing(gone)
 
     def _learn(self, event: WatchEvent) -> list[str]:
         """Make the cache right; the agents that are gone."""

@@ -8,6 +8,7 @@ the store was away says nothing about its holder. What is moved is `engine.py`'s
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -17,8 +18,8 @@ import trio
 from ...config.planes import TransferConfig
 from ...errors import ConnectError, RequestError, StaleMemoryError, TrinamoError
 from ...nurseries import open_nursery
-from ...protocol.transfer.settlement import PeerCard
-from .farewells import Farewells
+from ...protocol.transfer.settlement import PeerDescriptor
+from ...retries import Retries
 from .metadata import NixlMetadataStore
 from .router import TransferRouter
 from .routes import RoutedPeer
@@ -31,21 +32,21 @@ REGION: Final = "kv"
 _CONNECTS_MAX: Final = 3
 _PATIENCE_S: Final = 1.0
 """For a peer that was named to us to be in discovery, again after an outage."""
-_RETRY_S: Final = 5.0
+_LOOK_S: Final = 0.2
 _FORGET_S: Final = 10.0
 
 
 @attrs.define(eq=False)
-class _Peer:
+class _Engine:
     """One engine that we move blocks to and from."""
 
     lock: trio.Lock = attrs.field(factory=trio.Lock)
     """Held while connecting: one connection, however many ask. Peers do not share it."""
-    agent_name: str = ""
-    """The life of its process that `routed` leads to, or is being connected to."""
+    incarnation: str = ""
+    """Of the process that `routed` leads to, or is being connected to."""
     routed: RoutedPeer | None = None
     is_gone: bool = False
-    """Whether that life ended while it was being connected to."""
+    """Whether that process ended while it was being connected to."""
 
 
 class EnginePeers:
@@ -63,7 +64,9 @@ class EnginePeers:
         self.router = router
         self.store = store
         self._section = section
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _Engine] = {}
+        self._missing: dict[str, int] = {}
+        """By incarnation, how often it was said to be missing since it is being asked."""
 
     async def connect(self, engine_id: str) -> RoutedPeer:
         """The peer with this engine id; from now on it is kept until it is gone.
@@ -74,7 +77,7 @@ class EnginePeers:
         """
         if engine_id == self.engine_id:
             raise RequestError("an engine does not transfer to itself")
-        peer = self._peers.setdefault(engine_id, _Peer())
+        peer = self._peers.setdefault(engine_id, _Engine())
         try:
             async with peer.lock:
                 for _ in range(_CONNECTS_MAX):
@@ -88,13 +91,13 @@ class EnginePeers:
             if peer.routed is None and not peer.lock.locked():
                 self._peers.pop(engine_id, None)
 
-    async def _connected(self, engine_id: str, peer: _Peer) -> RoutedPeer | None:
-        """One connection; None if the peer's life ended meanwhile, so there is news to read."""
+    async def _connected(self, engine_id: str, peer: _Engine) -> RoutedPeer | None:
+        """One connection; None if the peer ended meanwhile, so there is news to read."""
         metadata = await self.store.find(engine_id, patience_s=_PATIENCE_S)
         offer = metadata.memory_descriptors.get(REGION)
         if offer is None:
             raise StaleMemoryError(f"engine {engine_id} offers no memory called {REGION!r}")
-        peer.agent_name, peer.is_gone = metadata.agent_name, False
+        peer.incarnation, peer.is_gone = metadata.agent_name, False
         try:
             routed = await self.router.connect(offer)
         except (ConnectError, StaleMemoryError):
@@ -110,54 +113,69 @@ class EnginePeers:
         return routed
 
     async def watch(self) -> None:
-        """Forget peers that are gone, as `Farewells` says; runs until cancelled.
+        """Forget peers that are gone; runs until cancelled.
 
         What the store refuses is logged and tried again: a worker serves without transfers, too.
         """
         async with open_nursery() as nursery:
-            farewells = Farewells(
-                nursery,
-                grace_s=self._section.missing_grace_s,
-                answers=self._answers,
-                is_named=self._is_named,
-                forget=self.forget,
-            )
-            while True:
-                try:
-                    await self.store.watch(farewells.begin)
-                except TrinamoError as error:
-                    text = "peers' memory is not watched: %s; again in %g s"
-                    _log.error(text, error.message, _RETRY_S)
-                await trio.sleep(_RETRY_S)
 
-    async def _answers(self, agent_name: str) -> bool:
-        """Whether we are connected to this life of a peer, and it says so itself."""
+            async def attempt(begun: Callable[[], None]) -> None:
+                await self.store.watch(lambda peer: self._missed(peer, nursery), begun)
+
+            await Retries(_log, "peers' memory is not watched").run(attempt)
+
+    def _missed(self, incarnation: str, nursery: trio.Nursery) -> None:
+        """Discovery does not name this incarnation any more."""
+        count = self._missing[incarnation] = self._missing.get(incarnation, 0) + 1
+        if count == 1:
+            nursery.start_soon(self._reap, incarnation)
+
+    async def _reap(self, incarnation: str) -> None:
+        """Forget a missing peer, unless it answers, and is named again within the grace.
+
+        A store that was away for longer than the lease takes everybody's keys with it, though
+        everybody lives. So whoever is missing is asked itself.
+        """
+        try:
+            ends_at = trio.current_time() + self._section.missing_grace_s
+            pause_s = _LOOK_S
+            while trio.current_time() < ends_at and await self._answers(incarnation):
+                await trio.sleep(min(pause_s, max(0.0, ends_at - trio.current_time())))
+                pause_s *= 2  # After an outage everybody asks about everybody.
+                count = self._missing[incarnation]
+                # News that came while we asked is younger than the answer may be.
+                if await self._is_named(incarnation) and self._missing[incarnation] == count:
+                    _log.info("peer %s is in discovery again; nothing was lost", incarnation)
+                    return
+        finally:
+            del self._missing[incarnation]
+        await self.forget(incarnation)
+
+    async def _answers(self, incarnation: str) -> bool:
+        """Whether we are connected to this incarnation, and it says so itself."""
         for peer in self._peers.values():
-            if peer.agent_name == agent_name and peer.routed is not None:
+            if peer.incarnation == incarnation and peer.routed is not None:
                 return await self.router.probe(peer.routed)
         return False
 
-    async def _is_named(self, agent_name: str) -> bool:
+    async def _is_named(self, incarnation: str) -> bool:
         """Whether the store names it now; False too if it cannot be asked."""
         for engine_id, peer in list(self._peers.items()):
-            if peer.agent_name == agent_name:
+            if peer.incarnation == incarnation:
                 with suppress(TrinamoError):
-                    return (await self.store.get(engine_id)).agent_name == agent_name
+                    return (await self.store.get(engine_id)).agent_name == incarnation
         return False
 
-    async def bury(self, card: PeerCard) -> None:
-        """The life on the card has ended, which is proven: close what we have open to it."""
-        await trio.lowlevel.checkpoint()
-        peer = self._peers.get(card.engine_id)
-        routes = peer.routed.routes if peer is not None and peer.routed is not None else ()
-        if peer is not None and any(route.incarnation == card.life for route in routes):
-            with trio.move_on_after(_FORGET_S), suppress(TrinamoError):
-                await self.forget(peer.agent_name)
+    async def evict(self, peer: PeerDescriptor) -> None:
+        """This incarnation has ended, which is proven: close what we have open to it."""
+        with trio.move_on_after(_FORGET_S), suppress(TrinamoError):
+            await self.forget(peer.incarnation)
 
-    async def forget(self, agent_name: str) -> None:
-        """One life of a peer has ended: its transfers fail, and `connect` looks for a new one."""
+    async def forget(self, incarnation: str) -> None:
+        """This incarnation has ended: its transfers fail, and `connect` looks for a new one."""
+        await trio.lowlevel.checkpoint()
         for engine_id, peer in list(self._peers.items()):
-            if peer.agent_name != agent_name:
+            if peer.incarnation != incarnation:
                 continue
             peer.is_gone = True
             routed, peer.routed = peer.routed, None

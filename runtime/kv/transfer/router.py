@@ -40,8 +40,12 @@ from ...planes import (
     TransferPlane,
     TransferReport,
 )
-from ...protocol.transfer.description import Direction, check_blocks, check_compatible
-from ...protocol.transfer.offer import decode_offer
+from ...protocol.transfer.description import (
+    Direction,
+    check_blocks,
+    check_compatible,
+    decode_descriptions,
+)
 from .attempt import Job, progressing, reached
 from .chain import RouterOptions, chain_of
 from .leases import BlockLeases
@@ -120,7 +124,7 @@ class TransferRouter:
         `ConnectError` if no backend reaches the peer (`StaleMemoryError` if it is not there any
         more).
         """
-        descriptions = decode_offer(offer)
+        descriptions = decode_descriptions(offer)
         shared = [plane for plane in self.chain if plane.backend in descriptions]
         peer = RoutedPeer([Route(plane, descriptions[plane.backend]) for plane in shared])
         self._peers[peer] = None

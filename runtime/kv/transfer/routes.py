@@ -9,8 +9,11 @@ import trio
 from ...errors import ConnectError, StaleMemoryError, TrinamoError
 from ...planes import MemoryRegion, RemoteMemory, TransferPlane
 from ...protocol.transfer.access import OnComplete, unheard
-from ...protocol.transfer.description import MemoryDescription, decode_description
-from ...protocol.transfer.offer import encode_offer
+from ...protocol.transfer.description import (
+    MemoryDescription,
+    decode_description,
+    encode_descriptions,
+)
 
 __all__ = ["Route", "RoutedMemory", "RoutedPeer"]
 
@@ -29,7 +32,7 @@ class RoutedMemory:
 
     def describe(self) -> bytes:
         """What the peer's router connects to."""
-        return encode_offer([region.describe() for region in self.regions.values()])
+        return encode_descriptions([region.describe() for region in self.regions.values()])
 
     @property
     def is_fenced(self) -> bool:
@@ -40,10 +43,17 @@ class RoutedMemory:
         """Refuse all descriptions given out before; the highest generation."""
         return max(region.renew() for region in self.regions.values())
 
-    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+    def grant(
+        self,
+        ticket: int,
+        blocks: Sequence[int],
+        on_complete: OnComplete = unheard,
+        *,
+        may_write: bool = True,
+    ) -> None:
         """Let transfers that carry `ticket` move these blocks, by whichever backend."""
         for region in self.regions.values():
-            region.grant(ticket, blocks, on_complete)
+            region.grant(ticket, blocks, on_complete, may_write=may_write)
 
     def revoke(self, ticket: int) -> None:
         """Refuse the ticket everywhere."""

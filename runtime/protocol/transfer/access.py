@@ -29,6 +29,7 @@ class _Granted:
 
     blocks: set[int]
     on_complete: OnComplete
+    may_write: bool
 
 
 class AccessTable:
@@ -53,14 +54,21 @@ class AccessTable:
         """The region is deregistered: nothing may be done with it any more."""
         self.is_withdrawn = True
 
-    def grant(self, ticket: int, blocks: Sequence[int], on_complete: OnComplete = unheard) -> None:
+    def grant(
+        self,
+        ticket: int,
+        blocks: Sequence[int],
+        on_complete: OnComplete = unheard,
+        *,
+        may_write: bool = True,
+    ) -> None:
         """Let `ticket` move these blocks too; `on_complete` is told by `complete`."""
         if self._grants is None:
             raise LocalProtocolError("the region was registered without tickets")
         if not 0 < ticket < 2**63:
             raise LocalProtocolError(f"ticket {ticket} is not between 1 and 2**63 - 1")
         check_blocks(blocks, self.block_count, whose="own")
-        granted = self._grants.setdefault(ticket, _Granted(set(), on_complete))
+        granted = self._grants.setdefault(ticket, _Granted(set(), on_complete, may_write))
         granted.blocks.update(blocks)
         granted.on_complete = on_complete
 
@@ -106,11 +114,17 @@ class AccessTable:
     ) -> None:
         """Raise unless a peer may move these blocks now.
 
-        `StaleMemoryError` for the wrong generation, an unknown ticket or blocks not granted to it;
+        `StaleMemoryError` for the wrong generation, an unknown ticket, blocks not granted to it, or
+        a target where it is for reading;
         `RequestError` for blocks that are not there, or named twice as a target.
         """
         # A stranger is refused before its list is looked at, which may be long.
         self.check(generation, ticket)
         check_blocks(blocks, self.block_count, whose="remote", is_target=is_target)
-        if self._grants is not None and not self._granted(ticket).blocks.issuperset(blocks):
+        if self._grants is None:
+            return
+        granted = self._granted(ticket)
+        if not granted.blocks.issuperset(blocks):
             raise StaleMemoryError("blocks that were not granted to the ticket")
+        if is_target and not granted.may_write:
+            raise StaleMemoryError("the ticket is for reading")

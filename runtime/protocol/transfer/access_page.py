@@ -12,7 +12,8 @@ Sans-IO: the page is a view of memory that somebody else allocates. Little endia
 is changed later is eight bytes and aligned, so a reader sees the old or the new one.
 
     0     magic, incarnation, region, generation, state, block_count, needs_ticket, 0
-    64    TICKETS_MAX words: digests of the tickets that are granted, 0 for a free place
+    64    TICKETS_MAX words: digests of the tickets that are granted, 0 for a free place; the lowest
+          bit is 1 if the ticket is for writing, too
     4160  TICKETS_MAX bitmaps of `bitmap_bytes`: the blocks of the ticket in the same place
 """
 
@@ -50,7 +51,7 @@ DIRECTORY_BYTES: Final = 8 * TICKETS_MAX
 TICKET_BLOCKS_MAX: Final = 1 << 20
 """Blocks of a region that needs tickets; it bounds what a peer must read."""
 BITMAP_BYTES_MAX: Final = TICKET_BLOCKS_MAX // 8
-_MAGIC: Final = int.from_bytes(b"trnamo01", "little")
+_MAGIC: Final = int.from_bytes(b"trnamo02", "little")
 _HEADER: Final = struct.Struct("<8Q")
 _DIRECTORY: Final = struct.Struct(f"<{TICKETS_MAX}Q")
 _WORD: Final = struct.Struct("<Q")
@@ -59,10 +60,10 @@ _STATE_AT: Final = 32
 _OPEN, _WITHDRAWN = 1, 2
 
 
-def _digest(ticket: int) -> int:
+def _digest(ticket: int, *, may_write: bool) -> int:
     """The word that stands for a ticket; never 0."""
     summed = hashlib.blake2b(_WORD.pack(ticket), digest_size=8).digest()
-    return int.from_bytes(summed, "little") or 1
+    return (int.from_bytes(summed, "little") & ~1 or 2) | may_write
 
 
 def _bitmap_bytes(block_count: int) -> int:
@@ -112,7 +113,7 @@ class AccessPage:
         """Show that the region is gone."""
         _WORD.pack_into(self._view, _STATE_AT, _WITHDRAWN)
 
-    def grant(self, ticket: int, blocks: Sequence[int]) -> None:
+    def grant(self, ticket: int, blocks: Sequence[int], *, may_write: bool = True) -> None:
         """Show `blocks` as granted; `OverloadedError` if `TICKETS_MAX` tickets are out."""
         place = self._places.get(ticket)
         is_new = place is None
@@ -126,7 +127,7 @@ class AccessPage:
                 bitmap[block // 8] |= 1 << block % 8
         # The ticket is shown last, so nobody finds it without its blocks.
         self._places[ticket] = place
-        _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, _digest(ticket))
+        _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, _digest(ticket, may_write=may_write))
 
     def revoke(self, ticket: int) -> None:
         """Show the ticket no more."""
@@ -174,13 +175,14 @@ def check_header(header: bytes | memoryview, expected: Expected, *, any_generati
     return bool(needs_ticket)
 
 
-def find_ticket(directory: bytes | memoryview, ticket: int) -> int:
-    """The place of `ticket`; `StaleMemoryError` if it is not there."""
+def find_ticket(directory: bytes | memoryview, ticket: int, *, is_target: bool) -> int:
+    """The place of `ticket`; `StaleMemoryError` if it is not there, or only for reading."""
     places = _DIRECTORY.unpack_from(directory)
-    try:
-        return places.index(_digest(ticket))
-    except ValueError:
-        raise StaleMemoryError("the ticket is unknown or was revoked") from None
+    for may_write in (True,) if is_target else (True, False):
+        word = _digest(ticket, may_write=may_write)
+        if word in places:
+            return places.index(word)
+    raise StaleMemoryError("the ticket is unknown, was revoked or is for reading")
 
 
 def bitmap_range(block_count: int, place: int, blocks: Sequence[int]) -> tuple[int, int]:

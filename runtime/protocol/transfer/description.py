@@ -8,6 +8,7 @@ bounded and checked when parsed. Sans-IO; the steps of the tcp backend's stream 
 from __future__ import annotations
 
 import enum
+import random
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
@@ -18,6 +19,7 @@ from ..undecodable import UNDECODABLE
 
 __all__ = [
     "ADDRESS_BYTES_MAX",
+    "BACKENDS_MAX",
     "BLOCKS_MAX",
     "BLOCK_BYTES_MAX",
     "DESCRIPTION_BYTES_MAX",
@@ -28,7 +30,10 @@ __all__ = [
     "check_compatible",
     "check_transfer",
     "decode_description",
+    "decode_descriptions",
+    "draw_incarnation",
     "encode_description",
+    "encode_descriptions",
     "runs",
 ]
 
@@ -37,8 +42,17 @@ BLOCKS_MAX: Final = 1 << 17
 BLOCK_BYTES_MAX: Final = 1 << 30
 DESCRIPTION_BYTES_MAX: Final = 128 * 1024
 ADDRESS_BYTES_MAX: Final = 96 * 1024
+BACKENDS_MAX: Final = 8
 NOTIFY_BYTES_MAX: Final = 4096
 _VERSION: Final = 1
+
+
+def draw_incarnation(dice: random.Random) -> str:
+    """What tells one process from all others, before and after it, to those it transfers with.
+
+    All its transfer planes have the same, so that who is gone is gone on every backend.
+    """
+    return f"{dice.getrandbits(64):016x}"
 
 
 class Direction(enum.StrEnum):
@@ -61,7 +75,7 @@ class MemoryDescription(msgspec.Struct, frozen=True, kw_only=True):
     backend: _Name
     """Which transfer plane it belongs to, such as `tcp`."""
     incarnation: _Name
-    """The plane that registered it; a restarted process has another."""
+    """Of the process that registered it; the next process has another."""
     region: _U63
     """Its number there."""
     generation: _Positive
@@ -133,6 +147,38 @@ def check_blocks(
         raise RequestError(f"block {wrong} is not of the {whose} region of {block_count} blocks")
     if is_target and len(set(blocks)) != len(blocks):
         raise RequestError(f"a block of the {whose} region is named twice as a target")
+
+
+_list_decoder: Final = msgspec.msgpack.Decoder(
+    Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=BACKENDS_MAX)]
+)
+
+
+def encode_descriptions(descriptions: Sequence[bytes]) -> bytes:
+    """One piece of memory, by every backend: the bytes that `decode_descriptions` takes."""
+    return msgspec.msgpack.encode(list(descriptions))
+
+
+def decode_descriptions(data: bytes) -> dict[str, bytes]:
+    """Descriptions by backend, each checked; `RemoteProtocolError` for anything else.
+
+    All of them must describe memory of the same size, block size and fingerprint.
+    """
+    if len(data) > BACKENDS_MAX * DESCRIPTION_BYTES_MAX:
+        raise RemoteProtocolError(f"descriptions of {len(data)} bytes")
+    try:
+        descriptions: list[bytes] = _list_decoder.decode(data)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"no descriptions of memory: {error}") from error
+    offered: dict[str, bytes] = {}
+    shapes: dict[tuple[int, int, str], None] = {}
+    for each in descriptions:
+        described = decode_description(each)
+        offered[described.backend] = each
+        shapes[described.length, described.block_bytes, described.fingerprint] = None
+    if len(shapes) > 1:
+        raise RemoteProtocolError("descriptions of memory of different shapes")
+    return offered
 
 
 def check_compatible(local: MemoryDescription, remote: MemoryDescription) -> None:

@@ -14,7 +14,7 @@ Ping   -> Finished;  Notify -> Finished
 A stream that begins with `Inquiry` in place of `Hello` carries one question and one answer.
 
 ```
-Inquiry -> Answer                                   has this life let go of a ticket?
+Inquiry -> Answer                                   has this incarnation let go of a ticket?
 ```
 
 Every request may be answered with `Failed` instead. Sums come after the bytes, so a sender that
@@ -177,10 +177,10 @@ class Ping(Request, frozen=True, tag=12):
 
 
 class Inquiry(Message, frozen=True, tag=13):
-    """Has the life that I mean let go of what I granted by this ticket, which is revoked by now?"""
+    """Has the incarnation that I mean let go of what I granted by this ticket, which is revoked by now?"""
 
     version: int
-    life: _Word
+    incarnation: _Word
     ticket: _U63
 
 
@@ -188,9 +188,9 @@ class Answer(Message, frozen=True, tag=14):
     """The last message of its stream."""
 
     is_meant: bool
-    """Whether the life that was meant answers. Another one does not say who it is."""
+    """Whether the incarnation that was meant answers. Another one does not say who it is."""
     is_settled: bool
-    """False, too, if it cannot say, or is not the life that was meant."""
+    """False, too, if it cannot say, or is not the one that was meant."""
 
 
 _AnyMessage = (

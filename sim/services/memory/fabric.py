@@ -13,7 +13,7 @@ from typing import Final
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import DisconnectedError, StaleMemoryError
-from trinamo.runtime.protocol.transfer.description import MemoryDescription
+from trinamo.runtime.protocol.transfer.description import MemoryDescription, draw_incarnation
 from trinamo.transports.one_sided.region import HostRegion
 
 from ...core.host import HostState, current_host_name
@@ -28,10 +28,10 @@ class Adapter:
 
     backend: Final = "simulated"
 
-    def __init__(self, fabric: MemoryFabric, env: Env) -> None:
+    def __init__(self, fabric: MemoryFabric, env: Env, incarnation: str = "") -> None:
         self.fabric = fabric
         self.host = fabric.world.host(current_host_name())
-        self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.incarnation = incarnation or draw_incarnation(env.rng)
         self.regions: dict[int, HostRegion] = {}
         self._generation = self.host.generation
         fabric.adapters[self.incarnation] = self

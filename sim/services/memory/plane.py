@@ -53,8 +53,8 @@ CLOSE_TIMEOUT_S: Final = 10.0
 class SimulatedMemoryPlane(Adapter):
     """One process's adapter. Implements `TransferPlane`; made by `open_simulated_memory`."""
 
-    def __init__(self, fabric: MemoryFabric, env: Env) -> None:
-        super().__init__(fabric, env)
+    def __init__(self, fabric: MemoryFabric, env: Env, incarnation: str = "") -> None:
+        super().__init__(fabric, env, incarnation)
         self._numbers = 0
         self._transfers: list[SimulatedTransfer] = []
 
@@ -184,10 +184,10 @@ class SimulatedMemoryPlane(Adapter):
 
 @asynccontextmanager
 async def open_simulated_memory(
-    fabric: MemoryFabric, env: Env
+    fabric: MemoryFabric, env: Env, *, incarnation: str = ""
 ) -> AsyncIterator[SimulatedMemoryPlane]:
     """The adapter of the running task's host, until the block is left."""
-    plane = SimulatedMemoryPlane(fabric, env)
+    plane = SimulatedMemoryPlane(fabric, env, incarnation)
     try:
         yield plane
     finally:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import trio
 
 from tests.worlds import on_host
-from trinamo.runtime.planes.settlement import Finding, SettlementPlane
+from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.cluster.membership import SECRET
 from trinamo.sim.core.env import SimEnv
@@ -72,7 +72,7 @@ class _Remote:
         self.answering = plane.answering
         self._plane = plane
         self._ask, self._asked = trio.open_memory_channel[tuple[Any, ...]](0)
-        self._tell, self._told = trio.open_memory_channel[Finding](0)
+        self._tell, self._told = trio.open_memory_channel[InquiryReport](0)
 
     async def serve(self) -> None:
         async for address, life, ticket, timeout_s in self._asked:
@@ -80,8 +80,10 @@ class _Remote:
                 await self._plane.inquire(address, life, ticket, timeout_s=timeout_s)
             )
 
-    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
-        await self._ask.send((address, life, ticket, timeout_s))
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
+        await self._ask.send((address, incarnation, ticket, timeout_s))
         return await self._told.receive()
 
 

@@ -18,7 +18,7 @@ from trinamo.runtime.kv.transfer.router import open_transfer_router
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.transports.assembly import transfers
 from trinamo.transports.assembly.transfers import open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions
@@ -81,7 +81,7 @@ async def test_the_port_is_not_refused_while_a_backend_still_moves_bytes(
         assert isinstance(tcp, TcpTransferPlane)
     async with open_transfer_plane() as asker:
         found = await asker.inquire(tcp.address, tcp.incarnation, 1, timeout_s=0.2)
-    assert found.sign is (Sign.SILENT if is_left_moving else Sign.REFUSED)
+    assert found.result is (InquiryResult.SILENT if is_left_moving else InquiryResult.REFUSED)
 
 
 @pytest.mark.usefixtures("without_libraries")

@@ -26,9 +26,9 @@ from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     decode_description,
+    decode_descriptions,
     encode_description,
 )
-from trinamo.runtime.protocol.transfer.offer import decode_offer
 from trinamo.transports.mooncake.engine import session_of
 from trinamo.transports.mooncake.options import MooncakeOptions, choose_path, engine_environment
 from trinamo.transports.tcp.transfer.plane import open_transfer_plane
@@ -90,7 +90,7 @@ async def test_memory_that_the_engine_refuses_is_offered_by_the_next_backend() -
     ):
         await mooncake.register(memory, block_bytes=4096)
         region = await router.register(memory, block_bytes=4096)
-        assert list(decode_offer(region.describe())) == ["tcp"]
+        assert list(decode_descriptions(region.describe())) == ["tcp"]
 
         peer = await other.connect(region.describe())
         target = await other.register(taken, block_bytes=4096)

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from trinamo.runtime.errors import StaleMemoryError, TransferError
+from trinamo.runtime.protocol.transfer.completion import Completion, encode_completion
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.runtime.protocol.transfer.notice import Notice, encode_notice
 from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
 from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.plane import PROBES_MAX, OneSidedPlane, open_one_sided_plane
@@ -170,10 +170,10 @@ async def test_a_library_that_does_not_forget_a_peer_keeps_nobody_waiting(
         b"done",
         bytes(20),
         bytes(5000),
-        encode_notice(Notice(1, 6, b"done")),
-        encode_notice(Notice(1, 0, b"done")),
-        encode_notice(Notice(2, 5, b"done")),
-        encode_notice(Notice(2**63, 5, b"done")),
+        encode_completion(Completion(1, 6, b"done")),
+        encode_completion(Completion(1, 0, b"done")),
+        encode_completion(Completion(2, 5, b"done")),
+        encode_completion(Completion(2**63, 5, b"done")),
     ],
 )
 async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
@@ -183,8 +183,8 @@ async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
     house.region.grant(5, [0], heard.append)
     house.library.says("somebody", said)
     assert (heard, house.plane.refused_count) == ([], 1)
-    house.library.says("whoever", encode_notice(Notice(1, 5, b"true")))
+    house.library.says("whoever", encode_completion(Completion(1, 5, b"true")))
     assert (heard, house.plane.refused_count) == ([b"true"], 1)
     house.region.revoke(5)
-    house.library.says("whoever", encode_notice(Notice(1, 5, b"again")))
+    house.library.says("whoever", encode_completion(Completion(1, 5, b"again")))
     assert (heard, house.plane.refused_count) == ([b"true"], 2)

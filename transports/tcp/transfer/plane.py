@@ -30,12 +30,13 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import DeviceMemory, MemoryRegion, RemoteMemory
-from trinamo.runtime.planes.settlement import Answers, Finding, IsSettled
+from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     MemoryDescription,
     decode_description,
+    draw_incarnation,
 )
 from trinamo.runtime.protocol.transfer.stream import (
     Failed,
@@ -86,7 +87,7 @@ class TcpTransferPlane:
     ) -> None:
         self.options = options
         self.address = address
-        self.incarnation = f"{env.rng.getrandbits(64):016x}"
+        self.incarnation = draw_incarnation(env.rng)
         self.malformed_count = 0
         """Streams that were ended because the peer talked nonsense."""
         self.outlives_us = False
@@ -194,9 +195,11 @@ class TcpTransferPlane:
         """Answer peers' inquiries until the block is left."""
         return self._answers.answering(is_settled)
 
-    async def inquire(self, address: str, life: str, ticket: int, *, timeout_s: float) -> Finding:
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
         """Ask over a connection of its own, whatever streams there are to the peer."""
-        return await inquire(address, life, ticket, self.options.tcp, self._env, timeout_s)
+        return await inquire(address, incarnation, ticket, self.options.tcp, self._env, timeout_s)
 
     # --- transfers -------------------------------------------------------------------------------
 

@@ -13,12 +13,14 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from trinamo.runtime.errors import StaleMemoryError
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.grants import Grant, Inquiries
+from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
+from trinamo.runtime.kv.transfer.settlement import Inquiries
 from trinamo.runtime.planes import MemoryRegion, Transfer
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.runtime.protocol.transfer.settlement import PeerCard, Standing
+from trinamo.runtime.protocol.transfer.settlement import PeerDescriptor, PeerStatus
 from trinamo.transports.memory.transfer import (
     MemoryTransferPlane,
     TransferFabric,
@@ -51,8 +53,8 @@ class House:
     leases: BlockLeases
     plane: MemoryTransferPlane
     region: Any
-    standings: list[Standing]
-    buried: list[PeerCard]
+    statuses: list[PeerStatus]
+    evicted: list[PeerDescriptor]
     lost: list[int]
     nursery: trio.Nursery
     moving: set[int] = attrs.field(factory=set)
@@ -76,14 +78,16 @@ class House:
         await trio.testing.wait_all_tasks_blocked()
 
     @property
-    def card(self) -> PeerCard:
-        return PeerCard("peer", HERE, self.peer.incarnation)
+    def writer(self) -> PeerDescriptor:
+        return PeerDescriptor("peer", HERE, self.peer.incarnation)
 
-    async def lend(self, count: int = 4, card: PeerCard | None = None) -> Grant:
+    async def lend(self, count: int = 4, writer: PeerDescriptor | None = None) -> Grant:
         """Grant blocks that their owner has given back already; the peer begins to move."""
         blocks = self.pool.take(count)
         assert blocks is not None
-        grant = self.leases.grant(self.region, blocks, card or self.card)
+        if writer is None:
+            assert await self.leases.meet(self.writer)
+        grant = self.leases.grant(self.region, blocks, writer or self.writer)
         self.moving.add(grant.ticket)
         self.pool.give_back(blocks)
         await trio.testing.wait_all_tasks_blocked()
@@ -102,13 +106,13 @@ FREE, IN_FLIGHT, QUARANTINED = (8, 0, 0, 0), (4, 0, 4, 0), (4, 0, 0, 4)
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     fabric, pool = TransferFabric(), BlockPool(BLOCKS)
-    standings: list[Standing] = []
-    buried: list[PeerCard] = []
+    statuses: list[PeerStatus] = []
+    evicted: list[PeerDescriptor] = []
     lost = [0]
 
-    async def bury(card: PeerCard) -> None:
+    async def evict(writer: PeerDescriptor) -> None:
         await trio.lowlevel.checkpoint()
-        buried.append(card)
+        evicted.append(writer)
 
     def count(sign: int) -> Callable[[int], None]:
         def change(blocks: int) -> None:
@@ -117,7 +121,7 @@ async def house() -> AsyncIterator[House]:
         return change
 
     async with open_memory_transfer_plane(fabric) as plane:
-        inquiries = Inquiries(plane, timeout_s=1.0, on_standing=standings.append, on_gone=bury)
+        inquiries = Inquiries(plane, timeout_s=1.0, on_status=statuses.append, on_gone=evict)
         async with (
             trio.open_nursery() as nursery,
             open_block_leases(
@@ -131,7 +135,7 @@ async def house() -> AsyncIterator[House]:
         ):
             region = await plane.register(bytearray(BLOCKS * 16), block_bytes=16, needs_ticket=True)
             found = House(
-                fabric, pool, leases, plane, Unfenced(region), standings, buried, lost, nursery
+                fabric, pool, leases, plane, Unfenced(region), statuses, evicted, lost, nursery
             )
             await found.be_born()
             yield found
@@ -147,8 +151,8 @@ async def test_a_peer_that_has_settled_says_so_and_the_blocks_are_free(
     assert house.counts() == IN_FLIGHT
     await house.leases.drain()
     assert house.counts() == FREE
-    assert house.standings == [Standing.SETTLED]
-    assert not house.buried
+    assert house.statuses == [PeerStatus.SETTLED]
+    assert not house.evicted
 
 
 async def test_what_may_be_in_a_buffer_has_time_to_land_after_the_proof(
@@ -158,9 +162,35 @@ async def test_what_may_be_in_a_buffer_has_time_to_land_after_the_proof(
     house.moving.clear()
     grant.withdraw()
     await trio.sleep(0.4)
-    assert house.standings == [Standing.SETTLED]
+    assert house.statuses == [PeerStatus.SETTLED]
     assert house.counts() == IN_FLIGHT
     await trio.sleep(0.2)
+    assert house.counts() == FREE
+
+
+async def test_blocks_lent_for_long_are_free_soon_after_the_peer_has_settled(
+    house: House, autojump_clock: MockClock
+) -> None:
+    """The path was seen to work all the while, so nothing can have been kept back."""
+    grant = await house.lend()
+    await trio.sleep(600)
+    house.moving.clear()
+    grant.withdraw()
+    left_at = trio.current_time()
+    await house.leases.drain()
+    assert trio.current_time() - left_at < 4
+    assert house.counts() == FREE
+
+
+async def test_a_peer_that_dies_with_blocks_of_ours_ends_its_grant(
+    house: House, autojump_clock: MockClock
+) -> None:
+    grant = await house.lend()
+    await trio.sleep(60)
+    await house.die()
+    await trio.sleep(8)
+    with pytest.raises(StaleMemoryError):
+        await grant.completed()
     assert house.counts() == FREE
 
 
@@ -172,7 +202,7 @@ async def test_a_freeze_of_our_own_does_not_end_the_rest_after_the_proof(
     house.moving.clear()
     grant.withdraw()
     await trio.testing.wait_all_tasks_blocked()
-    assert house.standings == [Standing.SETTLED]
+    assert house.statuses == [PeerStatus.SETTLED]
     mock_clock.jump(3600)
     await trio.testing.wait_all_tasks_blocked()
     assert house.counts() == IN_FLIGHT
@@ -189,21 +219,22 @@ async def test_a_peer_that_still_moves_is_asked_until_it_has_settled(
     grant.withdraw()
     await trio.sleep(4)
     assert house.counts() == IN_FLIGHT
-    assert 4 <= len(house.standings) <= 10, "at growing intervals of a second at most"
+    assert 4 <= len(house.statuses) <= 10, "at growing intervals of a second at most"
     house.moving.clear()
     await house.leases.drain()
     assert house.counts() == FREE
-    assert set(house.standings) == {Standing.MOVING, Standing.SETTLED}
+    assert set(house.statuses) == {PeerStatus.MOVING, PeerStatus.SETTLED}
 
 
 async def test_a_dead_peer_costs_no_block(house: House, autojump_clock: MockClock) -> None:
+    writer = house.writer
     grant = await house.lend()
     await house.die()
     grant.withdraw()
     await house.leases.drain()
     assert house.counts() == FREE
-    assert house.standings == [Standing.GONE]
-    assert house.buried == [grant.card]
+    assert house.statuses == [PeerStatus.GONE]
+    assert house.evicted == [writer]
     assert house.lost == [0]
 
 
@@ -216,7 +247,7 @@ async def test_another_life_at_the_address_is_the_death_of_the_first(
     grant.withdraw()
     await house.leases.drain()
     assert house.counts() == FREE
-    assert house.standings == [Standing.GONE]
+    assert house.statuses == [PeerStatus.GONE]
 
 
 async def test_a_frozen_peer_is_not_taken_for_dead_however_long_it_stands(
@@ -229,14 +260,14 @@ async def test_a_frozen_peer_is_not_taken_for_dead_however_long_it_stands(
     assert house.counts() == IN_FLIGHT
     await house.leases.drain()
     assert house.counts() == QUARANTINED
-    asked = len(house.standings)
+    asked = len(house.statuses)
     await trio.sleep(3600)
     assert house.counts() == QUARANTINED
-    assert set(house.standings) == {Standing.UNKNOWN}
-    assert 100 <= len(house.standings) - asked <= 130, "about every 30 s"
+    assert set(house.statuses) == {PeerStatus.UNKNOWN}
+    assert 100 <= len(house.statuses) - asked <= 130, "about every 30 s"
     house.peer.faults.is_frozen = False
     await trio.sleep(60)
-    assert house.standings[-1] is Standing.MOVING
+    assert house.statuses[-1] is PeerStatus.MOVING
     assert house.counts() == QUARANTINED, "it woke, and writes"
     house.moving.clear()
     await trio.sleep(70)
@@ -266,13 +297,13 @@ async def test_many_grants_of_a_frozen_peer_ask_it_one_at_a_time(
     for grant in grants:
         grant.withdraw()
     await trio.sleep(20.5)
-    assert len(house.standings) == 20, "each takes a second"
+    assert len(house.statuses) == 20, "each takes a second"
     house.peer.faults.is_frozen = False
     house.moving.clear()
     await trio.sleep(70)
     assert house.counts() == FREE
     assert house.leases._inquiries is not None
-    assert not house.leases._inquiries._turns
+    assert not house.leases._inquiries._paths
 
 
 async def test_after_a_cut_link_the_blocks_rest_as_long_as_it_was_cut(
@@ -287,7 +318,7 @@ async def test_after_a_cut_link_the_blocks_rest_as_long_as_it_was_cut(
     await house.die()
     house.plane.faults.is_unreachable = False
     with trio.fail_after(40):
-        while Standing.GONE not in house.standings:
+        while PeerStatus.GONE not in house.statuses:
             await trio.sleep(0.1)
     await trio.sleep(59)
     assert house.counts() == QUARANTINED
@@ -298,11 +329,11 @@ async def test_after_a_cut_link_the_blocks_rest_as_long_as_it_was_cut(
 async def test_a_life_that_answers_is_met_and_stays_so_after_its_death(
     house: House, autojump_clock: MockClock
 ) -> None:
-    card = house.card
-    assert await house.leases.meet(card)
+    writer = house.writer
+    assert await house.leases.meet(writer)
     await house.die()
-    assert await house.leases.meet(card)
-    grant = await house.lend(card=card)
+    assert await house.leases.meet(writer)
+    grant = await house.lend(writer=writer)
     grant.withdraw()
     await trio.sleep(1)
     assert house.counts() == FREE
@@ -311,25 +342,25 @@ async def test_a_life_that_answers_is_met_and_stays_so_after_its_death(
 async def test_a_life_that_has_ended_before_it_was_met_is_known_before_anything_is_granted(
     house: House, autojump_clock: MockClock
 ) -> None:
-    card = house.card
+    writer = house.writer
     await house.die()
-    assert not await house.leases.meet(card)
+    assert not await house.leases.meet(writer)
     await house.be_born()
-    assert not await house.leases.meet(card), "another life is there now"
-    assert await house.leases.meet(house.card)
+    assert not await house.leases.meet(writer), "another life is there now"
+    assert await house.leases.meet(house.writer)
 
 
 async def test_a_life_that_was_never_met_cannot_be_proven_dead(
     house: House, autojump_clock: MockClock
 ) -> None:
     """Its address may be ours: 127.0.0.1, told by another host."""
-    stranger = PeerCard("peer", "127.0.0.1:9", "ff")
-    grant = await house.lend(card=stranger)
+    stranger = PeerDescriptor("peer", "127.0.0.1:9", "ff")
+    grant = await house.lend(writer=stranger)
     grant.withdraw()
     await trio.sleep(600)
     assert house.counts() == QUARANTINED
-    assert set(house.standings) == {Standing.UNKNOWN}
-    grant.acknowledge()
+    assert set(house.statuses) == {PeerStatus.UNKNOWN}
+    grant.settle()
     await trio.sleep(1)
     assert house.counts() == FREE
 
@@ -354,13 +385,13 @@ async def test_the_writer_s_own_word_ends_the_questions(
     grant = await house.lend()
     grant.withdraw()
     await trio.sleep(0.2)
-    grant.acknowledge()
+    grant.settle()
     with trio.fail_after(0.1):
         await house.leases.drain()
     assert house.counts() == FREE
-    asked = len(house.standings)
+    asked = len(house.statuses)
     await trio.sleep(10)
-    assert len(house.standings) == asked
+    assert len(house.statuses) == asked
 
 
 async def test_shutdown_does_not_wait_for_what_is_in_quarantine(
@@ -381,7 +412,7 @@ async def test_a_fenced_grant_asks_nobody(house: House, autojump_clock: MockCloc
     grant.withdraw()
     assert house.counts() == FREE
     await trio.sleep(10)
-    assert not house.standings
+    assert not house.statuses
 
 
 async def test_closing_ends_every_question() -> None:
@@ -393,18 +424,18 @@ async def test_closing_ends_every_question() -> None:
         region: Any = Unfenced(
             await plane.register(bytearray(64), block_bytes=16, needs_ticket=True)
         )
-        card = PeerCard("peer", HERE, peer.incarnation)
+        writer = PeerDescriptor("peer", HERE, peer.incarnation)
         peer.faults.is_frozen = True
         tasks = trio.lowlevel.current_statistics().tasks_living
         async with open_block_leases(
             pool, drain_s=0.05, dice=random.Random(1), inquiries=Inquiries(plane)
         ) as leases:
             for block in pool.take(3) or ():
-                leases.grant(region, [block], card).withdraw()
+                leases.grant(region, [block], writer).withdraw()
             await trio.sleep(0.2)
             assert pool.quarantined_count == 3
             pool.take(1)
-            leases.grant(region, [3], card).withdraw()
+            leases.grant(region, [3], writer).withdraw()
         assert trio.lowlevel.current_statistics().tasks_living == tasks
         assert pool.quarantined_count == 4
 

@@ -18,8 +18,8 @@ from trinamo.runtime.planes import ControlPlane, Entry
 from trinamo.runtime.protocol.transfer.description import (
     MemoryDescription,
     encode_description,
+    encode_descriptions,
 )
-from trinamo.runtime.protocol.transfer.offer import encode_offer
 from trinamo.transports.memory.control import MemoryControlPlane
 
 
@@ -36,8 +36,8 @@ def described(agent: str, length: int = 4096) -> bytes:
         block_bytes=length,
         address=b"how to reach it",
     )
-    second = msgspec.structs.replace(first, backend="tcp", incarnation="other")
-    return encode_offer([encode_description(first), encode_description(second)])
+    second = msgspec.structs.replace(first, backend="tcp")
+    return encode_descriptions([encode_description(first), encode_description(second)])
 
 
 def metadata(engine_id: str, agent: str) -> NixlMetadata:
@@ -138,7 +138,7 @@ async def test_a_watch_forgets_who_is_gone_and_who_was_replaced(
 ) -> None:
     forgotten: list[str] = []
 
-    async def forget(agent: str) -> None:
+    def forget(agent: str) -> None:
         forgotten.append(agent)
 
     async with trio.open_nursery() as nursery:
@@ -164,7 +164,7 @@ async def test_new_memory_of_the_same_agent_is_seen_and_nobody_is_forgotten(
 ) -> None:
     forgotten: list[str] = []
 
-    async def forget(agent: str) -> None:
+    def forget(agent: str) -> None:
         forgotten.append(agent)
 
     async with trio.open_nursery() as nursery:
@@ -236,7 +236,7 @@ async def test_news_that_overtakes_a_read_is_not_lost(store: NixlMetadataStore) 
     control = Overtaken()
     overtaken = NixlMetadataStore("dynamo", control)
 
-    async def forget(agent: str) -> None:
+    def forget(agent: str) -> None:
         raise AssertionError("nobody was known yet")
 
     await control.put(overtaken.key("e"), store.encode("e", metadata("e", "a1")))

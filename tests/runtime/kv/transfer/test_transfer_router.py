@@ -27,8 +27,11 @@ from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.metrics.transfers import TransferMetrics
-from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.runtime.protocol.transfer.offer import decode_offer, encode_offer
+from trinamo.runtime.protocol.transfer.description import (
+    Direction,
+    decode_descriptions,
+    encode_descriptions,
+)
 from trinamo.transports.memory.transfer import (
     MemoryTransferPlane,
     TransferFabric,
@@ -385,11 +388,13 @@ async def test_a_peer_that_was_forgotten_is_not_probed_any_more(
 
 async def test_an_offer_is_checked(house: House, autojump_clock: Clock) -> None:
     other = await house.fast.register(bytearray(64), block_bytes=32)
-    different = encode_offer([house.owned.describe()[:40], b"x"])
-    for garbage in (b"", b"\x90", b"\xc1", different, bytes(2 << 20), encode_offer([])):
+    different = encode_descriptions([house.owned.describe()[:40], b"x"])
+    for garbage in (b"", b"\x90", b"\xc1", different, bytes(2 << 20), encode_descriptions([])):
         with pytest.raises(RemoteProtocolError):
             await house.router.connect(garbage)
-    mixed = encode_offer([*decode_offer(house.owned.describe()).values(), other.describe()])
+    mixed = encode_descriptions(
+        [*decode_descriptions(house.owned.describe()).values(), other.describe()]
+    )
     with pytest.raises(RemoteProtocolError, match="different shapes"):
         await house.router.connect(mixed)
 

@@ -163,7 +163,6 @@ async def test_a_grant_that_is_fenced_frees_its_blocks_at_once(house: House) -> 
     house.pool.give_back(blocks)
     grant.withdraw()
     grant.withdraw()
-    grant.complete()
     assert house.counts() == (8, 0, 0, 0)
     assert house.leases.in_flight_count == 0
 
@@ -191,7 +190,7 @@ async def test_blocks_of_a_grant_that_cannot_be_fenced_wait_for_the_writer_s_wor
     await trio.sleep(4)
     assert house.counts() == (4, 0, 4, 0)
     if says_so:
-        grant.acknowledge()
+        grant.settle()
     await house.leases.drain()
     assert house.counts() == ((8, 0, 0, 0) if says_so else (4, 0, 0, 4))
 
@@ -250,7 +249,9 @@ async def test_a_grant_that_the_region_refuses_leaves_no_block_leased(house: Hou
         def __init__(self) -> None:
             self.tickets: set[int] = set()
 
-        def grant(self, ticket: int, blocks: object, on_complete: object) -> None:
+        def grant(
+            self, ticket: int, blocks: object, on_complete: object, *, may_write: bool
+        ) -> None:
             self.tickets.add(ticket)
             raise TransferError("as many tickets as there can be")
 
@@ -276,5 +277,5 @@ async def test_the_parts_of_a_block_lease_it_once(house: House) -> None:
         grant = leases.grant(house.region, [3, 7, 0, 4])
         assert grant.blocks == (3, 0)
         assert pool.in_flight_count == 2
-        grant.complete()
+        grant.withdraw()
         assert pool.in_flight_count == 0

@@ -1,4 +1,4 @@
-"""What proves that a peer has stopped: the table, and the card that says whom to ask."""
+"""What proves that a peer has stopped: the table, and the descriptor that says whom to ask."""
 
 from __future__ import annotations
 
@@ -10,73 +10,79 @@ import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.transfer.settlement import (
-    CARD_BYTES_MAX,
     PATHLESS,
+    PEER_BYTES_MAX,
     PROOFS,
     READINGS,
-    PeerCard,
-    Sign,
-    Standing,
-    decode_card,
-    encode_card,
-    standing_of,
+    InquiryResult,
+    PeerDescriptor,
+    PeerStatus,
+    decode_peer,
+    encode_peer,
+    status_of,
 )
 
-CARD = PeerCard("worker-3", "[fe80::1]:7000", "00ff00ff00ff00ff")
+PEER = PeerDescriptor("worker-3", "[fe80::1]:7000", "00ff00ff00ff00ff")
 
 
 @pytest.mark.parametrize(
-    ("sign", "standing"),
+    ("result", "status"),
     [
-        (Sign.SAYS_SETTLED, Standing.SETTLED),
-        (Sign.SAYS_MOVING, Standing.MOVING),
-        (Sign.OTHER_LIFE, Standing.GONE),
-        (Sign.REFUSED, Standing.GONE),
-        (Sign.SILENT, Standing.UNKNOWN),
-        (Sign.BROKEN, Standing.UNKNOWN),
-        (Sign.NONSENSE, Standing.UNKNOWN),
-        (Sign.UNREACHED, Standing.UNKNOWN),
+        (InquiryResult.SAYS_SETTLED, PeerStatus.SETTLED),
+        (InquiryResult.SAYS_MOVING, PeerStatus.MOVING),
+        (InquiryResult.REPLACED, PeerStatus.GONE),
+        (InquiryResult.REFUSED, PeerStatus.GONE),
+        (InquiryResult.SILENT, PeerStatus.UNKNOWN),
+        (InquiryResult.BROKEN, PeerStatus.UNKNOWN),
+        (InquiryResult.NONSENSE, PeerStatus.UNKNOWN),
+        (InquiryResult.UNREACHED, PeerStatus.UNKNOWN),
     ],
 )
-def test_every_sign_has_one_standing(sign: Sign, standing: Standing) -> None:
-    assert standing_of(sign, is_known=True) is standing
+def test_every_result_has_one_status(result: InquiryResult, status: PeerStatus) -> None:
+    assert status_of(result, is_known=True) is status
 
 
-def test_the_table_has_a_row_and_a_reason_for_every_sign() -> None:
-    assert list(READINGS) == list(Sign)
+def test_the_table_has_a_row_and_a_reason_for_every_result() -> None:
+    assert list(READINGS) == list(InquiryResult)
     assert all(reading.why for reading in READINGS.values())
 
 
-def test_the_page_on_transfers_shows_the_table() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "transfer.md").read_text("utf-8")
-    for sign, reading in READINGS.items():
-        assert f"| {sign.value} | {reading.standing} | {reading.why} |\n" in page
+def test_the_decision_shows_the_table() -> None:
+    decisions = Path(__file__).parents[4] / "docs" / "decisions"
+    page = (decisions / "0012-settled-by-proof.md").read_text("utf-8")
+    for result, reading in READINGS.items():
+        assert f"| {result.value} | {reading.status} | {reading.why} |\n" in page
 
 
 def test_who_has_never_answered_at_an_address_is_not_proven_dead_by_it() -> None:
     """It may lead to us: 127.0.0.1, told by another host."""
-    proofs = [sign for sign in Sign if standing_of(sign, is_known=False) in PROOFS]
-    assert proofs == [Sign.SAYS_SETTLED]
+    proofs = [result for result in InquiryResult if status_of(result, is_known=False) in PROOFS]
+    assert proofs == [InquiryResult.SAYS_SETTLED]
 
 
 def test_no_silence_is_a_proof() -> None:
-    silent = (Sign.SILENT, Sign.BROKEN, Sign.UNREACHED, Sign.NONSENSE)
-    assert not [sign for sign in silent if standing_of(sign, is_known=True) in PROOFS]
-    assert {standing_of(sign, is_known=True) for sign in PATHLESS} == {Standing.UNKNOWN}
+    silent = (
+        InquiryResult.SILENT,
+        InquiryResult.BROKEN,
+        InquiryResult.UNREACHED,
+        InquiryResult.NONSENSE,
+    )
+    assert not [result for result in silent if status_of(result, is_known=True) in PROOFS]
+    assert {status_of(result, is_known=True) for result in PATHLESS} == {PeerStatus.UNKNOWN}
 
 
-def test_a_card_is_what_it_was_after_its_travel() -> None:
-    assert decode_card(encode_card(CARD)) == CARD
+def test_a_descriptor_is_what_it_was_after_its_travel() -> None:
+    assert decode_peer(encode_peer(PEER)) == PEER
 
 
 def garbage() -> list[bytes]:
     dice = random.Random(1)
-    whole = encode_card(CARD)
+    whole = encode_peer(PEER)
     return [
         b"",
         whole[:-1],
         whole + b"x",
-        bytes(CARD_BYTES_MAX + 1),
+        bytes(PEER_BYTES_MAX + 1),
         b"\x91" * 400,
         msgspec.msgpack.encode(["", "a:1", "ff"]),
         msgspec.msgpack.encode(["e" * 129, "a:1", "ff"]),
@@ -91,9 +97,9 @@ def garbage() -> list[bytes]:
 @pytest.mark.parametrize("data", garbage())
 def test_garbage_is_no_card(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_card(data)
+        decode_peer(data)
 
 
 def test_the_longest_card_fits() -> None:
-    longest = PeerCard("e" * 128, "a" * 272, "f" * 64)
-    assert decode_card(encode_card(longest)) == longest
+    longest = PeerDescriptor("e" * 128, "a" * 272, "f" * 64)
+    assert decode_peer(encode_peer(longest)) == longest

@@ -31,7 +31,7 @@ from trinamo.runtime.protocol.transfer.description import (
     Direction,
     encode_description,
 )
-from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
     PREFIX,
     Failed,
@@ -362,7 +362,7 @@ async def test_a_peer_with_another_secret_is_a_stranger() -> None:
         with pytest.raises(ConnectError, match="secret_file"):
             await here.connect(owned.describe())
         found = await here.inquire(there.address, there.incarnation, 7, timeout_s=5)
-        assert found.sign is Sign.BROKEN
+        assert found.result is InquiryResult.BROKEN
 
 
 async def test_an_owner_that_talks_nonsense_fails_the_transfer_only() -> None:

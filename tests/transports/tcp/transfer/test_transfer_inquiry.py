@@ -18,7 +18,7 @@ import trio.testing
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.protocol.streams.membership import Purpose
-from trinamo.runtime.protocol.transfer.settlement import Sign
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
     Answer,
     Inquiry,
@@ -42,10 +42,10 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-async def sign_of(address: str, timeout_s: float = 5.0) -> Sign:
+async def sign_of(address: str, timeout_s: float = 5.0) -> InquiryResult:
     async with open_transfer_plane() as plane:
         with trio.fail_after(10):
-            return (await plane.inquire(address, LIFE, 7, timeout_s=timeout_s)).sign
+            return (await plane.inquire(address, LIFE, 7, timeout_s=timeout_s)).result
 
 
 def saying(data: bytes, *, greets: bool = True) -> Serve:
@@ -78,21 +78,23 @@ def cut_off() -> bytes:
 @pytest.mark.parametrize(
     ("serve", "sign"),
     [
-        (saying(encode_message(Answer(True, True))), Sign.SAYS_SETTLED),
-        (saying(encode_message(Answer(True, False))), Sign.SAYS_MOVING),
-        (saying(encode_message(Answer(False, True))), Sign.OTHER_LIFE),
-        (saying(encode_message(Ping(1))), Sign.NONSENSE),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Sign.NONSENSE),
-        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n", greets=False), Sign.NONSENSE),
-        (saying(b"", greets=False), Sign.BROKEN),
-        (saying(encode_message(Answer(True, True), 9)), Sign.NONSENSE),
-        (saying(b""), Sign.BROKEN),
-        (saying(cut_off()), Sign.BROKEN),
-        (hang_up, Sign.BROKEN),
-        (reset, Sign.BROKEN),
+        (saying(encode_message(Answer(True, True))), InquiryResult.SAYS_SETTLED),
+        (saying(encode_message(Answer(True, False))), InquiryResult.SAYS_MOVING),
+        (saying(encode_message(Answer(False, True))), InquiryResult.REPLACED),
+        (saying(encode_message(Ping(1))), InquiryResult.NONSENSE),
+        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), InquiryResult.NONSENSE),
+        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n", greets=False), InquiryResult.NONSENSE),
+        (saying(b"", greets=False), InquiryResult.BROKEN),
+        (saying(encode_message(Answer(True, True), 9)), InquiryResult.NONSENSE),
+        (saying(b""), InquiryResult.BROKEN),
+        (saying(cut_off()), InquiryResult.BROKEN),
+        (hang_up, InquiryResult.BROKEN),
+        (reset, InquiryResult.BROKEN),
     ],
 )
-async def test_what_is_answered_is_read_as_the_table_says(serve: Serve, sign: Sign) -> None:
+async def test_what_is_answered_is_read_as_the_table_says(
+    serve: Serve, sign: InquiryResult
+) -> None:
     async with serving(serve) as address:
         assert await sign_of(address) is sign
 
@@ -100,7 +102,7 @@ async def test_what_is_answered_is_read_as_the_table_says(serve: Serve, sign: Si
 async def test_a_listener_that_takes_nobody_is_silent_and_not_dead() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "127.0.0.1:{1}".format(*server.getsockname())
-        assert await sign_of(address, 0.2) is Sign.SILENT
+        assert await sign_of(address, 0.2) is InquiryResult.SILENT
 
 
 async def test_a_full_queue_of_connections_is_no_refusal() -> None:
@@ -111,20 +113,20 @@ async def test_a_full_queue_of_connections_is_no_refusal() -> None:
             each.setblocking(False)
             each.connect_ex(where)
         await trio.sleep(0.05)
-        assert await sign_of("127.0.0.1:{1}".format(*where), 0.3) is Sign.UNREACHED
+        assert await sign_of("127.0.0.1:{1}".format(*where), 0.3) is InquiryResult.UNREACHED
         for each in filling:
             each.close()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:0", "no.such.name.invalid:1", "\x00:1"])
 async def test_an_address_that_is_none_is_not_reached(address: str) -> None:
-    assert await sign_of(address) is Sign.UNREACHED
+    assert await sign_of(address) is InquiryResult.UNREACHED
 
 
 async def test_nobody_there_is_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "127.0.0.1:{1}".format(*server.getsockname())
-    assert await sign_of(address) is Sign.REFUSED
+    assert await sign_of(address) is InquiryResult.REFUSED
 
 
 def listening_process() -> subprocess.Popen[bytes]:
@@ -141,10 +143,10 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
         assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
         os.kill(process.pid, signal.SIGSTOP)
-        assert await sign_of(address, 0.2) is Sign.SILENT
+        assert await sign_of(address, 0.2) is InquiryResult.SILENT
         process.kill()
         process.wait()
-        assert await sign_of(address) is Sign.REFUSED
+        assert await sign_of(address) is InquiryResult.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first:
             with trio.fail_after(5):
                 assert await stream.receive_some() == b""
         assert plane.malformed_count == 1
-        assert await sign_of(plane.address) is Sign.OTHER_LIFE
+        assert await sign_of(plane.address) is InquiryResult.REPLACED
 
 
 async def test_the_answer_is_one_small_frame() -> None:
@@ -201,10 +203,10 @@ async def test_a_port_that_outlives_its_plane_is_silent_and_never_refused() -> N
         address = plane.address
         plane.outlives_us = True
     port = int(address.rpartition(":")[2])
-    assert await sign_of(address, 0.2) is Sign.SILENT
+    assert await sign_of(address, 0.2) is InquiryResult.SILENT
     for descriptor in _listening_at(port):
         os.close(descriptor)
-    assert await sign_of(address) is Sign.REFUSED
+    assert await sign_of(address) is InquiryResult.REFUSED
 
 
 def _listening_at(port: int) -> list[int]:

@@ -14,13 +14,13 @@ import attrs
 from ...errors import RemoteProtocolError
 from .description import NOTIFY_BYTES_MAX
 
-__all__ = ["Notice", "decode_notice", "encode_notice"]
+__all__ = ["Completion", "decode_completion", "encode_completion"]
 
 _HEAD: Final = struct.Struct("<QQ")
 
 
 @attrs.frozen
-class Notice:
+class Completion:
     """A transfer with blocks of ours is done, says who started it."""
 
     region: int
@@ -31,14 +31,14 @@ class Notice:
     """What the peer's caller gave as `notify`."""
 
 
-def encode_notice(notice: Notice) -> bytes:
-    """The bytes that `decode_notice` takes."""
+def encode_completion(notice: Completion) -> bytes:
+    """The bytes that `decode_completion` takes."""
     return _HEAD.pack(notice.region, notice.ticket) + notice.message
 
 
-def decode_notice(data: bytes) -> Notice:
+def decode_completion(data: bytes) -> Completion:
     """The notice in `data`; `RemoteProtocolError` for anything else."""
     if not _HEAD.size <= len(data) <= _HEAD.size + NOTIFY_BYTES_MAX:
         raise RemoteProtocolError(f"a notification of {len(data)} bytes")
     region, ticket = _HEAD.unpack_from(data)
-    return Notice(region, ticket, data[_HEAD.size :])
+    return Completion(region, ticket, data[_HEAD.size :])
