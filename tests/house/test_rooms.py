@@ -19,7 +19,6 @@ ROOTS = ("runtime", "transports", "sim", "src/trinamo/cli", "tests", "properties
 # Circles that are still there; none may join them, and the list only gets shorter.
 KNOWN_CIRCLES = (
     frozenset({"cli.up.cluster", "cli.up.watching"}),
-    frozenset({"runtime.kv.transfer.grants", "runtime.kv.transfer.leases"}),
     frozenset({"runtime.process.runtime", "runtime.process.shutdown"}),
 )  # fmt: skip
 
