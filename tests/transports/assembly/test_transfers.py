@@ -145,7 +145,7 @@ async def test_a_device_that_is_missing_costs_its_backend_and_no_more(
 async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[NixlOptions | MooncakeOptions] = []
 
-    def remember(options: NixlOptions | MooncakeOptions, env: object) -> None:
+    def remember(options: NixlOptions | MooncakeOptions, env: object, **_: object) -> None:
         seen.append(options)
         raise BackendMissingError("only its options were of interest")
 

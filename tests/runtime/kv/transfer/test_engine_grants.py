@@ -74,12 +74,18 @@ async def test_leaving_a_grant_ends_it_however_it_is_left() -> None:
                 scope.cancel()
                 await trio.sleep_forever()
         assert pair.owned.pool.in_flight_count == 0
-        with pytest.raises(ZeroDivisionError):
+        tickets: list[int] = []
+
+        async def stumble() -> None:
             async with pair.there.grant([6]) as grant:
+                tickets.append(grant.ticket)
                 raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await stumble()
         assert pair.owned.pool.in_flight_count == 0
         with pytest.raises(StaleMemoryError):
-            await pair.here.read(pair.there.engine_id, [0], [6], ticket=grant.ticket)
+            await pair.here.read(pair.there.engine_id, [0], [6], ticket=tickets[0])
 
 
 async def test_a_grant_ends_by_itself_when_its_time_to_live_is_over(
