@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 import attrs
 import msgspec
@@ -82,7 +82,15 @@ Addresses = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named group of keys; `__post_init__` holds the rules between keys of one section."""
+    """A named group of keys; `__post_init__` holds the rules between keys of one section.
+
+    What a transport is told beyond its section, such as a secret, is in a subclass of it.
+    """
+
+    @classmethod
+    def of(cls, section: Section, **own: Any) -> Self:
+        """What `section`, of a base class, says, and `own` beside or instead of it."""
+        return cls(**{**msgspec.structs.asdict(section), **own})
 
 
 def need_together(section: str, **values: object) -> None:

@@ -33,7 +33,7 @@ __all__ = ["SimTransports"]
 class SimTransports:
     """The planes of one host, as `open_runtime` asks for them.
 
-    Implements `runtime.lifespan.Transports`. After `open_data` the TCP ends are in `home`, `calls`,
+    Implements `runtime.planes.transports.Transports`. After `open_data` the TCP ends are in `home`, `calls`,
     `requests` and `server`, for whoever takes a census.
     """
 
@@ -100,8 +100,5 @@ class SimTransports:
             yield TransferChain(planes=[tcp], order=[tcp.backend])
 
     def _tcp_options(self, config: Config) -> TcpOptions:
-        section = config.data_plane.tcp
-        values: dict[str, Any] = {n: getattr(section, n) for n in section.__struct_fields__}
-        values |= {"host": "0.0.0.0", "port": 0, "advertise_host": self.name}  # noqa: S104 -- simulated
-        values["secret"] = SECRET
-        return TcpOptions(**values)
+        own = {"host": "0.0.0.0", "port": 0, "advertise_host": self.name}  # noqa: S104 -- simulated
+        return TcpOptions.of(config.data_plane.tcp, **own, secret=SECRET)

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
 import msgspec
 import trio
 
@@ -22,13 +21,14 @@ from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpClient,
+    TcpOptions,
     open_request_plane,
     open_request_server,
     open_stream_server,
 )
 
 from .embedded import embedded_etcd, embedded_nats
-from .transfers import open_transfer_chain, tcp_options
+from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
@@ -82,9 +82,9 @@ class RealTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
-        options = tcp_options(config.data_plane.tcp, secret=self._read_secret(config))
+        options = TcpOptions.of(config.data_plane.tcp, secret=self._read_secret(config))
         # Whoever serves takes requests on the configured port; who only calls is called there.
-        home_options = attrs.evolve(options, port=0) if serving else options
+        home_options = msgspec.structs.replace(options, port=0) if serving else options
         async with AsyncExitStack() as stack:
             home = await stack.enter_async_context(open_stream_server(home_options, env))
             tcp = await stack.enter_async_context(open_request_plane(options, env))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from trinamo.runtime.config.config import DataPlaneConfig, TcpConfig
+from trinamo.runtime.config.config import DataPlaneConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.kv.transfer.chain import chain_of
@@ -26,7 +26,7 @@ from trinamo.transports.tcp import (
     open_transfer_plane,
 )
 
-__all__ = ["open_transfer_chain", "tcp_options"]
+__all__ = ["open_transfer_chain"]
 
 _log = logging.getLogger("trinamo.transfer")
 
@@ -100,22 +100,8 @@ def _open_nixl(
     from trinamo.transports.nixl.options import NixlOptions
     from trinamo.transports.nixl.plane import open_nixl_plane
 
-    nixl = section.nixl
-    return open_nixl_plane(
-        NixlOptions(
-            rdma_interface=nixl.rdma_interface,
-            same_host=nixl.same_host,
-            mtu=nixl.mtu,
-            queue_depth=nixl.queue_depth,
-            completion_mode=nixl.completion_mode,
-            progress_delay_s=nixl.progress_delay_s,
-            notification_poll_s=nixl.notification_poll_s,
-            connect_timeout_s=section.tcp.connect_timeout_s,
-            drain_s=section.transfer.settle_timeout_s,
-        ),
-        env,
-        incarnation=incarnation,
-    )
+    options = NixlOptions.of(section.nixl, **_of_every_backend(section))
+    return open_nixl_plane(options, env, incarnation=incarnation)
 
 
 def _open_mooncake(
@@ -124,23 +110,22 @@ def _open_mooncake(
     from trinamo.transports.mooncake.options import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
-    mooncake = section.mooncake
-    return open_mooncake_plane(
-        MooncakeOptions(
-            protocol="rdma" if has_rdma else "tcp",
-            device=mooncake.device if has_rdma else None,
-            # It binds all addresses, whatever it is told; this is what peers are told.
-            host=tcp.address.rpartition(":")[0].strip("[]"),
-            threads=mooncake.threads,
-            queue_depth=mooncake.queue_depth,
-            transfer_timeout_s=mooncake.transfer_timeout_s,
-            notification_poll_s=mooncake.notification_poll_s,
-            connect_timeout_s=section.tcp.connect_timeout_s,
-            drain_s=section.transfer.settle_timeout_s,
-        ),
-        env,
-        incarnation=tcp.incarnation,
+    options = MooncakeOptions.of(
+        section.mooncake,
+        protocol="rdma" if has_rdma else "tcp",
+        device=section.mooncake.device if has_rdma else None,
+        # It binds all addresses, whatever it is told; this is what peers are told.
+        host=tcp.address.rpartition(":")[0].strip("[]"),
+        **_of_every_backend(section),
     )
+    return open_mooncake_plane(options, env, incarnation=tcp.incarnation)
+
+
+def _of_every_backend(section: DataPlaneConfig) -> dict[str, float]:
+    return {
+        "connect_timeout_s": section.tcp.connect_timeout_s,
+        "drain_s": section.transfer.settle_timeout_s,
+    }
 
 
 def _transfer_tcp(section: DataPlaneConfig, secret: bytes) -> TcpOptions:
@@ -151,11 +136,4 @@ def _transfer_tcp(section: DataPlaneConfig, secret: bytes) -> TcpOptions:
         own |= {"host": transfer.host, "interface": None}
     if transfer.advertise_host is not None:
         own["advertise_host"] = transfer.advertise_host
-    return tcp_options(section.tcp, **own)
-
-
-def tcp_options(section: TcpConfig, **own: Any) -> TcpOptions:
-    """The options of every TCP plane from `data_plane.tcp`, but for what a plane has of its own."""
-    # The keys are the fields, name by name.
-    values: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
-    return TcpOptions(**{**values, **own})
+    return TcpOptions.of(section.tcp, **own)

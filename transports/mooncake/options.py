@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-import attrs
-
+from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 
 __all__ = ["SLICES_MAX", "MooncakeOptions", "choose_path", "engine_environment"]
@@ -17,43 +16,16 @@ SLICES_MAX: Final = 512
 FORCE_TCP: Final = "MC_FORCE_TCP"
 
 
-@attrs.frozen(kw_only=True)
-class MooncakeOptions:
-    """How the engine is set up and used."""
+class MooncakeOptions(MooncakeConfig, frozen=True, kw_only=True):
+    """The section `data_plane.mooncake`, and what others say of every backend."""
 
-    protocol: Literal["rdma", "tcp"] = "tcp"
-    device: str | None = None
-    """The RDMA device, such as `mlx5_0`; None: the engine chooses."""
     host: str = "127.0.0.1"
     """The address that peers reach us at; the engine listens on all of them."""
-    threads: int = 4
-    """Transfers at once; a transfer blocks one thread."""
-    queue_depth: int = 128
-    """Transfers that run or wait for a thread; more wait in order."""
-    transfer_timeout_s: int = 5
-    """How long the engine waits for a peer that hangs; it does not take less than 5."""
-    notification_poll_s: float = 0.02
-    """The longest time until a notification is noticed."""
     connect_timeout_s: float = 5.0
     drain_s: float = 6.0
     """How long forgetting, deregistering and closing wait for calls that cannot be stopped."""
     chunk_bytes: int = 16 << 20
     """What is moved between two looks at the peer's access page."""
-
-    def __attrs_post_init__(self) -> None:
-        if not 1 <= self.threads <= 64:
-            raise ConfigError(f"mooncake: threads is 1 to 64, not {self.threads}")
-        if not self.threads <= self.queue_depth <= 4096:
-            raise ConfigError(f"mooncake: queue_depth is threads to 4096, not {self.queue_depth}")
-        if self.transfer_timeout_s < 5:
-            raise ConfigError(
-                f"mooncake: transfer_timeout_s is 5 at least, not {self.transfer_timeout_s}"
-            )
-        if self.protocol == "tcp" and self.device is not None:
-            raise ConfigError(
-                f"mooncake: device {self.device!r} is an RDMA device, and protocol is tcp; "
-                "leave one of them out"
-            )
 
 
 def choose_path(

@@ -7,60 +7,23 @@ that no device here can honour is refused with a sentence, never dropped.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
 
 import attrs
 
+from trinamo.runtime.config.planes import NixlConfig
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 
-__all__ = ["CompletionMode", "Devices", "NixlOptions", "find_devices", "ucx_environment"]
-
-CompletionMode = Literal["event", "polling"]
-_MTUS: Final = (256, 512, 1024, 2048, 4096)
+__all__ = ["Devices", "NixlOptions", "find_devices", "ucx_environment"]
 
 
-@attrs.frozen(kw_only=True)
-class NixlOptions:
-    """How the library is set up and used."""
+class NixlOptions(NixlConfig, frozen=True, kw_only=True):
+    """The section `data_plane.nixl`, and what others say of every backend."""
 
-    rdma_interface: str | None = None
-    """An RDMA device (`mlx5_0`, `mlx5_0:1`) or a network interface (`ib0`, `eth0`, `lo`).
-
-    None: the loopback interface, so only peers on this host.
-    """
-    same_host: bool = True
-    """Let the kernel copy between processes of this host (UCX's `cma`)."""
-    mtu: int | None = None
-    """Path MTU in bytes of RDMA connections; None: the device's."""
-    queue_depth: int = 128
-    """Transfers at once, and on RDMA devices the length of the send and receive queues."""
-    completion_mode: CompletionMode = "event"
-    """`polling`: look without pause while transfers are under way, which costs a core then."""
-    progress_delay_s: float = 0.02
-    """How long the library's own thread sleeps unless woken; 0 would keep a core busy for ever."""
-    notification_poll_s: float = 0.02
-    """The longest time until a notification is noticed; the library cannot wake us."""
     connect_timeout_s: float = 5.0
     drain_s: float = 5.0
     """How long forgetting, deregistering and closing wait for transfers that cannot be stopped."""
     chunk_bytes: int = 64 << 20
     """What is moved between two looks at the peer's access page."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.mtu is not None and self.mtu not in _MTUS:
-            raise ConfigError(f"nixl: mtu is one of {_MTUS}, not {self.mtu}")
-        if not 1 <= self.queue_depth <= 4096:
-            raise ConfigError(f"nixl: queue_depth is 1 to 4096, not {self.queue_depth}")
-        if self.completion_mode not in ("event", "polling"):
-            raise ConfigError(
-                f"nixl: completion_mode is event or polling, not {self.completion_mode!r}"
-            )
-        if not 0.001 <= self.progress_delay_s <= 0.02:
-            # UCX does not wake the thread for everything, so it must look by itself now and then.
-            raise ConfigError(
-                f"nixl: progress_delay_s is 0.001 to 0.02, not {self.progress_delay_s:g}; "
-                "at 0 the library's thread never sleeps"
-            )
 
 
 @attrs.frozen

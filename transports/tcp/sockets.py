@@ -10,11 +10,12 @@ import ipaddress
 import socket as stdlib_socket
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
+from trinamo.runtime.config.tcp import TcpConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
-from trinamo.runtime.protocol.streams.codec import DATA_BYTES_MAX, HEADER_BYTES_MAX, FrameDecoder
+from trinamo.runtime.protocol.streams.codec import FrameDecoder
 
 from .interfaces import interface_address
 from .unfinished import Budget, Unfinished
@@ -25,56 +26,28 @@ _HOST_CHARS_MAX: Final = 255
 _PORT_DIGITS_MAX: Final = 5
 
 
-@attrs.frozen(kw_only=True)
-class TcpOptions:
-    """Everything about TCP that an operator may set; the keys of `data_plane.tcp`.
+class TcpOptions(TcpConfig, frozen=True, kw_only=True):
+    """The section `data_plane.tcp`, and what the planes that share it have in common.
 
-    `host` is bound, `advertise_host` is what others are told (default: the bound address, or the
-    machine's own if all are bound). `interface` names a network interface whose address to bind.
-    `port` 0 lets the kernel choose.
+    Make them with `of`; `msgspec.structs.replace` keeps the budgets.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 0
-    interface: str | None = None
-    advertise_host: str | None = None
-    connect_timeout_s: float = 5.0
-    ack_timeout_s: float = 5.0
-    handshake_timeout_s: float = 10.0
-    linger_s: float = 1.0
-    keepalive_idle_s: int = 5
-    keepalive_interval_s: int = 2
-    keepalive_count: int = 3
-    user_timeout_s: float = 10.0
-    buffer_bytes: int = 64 * 1024
-    queue_bytes_max: int = 256 * 1024
-    header_bytes_max: int = HEADER_BYTES_MAX
-    data_bytes_max: int = DATA_BYTES_MAX
-    connections_max: int = 4096
-    ungreeted_max: int = 512
-    subjects_max: int = 4096
-    backlog: int = 1024
-    unfinished_bytes_max: int = 256 * 1024 * 1024
-    frame_timeout_s: float = 30.0
-    budget: Budget = attrs.field(
-        default=attrs.Factory(
-            lambda options: Budget(options.unfinished_bytes_max), takes_self=True
-        ),
-        eq=False,
-        repr=False,
-    )
+    secret: bytes = b""
+    """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
+    budget: Budget = Budget(0)
     """What the connections of all planes with these options hold of frames that are not whole."""
-    payloads: Budget = attrs.field(
-        default=attrs.Factory(
-            lambda options: Budget(options.unfinished_bytes_max), takes_self=True
-        ),
-        eq=False,
-        repr=False,
-    )
+    payloads: Budget = Budget(0)
     """And of unary requests that run. Of its own: a frame that is whole must find room here while
     others wait there."""
-    secret: bytes = attrs.field(default=b"", repr=False)
-    """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "payloads"):
+            if not getattr(self, name).bytes_max:
+                msgspec.structs.force_setattr(self, name, Budget(self.unfinished_bytes_max))
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"{type(self).__name__}(host={self.host!r}, port={self.port})"
 
     def unfinished(self, decoder: FrameDecoder) -> Unfinished:
         """The bound on what one connection's decoder holds."""

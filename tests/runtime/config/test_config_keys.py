@@ -13,6 +13,8 @@ from tests.sources import ROOT
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.keys import Section, config_fields
 from trinamo.runtime.http.service import ServiceConfig
+from trinamo.transports.mooncake.options import MooncakeOptions
+from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.tcp.sockets import TcpOptions
 
 SOURCES = [
@@ -21,8 +23,14 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not path.name.startswith("config")
 ]
-# Loops hand these sections over name by name; whoever takes them must read each name.
-ROOTS: Mapping[str, Any] = {"": Config, "http.": ServiceConfig, "data_plane.tcp.": TcpOptions}
+# What these sections say is read of a class that has more; each name of theirs must be.
+ROOTS: Mapping[str, Any] = {
+    "": Config,
+    "http.": ServiceConfig,
+    "data_plane.tcp.": TcpOptions,
+    "data_plane.nixl.": NixlOptions,
+    "data_plane.mooncake.": MooncakeOptions,
+}
 # Rules of the configuration itself, each with the test that shows what it changes.
 RULES = {
     "control_plane.etcd.allow_plain_password": "test_a_password_leaves_this_machine_in_clear_only",

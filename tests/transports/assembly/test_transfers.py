@@ -182,6 +182,7 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
     assert (options.tcp.host, options.tcp.keepalive_idle_s, host) == ("127.0.0.2", 9, "kv.example")
     assert seen == [
         NixlOptions(
+            enabled=True,
             rdma_interface="lo",
             same_host=False,
             queue_depth=17,
@@ -193,6 +194,7 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
         ),
         # The alias has dropped the RDMA device.
         MooncakeOptions(
+            enabled=True,
             protocol="tcp",
             device=None,
             host="kv.example",

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 
-import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.caller.client import Client
@@ -64,7 +64,7 @@ OPTIONS = TcpOptions(
 
 
 async def worker(host: str = "127.0.0.1") -> None:
-    options = attrs.evolve(OPTIONS, host=host)
+    options = msgspec.structs.replace(OPTIONS, host=host)
     env = RealEnv()
     async with (
         open_request_server(options, env, instance_id="1") as server,

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import attrs
+import msgspec
 import pytest
 import trio
 
@@ -67,7 +68,7 @@ def cable() -> Iterator[Cable]:
 @pytest.mark.parametrize("pause_s", [-1.0, 0.05], ids=["silent", "writing"])
 async def test_a_cut_link_ends_the_stream_on_both_sides(cable: Cable, pause_s: float) -> None:
     """Keep-alive notices while nothing is sent, TCP_USER_TIMEOUT while data is unacknowledged."""
-    changes = attrs.asdict(attrs.evolve(OPTIONS, host=OURS))
+    changes = msgspec.structs.asdict(msgspec.structs.replace(OPTIONS, host=OURS))
     async with (
         open_cluster(**changes) as cluster,
         child("worker", THEIRS, within=cable.within) as worker,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-import attrs
+import msgspec
 import pytest
 import trio
 
@@ -84,7 +84,9 @@ async def test_a_port_that_is_not_listened_on_is_a_definite_connect_error() -> N
 
 async def test_the_bound_and_the_advertised_address_are_two_settings() -> None:
     everywhere = TcpOptions(host="0.0.0.0", secret=bytes(16))
-    listener, address = await open_listener(attrs.evolve(everywhere, advertise_host="gpu-7"))
+    listener, address = await open_listener(
+        msgspec.structs.replace(everywhere, advertise_host="gpu-7")
+    )
     await listener.aclose()
     assert address.startswith("gpu-7:")
     listener, address = await open_listener(everywhere)
