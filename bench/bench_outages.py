@@ -29,6 +29,7 @@ from tests.outages.histories import (
     watch_keys,
     write_keys,
 )
+from trinamo.runtime.config.config import EtcdConfig, NatsConfig, Secret
 from trinamo.runtime.errors import OverloadedError, TrinamoError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats
@@ -72,7 +73,7 @@ async def etcd_outage(binary: Path | None, *, watches: int, outage_s: float) -> 
     async with (
         open_etcd_server(binary=binary) as server,
         # A short deadline: in the outage the writer shall go on trying at its rate.
-        open_etcd(server.address, timeout_s=1, per_try_timeout_s=0.7) as writer,
+        open_etcd(server.address, EtcdConfig(request_timeout_s=1, attempt_timeout_s=0.7)) as writer,
         open_etcd(server.address) as plane,
         trio.open_nursery() as nursery,
     ):
@@ -183,7 +184,7 @@ async def etcd_leader_kill(binary: Path | None, hurt: str) -> list[object]:
     written, seen = History(), History()
     async with (
         open_etcd_cluster(binary=binary) as cluster,
-        open_etcd(cluster.endpoints, per_try_timeout_s=0.7) as writer,
+        open_etcd(cluster.endpoints, EtcdConfig(attempt_timeout_s=0.7)) as writer,
         open_etcd(cluster.endpoints) as plane,
         trio.open_nursery() as nursery,
     ):
@@ -289,8 +290,10 @@ async def measure_nats(outage_s: float) -> None:
     number = 0
     async with (
         open_nats_server() as server,
-        open_nats(server.url, token=server.token, outgoing_messages_max=4096) as plane,
-        open_nats(server.url, token=server.token) as reader,
+        open_nats(
+            server.url, NatsConfig(token=Secret(server.token), outgoing_messages_max=4096)
+        ) as plane,
+        open_nats(server.url, NatsConfig(token=Secret(server.token))) as reader,
         reader.subscribe("n", pending_max=100_000) as messages,
         trio.open_nursery() as nursery,
     ):

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError, TrinamoError
 from trinamo.runtime.metrics.metrics import Metrics
@@ -45,7 +46,9 @@ async def sample_outage(outage_s: float) -> list[list[str]]:
         open_etcd_server() as etcd,
         open_nats_server() as nats,
         open_etcd(etcd.address) as control,
-        open_nats(nats.url, token=nats.token, outgoing_messages_max=WAITING_MAX) as events,
+        open_nats(
+            nats.url, NatsConfig(token=Secret(nats.token), outgoing_messages_max=WAITING_MAX)
+        ) as events,
         control.watch("k/") as changes,
         trio.open_nursery() as nursery,
     ):

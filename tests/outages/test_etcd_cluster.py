@@ -13,6 +13,7 @@ import trio
 from tests.conformance.control.backends import eventually, until
 from tests.outages.clusters import ServerCluster, open_etcd_cluster
 from tests.outages.histories import History, caught_up, watch_keys, write_keys
+from trinamo.runtime.config.config import EtcdConfig
 from trinamo.runtime.errors import TrinamoError
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
 
@@ -125,13 +126,17 @@ async def outcome_of(hurt: Hurt, binary: Path | None) -> Outcome:
 
 
 def open_plane(cluster: ServerCluster) -> AbstractAsyncContextManager[EtcdControlPlane]:
-    return open_etcd(cluster.endpoints, timeout_s=5, per_try_timeout_s=0.7, silence_s=2)
+    return open_etcd(
+        cluster.endpoints, EtcdConfig(request_timeout_s=5, attempt_timeout_s=0.7, silence_s=2)
+    )
 
 
 async def test_without_a_majority_nothing_is_written_and_with_it_all_goes_on() -> None:
     async with (
         open_etcd_cluster() as cluster,
-        open_etcd(cluster.endpoints, timeout_s=1, per_try_timeout_s=0.4) as plane,
+        open_etcd(
+            cluster.endpoints, EtcdConfig(request_timeout_s=1, attempt_timeout_s=0.4)
+        ) as plane,
     ):
         await plane.put("a", b"1")
         leader, followers = await cluster.leader(), await cluster.followers()

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import eventually, until
+from trinamo.runtime.config.config import EtcdConfig, NatsConfig, Secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.metrics.metrics import Metrics
@@ -41,9 +42,10 @@ async def test_every_count_of_an_outage_is_in_the_metrics(
     caplog.set_level(logging.INFO, "trinamo")
     metrics = Metrics(RealEnv())
     async with (
-        open_etcd(etcd.address, timeout_s=1) as control,
+        open_etcd(etcd.address, EtcdConfig(request_timeout_s=1)) as control,
         open_nats(
-            nats.url, token=nats.token, outgoing_messages_max=4, reconnect_wait_s=0.05
+            nats.url,
+            NatsConfig(token=Secret(nats.token), outgoing_messages_max=4, reconnect_wait_s=0.05),
         ) as events,
         control.watch("k/") as changes,
         events.subscribe("n", pending_max=1),

@@ -5,16 +5,14 @@ Everything else sees the interfaces of `trinamo.runtime.planes`.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret, TlsConfig
+from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret
 from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, TrinamoError
@@ -128,20 +126,7 @@ async def open_control_plane(
     """etcd, known to answer; `ConnectError` with what to do if it does not."""
     from trinamo.transports.etcd import open_etcd
 
-    tls = section.tls
-    async with open_etcd(
-        endpoints,
-        username=section.username,
-        password=_revealed(section.password) or None,
-        tls=tls.enabled,
-        ca_file=_path(tls.ca_file),
-        cert_file=_path(tls.cert_file),
-        key_file=_path(tls.key_file),
-        tls_server_name=tls.server_name,
-        timeout_s=section.request_timeout_s,
-        per_try_timeout_s=section.attempt_timeout_s,
-        silence_s=section.silence_s,
-    ) as plane:
+    async with open_etcd(endpoints, section) as plane:
         where = ", ".join(endpoints)
         advice = (
             f"no etcd answers at {where}. Start one there, name others with --etcd or "
@@ -159,27 +144,7 @@ async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIter
     where = ", ".join(servers)
     async with AsyncExitStack() as stack:
         try:
-            plane = await stack.enter_async_context(
-                open_nats(
-                    servers,
-                    username=section.username or "",
-                    password=_revealed(section.password),
-                    token=_revealed(section.token),
-                    credentials_path=section.credentials_file or "",
-                    nkey_seed_path=section.nkey_seed_file or "",
-                    tls=_tls_context(section.tls),
-                    tls_hostname=section.tls.server_name or "",
-                    connect_timeout_s=section.connect_timeout_s,
-                    reconnect_wait_s=section.reconnect_wait_s,
-                    reconnect_wait_max_s=section.reconnect_wait_max_s,
-                    ping_interval_s=section.ping_interval_s,
-                    drain_timeout_s=section.drain_timeout_s,
-                    outgoing_messages_max=section.outgoing_messages_max,
-                    outgoing_bytes_max=section.outgoing_bytes_max,
-                    stream_replicas=section.stream_replicas,
-                    needs_jetstream=section.jetstream,
-                )
-            )
+            plane = await stack.enter_async_context(open_nats(servers, section))
         except ConnectError as error:
             raise ConnectError(
                 f"no NATS answers at {where}. Start one there, name others with --nats or "
@@ -196,20 +161,3 @@ async def _must_answer(plane: ControlPlane, timeout_s: float, advice: str) -> No
             raise ConnectError(f"{advice} ({error})") from error
         return
     raise ConnectError(f"{advice} (no answer within {timeout_s:g} s)")
-
-
-def _revealed(secret: Secret | None) -> str:
-    return "" if secret is None else secret.reveal()
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
-def _tls_context(section: TlsConfig) -> ssl.SSLContext | None:
-    if not section.enabled:
-        return None
-    context = ssl.create_default_context(cafile=section.ca_file)
-    if section.cert_file is not None:
-        context.load_cert_chain(section.cert_file, section.key_file)
-    return context

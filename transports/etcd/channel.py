@@ -15,6 +15,7 @@ import attrs
 import grpc
 import trio
 
+from trinamo.runtime.config.planes import TlsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
 
 __all__ = ["REPLY_BYTES_MAX", "Endpoints", "open_channel", "parse_endpoints", "resolve"]
@@ -122,41 +123,33 @@ def _family(address: str) -> str | None:
 
 
 def open_channel(
-    target: str,
-    *,
-    uses_tls: bool,
-    ca_file: Path | None = None,
-    cert_file: Path | None = None,
-    key_file: Path | None = None,
-    tls_server_name: str | None = None,
+    target: str, section: TlsConfig, *, uses_tls: bool, server_name: str | None
 ) -> Any:
     """A `grpc.Channel` to any member behind `target`; it connects with its first call.
 
-    Raises `ConfigError` if the TLS files do not fit together or cannot be read.
+    Raises `ConfigError` if the TLS files cannot be read.
     """
     options: list[tuple[str, Any]] = list(_OPTIONS)
     # With several members, calls go round; a dead one is left out. A name may stand for several.
     goes_round = "," in target or target.startswith("dns:")
     policy = "round_robin" if goes_round else "pick_first"
     options.append(("grpc.lb_policy_name", policy))
-    if not (uses_tls or ca_file or cert_file or key_file):
+    if not uses_tls:
         return grpc.insecure_channel(target, options=options)
-    if (cert_file is None) != (key_file is None):
-        raise ConfigError("the etcd client's certificate and key are only of use together")
-    if tls_server_name is not None:
-        options.append(("grpc.ssl_target_name_override", tls_server_name))
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read(ca_file),
-        private_key=_read(key_file),
-        certificate_chain=_read(cert_file),
+        root_certificates=_read(section.ca_file),
+        private_key=_read(section.key_file),
+        certificate_chain=_read(section.cert_file),
     )
     return grpc.secure_channel(target, credentials, options=options)
 
 
-def _read(path: Path | None) -> bytes | None:
+def _read(path: str | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"the etcd TLS file {path} cannot be read: {error.strerror}") from error

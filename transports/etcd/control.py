@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 import trio
 
+from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import (
     CompactedError,
     ControlPlaneError,
@@ -225,62 +225,43 @@ def _put(key: str, value: bytes, lease_id: int) -> wire.PutRequest:
 @asynccontextmanager
 async def open_etcd(
     endpoints: str | Sequence[str],
+    section: EtcdConfig = EtcdConfig(),  # noqa: B008 -- frozen
     *,
-    username: str | None = None,
-    password: str | None = None,
-    tls: bool = False,
-    ca_file: Path | None = None,
-    cert_file: Path | None = None,
-    key_file: Path | None = None,
-    tls_server_name: str | None = None,
-    timeout_s: float = 5.0,
-    per_try_timeout_s: float = 1.0,
-    silence_s: float = 6.0,
     pending_max: int = PENDING_MAX,
 ) -> AsyncIterator[EtcdControlPlane]:
-    """Open a control plane over one etcd cluster.
+    """Open a control plane over one etcd cluster, as the section `control_plane.etcd` says.
 
     It does not wait for a server: ask `check_health` whether one answers. Names of several
     endpoints are resolved now and once; a single name, which may stand for all members, is resolved
     by gRPC whenever it reconnects.
 
     Args:
-        endpoints: `host:port` of one or more members, with `http://` or `https://` if you like.
-        username: A user of etcd's access control; needs `password`.
-        password: That user's password.
-        tls: Speak TLS; so do an `https://` and each of the files below.
-        ca_file: PEM certificates to trust; without it gRPC's own list of public authorities.
-        cert_file: The client's certificate, with `key_file`.
-        key_file: The client's private key.
-        tls_server_name: The name in every member's certificate, if it is not the endpoint's; of
-            several endpoints, the first one's.
-        timeout_s: The bound on one call with all its tries.
-        per_try_timeout_s: The bound on one try of a call that may be repeated.
-        silence_s: When a Watch stream that says nothing is given up for a new one.
+        endpoints: `host:port` of one or more members, instead of the section's; with `http://` or
+            `https://` if you like, which speaks TLS, too.
+        section: How to speak to them.
         pending_max: How many events may wait for a slow watcher before the server is asked to
             hold the rest.
 
-    Raises `ConfigError` for options that do not fit together, `ConnectError` for names that do
-    not resolve.
+    Raises `ConfigError` for TLS files that cannot be read, `ConnectError` for names that do not
+    resolve.
     """
     parsed = parse_endpoints(endpoints)
-    credentials = Credentials(username, password or "") if username else None
-    channel = open_channel(
-        await resolve(parsed),
-        uses_tls=tls or parsed.uses_tls,
-        ca_file=ca_file,
-        cert_file=cert_file,
-        key_file=key_file,
-        tls_server_name=tls_server_name or parsed.server_name,
-    )
+    password = section.password
     client = Client(
-        channel,
+        open_channel(
+            await resolve(parsed),
+            section.tls,
+            uses_tls=section.tls.enabled or parsed.uses_tls,
+            server_name=section.tls.server_name or parsed.server_name,
+        ),
         where=",".join(parsed.addresses),
-        credentials=credentials,
-        timeout_s=timeout_s,
-        per_try_timeout_s=per_try_timeout_s,
+        credentials=Credentials(section.username, password.reveal())
+        if section.username and password
+        else None,
+        timeout_s=section.request_timeout_s,
+        per_try_timeout_s=section.attempt_timeout_s,
     )
-    plane = EtcdControlPlane(client, silence_s=silence_s, pending_max=pending_max)
+    plane = EtcdControlPlane(client, silence_s=section.silence_s, pending_max=pending_max)
     try:
         async with _running(plane):
             yield plane

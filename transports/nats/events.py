@@ -17,6 +17,7 @@ from typing import Self
 import attrs
 import trio
 
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import (
     ConfigError,
     ConnectError,
@@ -29,7 +30,7 @@ from trinamo.runtime.planes import EventStatistics, Message, QueueLimits
 
 from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
 from .island import Island
-from .options import NatsOptions
+from .options import NatsOptions, tls_context
 from .outbox import Interest, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import NatsWorkQueue, open_work_queue
@@ -42,44 +43,21 @@ YIELD_EVERY = 16
 @asynccontextmanager
 async def open_nats(
     servers: str | Sequence[str],
+    section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
     *,
-    name: str = "trinamo",
-    username: str = "",
-    password: str = "",
-    token: str = "",
-    nkey_seed: str = "",
-    nkey_seed_path: str = "",
-    credentials_path: str = "",
     tls: ssl.SSLContext | None = None,
-    tls_hostname: str = "",
-    tls_handshake_first: bool = False,
-    inbox_prefix: str = "_INBOX",
-    connect_timeout_s: float = 2.0,
-    reconnect_wait_s: float = 0.1,
-    reconnect_wait_max_s: float = 2.0,
-    ping_interval_s: float = 10.0,
-    pings_outstanding_max: int = 2,
-    drain_timeout_s: float = 2.0,
-    outgoing_messages_max: int = 65_536,
-    outgoing_bytes_max: int = 64 * 1024 * 1024,
-    stream_replicas: int = 1,
-    needs_jetstream: bool = False,
     rng: random.Random | None = None,
 ) -> AsyncIterator[NatsEventPlane]:
     """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
 
+    Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own.
     Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
-    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing. Once open, it reconnects for ever, waiting between `reconnect_wait_s` and
-    `reconnect_wait_max_s`; meanwhile up to `outgoing_messages_max` messages and
-    `outgoing_bytes_max` bytes wait. A server that is silent for `ping_interval_s` times
-    `pings_outstanding_max` counts as gone.
+    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
+    Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
+    `outgoing_bytes_max` bytes wait. A server that leaves two pings unanswered counts as gone.
 
     With `tls`, or an address of `tls://`, a server that offers no TLS is sent nothing, not even a
     greeting: opening raises `ConnectError`, and later the plane stays away.
-
-    Credentials: at most one of username and password, token, NKey seed (text or file), and
-    credentials file. `stream_replicas` is on how many servers a work queue is kept;
-    with `needs_jetstream` a server that cannot keep one counts as none. An account that restricts inboxes needs its `inbox_prefix`.
 
     Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
     be open in one process.
@@ -89,36 +67,13 @@ async def open_nats(
         raise ConfigError("no NATS server is given")
     for address in addresses:
         check_server(address)
-    options = NatsOptions(
-        servers=addresses,
-        name=name,
-        username=username,
-        password=password,
-        token=token,
-        nkey_seed=nkey_seed,
-        nkey_seed_path=nkey_seed_path,
-        credentials_path=credentials_path,
-        tls=tls,
-        tls_hostname=tls_hostname,
-        tls_handshake_first=tls_handshake_first,
-        inbox_prefix=inbox_prefix,
-        connect_timeout_s=connect_timeout_s,
-        reconnect_wait_s=reconnect_wait_s,
-        reconnect_wait_max_s=reconnect_wait_max_s,
-        ping_interval_s=ping_interval_s,
-        pings_outstanding_max=pings_outstanding_max,
-        drain_timeout_s=drain_timeout_s,
-        outgoing_messages_max=outgoing_messages_max,
-        outgoing_bytes_max=outgoing_bytes_max,
-        needs_jetstream=needs_jetstream,
-    )
-    dice = rng or random.SystemRandom()
-    island = Island(options, rng=dice)
+    rng = rng or random.SystemRandom()
+    island = Island(NatsOptions(addresses, section, tls or tls_context(section.tls)), rng=rng)
     plane = NatsEventPlane(
         island,
-        inbox=f"{inbox_prefix}.{dice.getrandbits(128):032x}",
-        rng=dice,
-        stream_replicas=stream_replicas,
+        inbox=f"_INBOX.{rng.getrandbits(128):032x}",
+        rng=rng,
+        stream_replicas=section.stream_replicas,
     )
     async with open_nursery() as nursery:
         nursery.start_soon(island.run)

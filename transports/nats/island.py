@@ -21,6 +21,7 @@ from typing import Any
 
 import trio
 
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes import Message
 
@@ -49,8 +50,10 @@ class Island:
 
     def __init__(self, options: NatsOptions, *, rng: random.Random) -> None:
         self.options = options
+        self._section: NatsConfig = options.section
         self.outbox = Outbox(
-            messages_max=options.outgoing_messages_max, bytes_max=options.outgoing_bytes_max
+            messages_max=self._section.outgoing_messages_max,
+            bytes_max=self._section.outgoing_bytes_max,
         )
         self.interests: dict[Interest, None] = {}
         self.message_bytes_max = 1_048_576
@@ -102,7 +105,7 @@ class Island:
         self._closing.set()
         self.wake()
         # The island bounds its own goodbye; this is for the day that bound fails.
-        self._give_up_at = trio.current_time() + self.options.drain_timeout_s
+        self._give_up_at = trio.current_time() + self._section.drain_timeout_s
         self._scope.deadline = self._give_up_at + 3 * ABORT_GRACE_S + 1.0
 
     async def wait_open(self) -> None:
@@ -173,7 +176,7 @@ class Island:
         )
         closing = asyncio.ensure_future(self._closing.wait())
         try:
-            timeout_s = self.options.connect_timeout_s * 2 * len(self._servers)
+            timeout_s = self._section.connect_timeout_s * 2 * len(self._servers)
             await asyncio.wait(
                 {connecting, closing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
@@ -186,7 +189,7 @@ class Island:
             connecting.result()
             if not client.is_connected:
                 return self._connect_error("the server closed the connection while greeting")
-            if self.options.needs_jetstream and not client.has_jetstream:
+            if self._section.jetstream and not client.has_jetstream:
                 return self._connect_error("the server runs without JetStream, which is required")
             await self._restore(client)
         except ImportError as missing:
@@ -347,8 +350,8 @@ class Island:
             abort(client)
 
     async def _back_off(self, attempt: int) -> None:
-        ceiling = self.options.reconnect_wait_max_s
-        wait_s = min(ceiling, self.options.reconnect_wait_s * 2.0 ** min(attempt - 1, 16))
+        ceiling = self._section.reconnect_wait_max_s
+        wait_s = min(ceiling, self._section.reconnect_wait_s * 2.0 ** min(attempt - 1, 16))
         # Spread out, so that a server that returns is not met by all its clients at once.
         await wait_for(self._closing.wait(), wait_s * self._rng.uniform(0.5, 1.0))
 

@@ -1,41 +1,28 @@
-"""How to reach the servers and for how long to try: what `open_nats` takes, in one value."""
+"""How to reach the servers, in the words of nats-py: the section `event_plane.nats`, translated."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-__all__ = ["NatsOptions"]
+from trinamo.runtime.config.planes import NatsConfig, TlsConfig
+
+__all__ = ["NatsOptions", "tls_context"]
+
+NAME: Final = "trinamo"
+PINGS_OUTSTANDING_MAX: Final = 2
 
 
 @attrs.frozen
 class NatsOptions:
-    """Immutable; `open_nats` documents the fields."""
+    """Where and how; `servers` win over those of the section."""
 
     servers: Sequence[str]
-    name: str = "trinamo"
-    username: str = ""
-    password: str = attrs.field(default="", repr=False)
-    token: str = attrs.field(default="", repr=False)
-    nkey_seed: str = attrs.field(default="", repr=False)
-    nkey_seed_path: str = ""
-    credentials_path: str = ""
+    section: NatsConfig
     tls: ssl.SSLContext | None = None
-    tls_hostname: str = ""
-    tls_handshake_first: bool = False
-    inbox_prefix: str = "_INBOX"
-    connect_timeout_s: float = 2.0
-    reconnect_wait_s: float = 0.1
-    reconnect_wait_max_s: float = 2.0
-    ping_interval_s: float = 10.0
-    pings_outstanding_max: int = 2
-    drain_timeout_s: float = 2.0
-    outgoing_messages_max: int = 65_536
-    outgoing_bytes_max: int = 64 * 1024 * 1024
-    needs_jetstream: bool = False
 
     @property
     def needs_tls(self) -> bool:
@@ -50,27 +37,36 @@ class NatsOptions:
         nats-py's own reconnection is off: it gives up for good on some server errors, and hides
         how much of what was published is lost with a connection.
         """
+        section = self.section
         options: dict[str, Any] = {
             "servers": list(servers),
-            "name": self.name,
+            "name": NAME,
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0.01,
-            "connect_timeout": self.connect_timeout_s,
-            "ping_interval": self.ping_interval_s,
-            "max_outstanding_pings": self.pings_outstanding_max,
+            "connect_timeout": section.connect_timeout_s,
+            "ping_interval": section.ping_interval_s,
+            "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
             # Subjects were checked by the sender's side already.
             "skip_subject_validation": True,
-            "tls_handshake_first": self.tls_handshake_first,
         }
         given = {
-            "user": self.username,
-            "password": self.password,
-            "token": self.token,
-            "nkeys_seed_str": self.nkey_seed,
-            "nkeys_seed": self.nkey_seed_path,
-            "user_credentials": self.credentials_path,
+            "user": section.username,
+            "password": section.password and section.password.reveal(),
+            "token": section.token and section.token.reveal(),
+            "nkeys_seed": section.nkey_seed_file,
+            "user_credentials": section.credentials_file,
             "tls": self.tls,
-            "tls_hostname": self.tls_hostname,
+            "tls_hostname": section.tls.server_name,
         }
         return options | {key: value for key, value in given.items() if value}
+
+
+def tls_context(section: TlsConfig) -> ssl.SSLContext | None:
+    """What the section asks for; None without TLS, or with that of a `tls://` address alone."""
+    if not section.enabled:
+        return None
+    context = ssl.create_default_context(cafile=section.ca_file)
+    if section.cert_file is not None:
+        context.load_cert_chain(section.cert_file, section.key_file)
+    return context

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.conformance.control.backends import Link, Server
 from tests.proxy import open_proxy
+from trinamo.runtime.config.config import EtcdConfig
 from trinamo.runtime.planes import ControlPlane
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
@@ -24,7 +25,7 @@ class EtcdServer:
 
     @asynccontextmanager
     async def open_plane(self) -> AsyncIterator[ControlPlane]:
-        async with open_etcd(self._server.address, timeout_s=3) as plane:
+        async with open_etcd(self._server.address, EtcdConfig(request_timeout_s=3)) as plane:
             yield plane
 
     async def kill(self) -> None:
@@ -66,7 +67,9 @@ class EtcdBackend:
 
     @asynccontextmanager
     async def open_unreachable(self) -> AsyncIterator[ControlPlane]:
-        async with open_etcd(f"127.0.0.1:{free_port()}", timeout_s=0.4) as plane:
+        async with open_etcd(
+            f"127.0.0.1:{free_port()}", EtcdConfig(request_timeout_s=0.4)
+        ) as plane:
             yield plane
 
     async def compact(self) -> None:

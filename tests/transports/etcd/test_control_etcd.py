@@ -19,6 +19,7 @@ import trio
 from tests.conformance.control.backends import eventually, until
 from tests.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
+from trinamo.runtime.config.config import EtcdConfig, Secret, TlsConfig
 from trinamo.runtime.errors import (
     ConnectError,
     ControlPlaneError,
@@ -52,7 +53,10 @@ async def server() -> AsyncIterator[EmbeddedServer]:
 @asynccontextmanager
 async def open_muted(endpoint: str) -> AsyncIterator[tuple[EtcdControlPlane, Proxy]]:
     """A connected plane behind a proxy that can swallow replies."""
-    async with open_proxy(endpoint) as proxy, open_etcd(proxy.address, timeout_s=3) as plane:
+    async with (
+        open_proxy(endpoint) as proxy,
+        open_etcd(proxy.address, EtcdConfig(request_timeout_s=3)) as plane,
+    ):
         await plane.check_health()
         yield plane, proxy
 
@@ -129,7 +133,9 @@ async def test_a_guarded_put_without_a_lease_says_that_it_cannot_know(
 
 
 async def test_a_frozen_server_ends_every_call_at_its_deadline(server: EmbeddedServer) -> None:
-    async with open_etcd(server.address, timeout_s=0.6, per_try_timeout_s=0.2) as plane:
+    async with open_etcd(
+        server.address, EtcdConfig(request_timeout_s=0.6, attempt_timeout_s=0.2)
+    ) as plane:
         lease = await plane.grant_lease(60)
         await plane.keep_alive(lease.id)
         server.freeze()
@@ -147,7 +153,10 @@ async def test_a_frozen_server_ends_every_call_at_its_deadline(server: EmbeddedS
 
 async def test_a_call_in_an_outage_waits_for_its_end(server: EmbeddedServer) -> None:
     """Nothing was sent, so even an unguarded put may try again."""
-    async with open_etcd(server.address, timeout_s=15) as plane, trio.open_nursery() as nursery:
+    async with (
+        open_etcd(server.address, EtcdConfig(request_timeout_s=15)) as plane,
+        trio.open_nursery() as nursery,
+    ):
         await plane.put("a", b"1")
         lease = await plane.grant_lease(60)
         await server.kill()
@@ -163,7 +172,7 @@ async def test_a_call_in_an_outage_waits_for_its_end(server: EmbeddedServer) -> 
 
 async def test_a_silent_stream_is_given_up_and_loses_nothing(server: EmbeddedServer) -> None:
     async with (
-        open_etcd(server.address, silence_s=0.4) as plane,
+        open_etcd(server.address, EtcdConfig(silence_s=0.4)) as plane,
         plane.watch("") as events,
     ):
         await take(events)
@@ -323,7 +332,9 @@ def turn_access_control_on(address: str) -> None:
 async def test_a_user_works_over_a_restart_that_ends_its_token(server: EmbeddedServer) -> None:
     turn_access_control_on(server.address)
     async with (
-        open_etcd(server.address, username="worker", password="worker-secret") as plane,
+        open_etcd(
+            server.address, EtcdConfig(username="worker", password=Secret("worker-secret"))
+        ) as plane,
         plane.watch("ok/") as events,
     ):
         assert isinstance((await take(events))[0], Snapshot)
@@ -342,7 +353,9 @@ async def test_a_user_works_over_a_restart_that_ends_its_token(server: EmbeddedS
 
 async def test_what_a_user_may_not_do_is_a_definite_error(server: EmbeddedServer) -> None:
     turn_access_control_on(server.address)
-    async with open_etcd(server.address, username="worker", password="worker-secret") as plane:
+    async with open_etcd(
+        server.address, EtcdConfig(username="worker", password=Secret("worker-secret"))
+    ) as plane:
         await plane.put("ok/a", b"1")
         with pytest.raises(ControlPlaneError, match="permission denied") as caught:
             await plane.put("no/a", b"1")
@@ -351,8 +364,8 @@ async def test_what_a_user_may_not_do_is_a_definite_error(server: EmbeddedServer
             async with plane.watch("no/") as events:
                 await take(events)
         await plane.put("ok/a", b"2")
-    for username, password in (("worker", "wrong"), (None, None)):
-        async with open_etcd(server.address, username=username, password=password) as plane:
+    for section in (EtcdConfig(username="worker", password=Secret("wrong")), EtcdConfig()):
+        async with open_etcd(server.address, section) as plane:
             with pytest.raises(ControlPlaneError) as refused:
                 await plane.get("ok/a")
             assert refused.value.definite
@@ -372,13 +385,18 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
     try:
         certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
         await until(certificate.exists)
-        async with open_etcd(f"https://127.0.0.1:{port}", ca_file=certificate) as plane:
+        async with open_etcd(
+            f"https://127.0.0.1:{port}",
+            EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),
+        ) as plane:
             await eventually(plane.check_health)
             async with plane.watch("") as events:
                 await take(events)
                 await plane.put("a", b"1")
                 await take(events)
-        async with open_etcd(f"https://127.0.0.1:{port}", timeout_s=0.5) as plane:
+        async with open_etcd(
+            f"https://127.0.0.1:{port}", EtcdConfig(request_timeout_s=0.5)
+        ) as plane:
             with pytest.raises(ConnectError):
                 await plane.get("a")
     finally:

@@ -8,6 +8,7 @@ import attrs
 import grpc
 import pytest
 
+from trinamo.runtime.config.planes import TlsConfig
 from trinamo.runtime.errors import (
     CompactedError,
     ConfigError,
@@ -131,11 +132,7 @@ async def test_a_name_among_several_that_is_unknown_is_a_connect_error() -> None
         await resolve(parse_endpoints("127.0.0.1:1,no-such-host.invalid:1"))
 
 
-def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="certificate and key"):
-        open_channel("ipv4:127.0.0.1:1", uses_tls=True, cert_file=tmp_path / "cert.pem")
-
-
 def test_a_tls_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    section = TlsConfig(enabled=True, ca_file=str(tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match=r"missing\.pem"):
-        open_channel("ipv4:127.0.0.1:1", uses_tls=False, ca_file=tmp_path / "missing.pem")
+        open_channel("ipv4:127.0.0.1:1", section, uses_tls=True, server_name=None)

@@ -12,6 +12,7 @@ import trio
 
 from tests.certificates import Authority, needs_openssl
 from tests.conformance.control.backends import eventually
+from trinamo.runtime.config.config import EtcdConfig, TlsConfig
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd
@@ -70,7 +71,15 @@ async def test_mutual_tls_holds_a_watch_over_a_restart_and_refuses_strangers(
     other, other_key = stranger.sign("worker")
     endpoint = f"https://127.0.0.1:{server.port}"
     async with open_etcd(
-        endpoint, ca_file=authority.ca_file, cert_file=mine, key_file=my_key
+        endpoint,
+        EtcdConfig(
+            tls=TlsConfig(
+                enabled=True,
+                ca_file=str(authority.ca_file),
+                cert_file=str(mine),
+                key_file=str(my_key),
+            )
+        ),
     ) as plane:
         async with server.running():
             await eventually(plane.check_health)
@@ -84,10 +93,16 @@ async def test_mutual_tls_holds_a_watch_over_a_restart_and_refuses_strangers(
                     {"ca_file": stranger.ca_file, "cert_file": mine, "key_file": my_key},
                     {"cert_file": mine, "key_file": my_key},
                 ):
-                    async with open_etcd(endpoint, timeout_s=0.6, **arguments) as refused:  # type: ignore[arg-type]
+                    tls = TlsConfig(
+                        enabled=True, **{name: str(path) for name, path in arguments.items()}
+                    )
+                    section = EtcdConfig(request_timeout_s=0.6, tls=tls)
+                    async with open_etcd(endpoint, section) as refused:
                         with pytest.raises(TrinamoError):
                             await refused.get("k/a")
-                async with open_etcd(f"127.0.0.1:{server.port}", timeout_s=0.6) as plain:
+                async with open_etcd(
+                    f"127.0.0.1:{server.port}", EtcdConfig(request_timeout_s=0.6)
+                ) as plain:
                     with pytest.raises(TrinamoError):
                         await plain.get("k/a")
         async with server.running(), plane.watch("k/") as events:
@@ -112,20 +127,28 @@ async def test_the_name_in_the_certificate_is_checked_or_given(
     async with server.running():
         async with open_etcd(
             endpoints,
-            tls=True,
-            ca_file=authority.ca_file,
-            cert_file=mine,
-            key_file=my_key,
-            tls_server_name="etcd.example",
+            EtcdConfig(
+                tls=TlsConfig(
+                    enabled=True,
+                    ca_file=str(authority.ca_file),
+                    cert_file=str(mine),
+                    key_file=str(my_key),
+                    server_name="etcd.example",
+                )
+            ),
         ) as plane:
             assert "etcd" in await eventually(plane.check_health)
         async with open_etcd(
             endpoints,
-            tls=True,
-            ca_file=authority.ca_file,
-            cert_file=mine,
-            key_file=my_key,
-            timeout_s=0.6,
+            EtcdConfig(
+                request_timeout_s=0.6,
+                tls=TlsConfig(
+                    enabled=True,
+                    ca_file=str(authority.ca_file),
+                    cert_file=str(mine),
+                    key_file=str(my_key),
+                ),
+            ),
         ) as nameless:
             with pytest.raises(TrinamoError):
                 await nameless.get("a")
@@ -138,6 +161,16 @@ async def test_several_addresses_are_each_found_in_their_certificate(tmp_path: P
     endpoints = [f"https://127.0.0.1:{server.port}", f"https://localhost:{server.port}"]
     async with (
         server.running(),
-        open_etcd(endpoints, ca_file=authority.ca_file, cert_file=mine, key_file=my_key) as plane,
+        open_etcd(
+            endpoints,
+            EtcdConfig(
+                tls=TlsConfig(
+                    enabled=True,
+                    ca_file=str(authority.ca_file),
+                    cert_file=str(mine),
+                    key_file=str(my_key),
+                )
+            ),
+        ) as plane,
     ):
         assert "etcd" in await eventually(plane.check_health)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import trio
 
+from trinamo.runtime.config.config import NatsConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
@@ -68,7 +69,8 @@ class NatsServerUnderTest:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[EventPlane]:
         async with open_nats(
-            [self.url], outgoing_messages_max=64, reconnect_wait_s=0.02, reconnect_wait_max_s=0.1
+            [self.url],
+            NatsConfig(outgoing_messages_max=64, reconnect_wait_s=0.02, reconnect_wait_max_s=0.1),
         ) as plane:
             yield plane
 

@@ -22,6 +22,7 @@ from tests.transports.nats.brokers import (
     wait_away,
     wait_back,
 )
+from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.errors import ConfigError, ConnectError, RequestError
 from trinamo.runtime.planes import EventPlane, Message
 from trinamo.transports.nats import NatsEventPlane, open_nats
@@ -43,9 +44,13 @@ def raises_connect_error(text: str) -> pytest.RaisesExc[ConnectError]:
     )
 
 
-async def open_and_leave(servers: list[str], **options: object) -> None:
+async def open_and_leave(
+    servers: list[str],
+    section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
+    tls: ssl.SSLContext | None = None,
+) -> None:
     with trio.fail_after(20):
-        async with open_nats(servers, **options) as plane:  # type: ignore[arg-type]
+        async with open_nats(servers, section, tls=tls) as plane:
             await plane.check_health()
 
 
@@ -81,11 +86,12 @@ async def test_an_address_that_is_none_is_a_config_error(servers: list[str]) -> 
 
 
 async def test_a_missing_package_is_a_config_error_that_says_how_to_mend_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "seed").write_text("SU" + "A" * 56)
     monkeypatch.setitem(sys.modules, "nkeys", None)
     with pytest.raises(ConfigError, match="pip install"):
-        await open_and_leave([url], nkey_seed="SU" + "A" * 56)
+        await open_and_leave([url], NatsConfig(nkey_seed_file=str(tmp_path / "seed")))
 
 
 async def test_one_server_may_be_given_as_text(url: str) -> None:
@@ -99,18 +105,18 @@ async def test_the_next_server_is_tried(url: str) -> None:
 
 async def test_username_and_password_are_checked_by_the_server() -> None:
     with private_server(find_nats_server(), "--user", "u", "--pass", "p") as server:
-        await open_and_leave([server.url], username="u", password="p")
+        await open_and_leave([server.url], NatsConfig(username="u", password=Secret("p")))
         with raises_connect_error("Authorization Violation"):
-            await open_and_leave([server.url], username="u", password="wrong")
+            await open_and_leave([server.url], NatsConfig(username="u", password=Secret("wrong")))
         with raises_connect_error("Authorization Violation"):
             await open_and_leave([server.url])
 
 
 async def test_a_token_is_checked_by_the_server() -> None:
     with private_server(find_nats_server(), "--auth", "t") as server:
-        await open_and_leave([server.url], token="t")
+        await open_and_leave([server.url], NatsConfig(token=Secret("t")))
         with raises_connect_error("Authorization Violation"):
-            await open_and_leave([server.url], token="wrong")
+            await open_and_leave([server.url], NatsConfig(token=Secret("wrong")))
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
@@ -158,7 +164,7 @@ async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
         listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
         port = listeners[0].socket.getsockname()[1]
         with trio.fail_after(10), trio.move_on_after(0.05) as scope:
-            async with open_nats([f"nats://127.0.0.1:{port}"], connect_timeout_s=60):
+            async with open_nats([f"nats://127.0.0.1:{port}"], NatsConfig(connect_timeout_s=60)):
                 raise AssertionError
         assert scope.cancelled_caught
         nursery.cancel_scope.cancel()
@@ -258,7 +264,7 @@ async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
     with private_server(find_nats_server()) as server:
         assert server.child is not None
         with trio.fail_after(20):
-            async with open_nats([server.url], drain_timeout_s=0.3) as plane:
+            async with open_nats([server.url], NatsConfig(drain_timeout_s=0.3)) as plane:
                 server.child.send_signal(signal.SIGSTOP)
                 for _ in range(48):
                     await plane.publish("big", b"x" * 1_000_000)
@@ -269,7 +275,9 @@ async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
 async def test_a_server_that_falls_silent_counts_as_gone() -> None:
     with private_server(find_nats_server()) as server:
         assert server.child is not None
-        async with open_nats([server.url], ping_interval_s=0.1, reconnect_wait_max_s=0.2) as plane:
+        async with open_nats(
+            [server.url], NatsConfig(ping_interval_s=0.1, reconnect_wait_max_s=0.2)
+        ) as plane:
             server.child.send_signal(signal.SIGSTOP)
             await wait_away(plane)
             server.child.send_signal(signal.SIGCONT)
@@ -283,7 +291,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
     host, _, port = url.removeprefix("nats://").partition(":")
     with trio.fail_after(30):
         async with (
-            open_nats([url], reconnect_wait_s=0.02) as plane,
+            open_nats([url], NatsConfig(reconnect_wait_s=0.02)) as plane,
             plane.subscribe(f"{subject}.>") as subscription,
         ):
             async with await trio.open_tcp_stream(host, int(port)) as raw:
@@ -301,7 +309,9 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
 async def test_a_server_that_refuses_us_is_asked_again() -> None:
     """A server that turns our credentials away for a while, which nats-py takes as final."""
     with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(30):
-        async with open_nats([server.url], token="t", reconnect_wait_s=0.02) as plane:
+        async with open_nats(
+            [server.url], NatsConfig(token=Secret("t"), reconnect_wait_s=0.02)
+        ) as plane:
             server.kill()
             await wait_away(plane)
             server.command[-1] = "changed"
@@ -327,7 +337,7 @@ async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
         private_server(binary, *arguments(routes[1], routes[0])) as second,
         trio.fail_after(30),
     ):
-        async with open_nats([first.url], reconnect_wait_s=0.02) as plane:
+        async with open_nats([first.url], NatsConfig(reconnect_wait_s=0.02)) as plane:
             async with open_nats([second.url]) as other:
                 await until_reachable(plane, other)
             # The list of members is read when a connection is made or lost.
@@ -357,8 +367,8 @@ async def test_a_server_without_jetstream_is_refused_where_it_is_needed() -> Non
         async with open_nats([server.url]) as plane:
             await plane.check_health()
         with raises_connect_error("runs without JetStream"):
-            await open_and_leave([server.url], needs_jetstream=True)
+            await open_and_leave([server.url], NatsConfig(jetstream=True))
 
 
 async def test_a_server_with_jetstream_is_taken(url: str) -> None:
-    await open_and_leave([url], needs_jetstream=True)
+    await open_and_leave([url], NatsConfig(jetstream=True))

@@ -19,6 +19,7 @@ import trio
 from tests.servers import SessionNats
 from tests.sources import ROOT
 from tests.transports.nats.brokers import eventually, private_server
+from trinamo.runtime.config.config import NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement, WorkQueue
 from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, open_consumer
@@ -167,7 +168,7 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
         done.append(job.id)
 
     with private_server(find_nats_server(), "-js", "-sd", str(stored)) as server:
-        async with open_nats([server.url], reconnect_wait_s=0.02) as plane:
+        async with open_nats([server.url], NatsConfig(reconnect_wait_s=0.02)) as plane:
             queues = Queues(plane, RealEnv(), read_interval_s=0.1)
             async with (
                 queues.consume("work", handle, decode=bytes, queue_limits=LIMITS, limits=PACE),

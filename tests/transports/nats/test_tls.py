@@ -14,6 +14,7 @@ import trio
 
 from tests.certificates import Authority, needs_openssl
 from tests.transports.nats.brokers import private_server, wait_away
+from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.errors import ConnectError
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
@@ -54,7 +55,9 @@ async def test_a_server_that_offers_no_tls_is_told_nothing(scheme: str) -> None:
     async with open_stripper() as stripper:
         url = f"{scheme}://127.0.0.1:{stripper.port}"
         with trio.fail_after(20), pytest.raises(ConnectError, match="offers none") as caught:
-            async with open_nats([url], tls=tls, token="the-token", connect_timeout_s=1):
+            async with open_nats(
+                [url], NatsConfig(token=Secret("the-token"), connect_timeout_s=1), tls=tls
+            ):
                 pass
     assert bytes(stripper.told) == b""
     assert caught.value.definite
@@ -66,7 +69,9 @@ async def test_without_tls_the_same_server_is_greeted() -> None:
     async with open_stripper() as stripper:
         url = f"nats://127.0.0.1:{stripper.port}"
         with trio.fail_after(20), pytest.raises(ConnectError):
-            async with open_nats([url], token="the-token", connect_timeout_s=0.2):
+            async with open_nats(
+                [url], NatsConfig(token=Secret("the-token"), connect_timeout_s=0.2)
+            ):
                 pass
     assert b"the-token" in stripper.told
 
@@ -81,7 +86,7 @@ async def test_tls_is_not_given_up_on_a_reconnection(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(authority.ca_file))
     with private_server(find_nats_server(), *flags) as server:
         async with open_nats(
-            [server.url], tls=context, token="the-token", reconnect_wait_s=0.01
+            [server.url], NatsConfig(token=Secret("the-token"), reconnect_wait_s=0.01), tls=context
         ) as plane:
             await plane.check_health()
             server.kill()

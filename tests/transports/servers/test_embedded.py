@@ -20,6 +20,7 @@ import trio
 from tests.conformance.control.backends import until
 from tests.servers import listening_ports
 from tests.session import needs
+from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats
@@ -188,9 +189,9 @@ async def test_the_folder_of_a_server_is_for_this_user_alone(kind: str) -> None:
 async def test_nats_lets_in_only_who_has_the_token_of_the_run(token: str) -> None:
     async with open_nats_server() as server:
         with pytest.raises(ConnectError, match="Authorization"):
-            async with open_nats(server.url, token=token):
+            async with open_nats(server.url, NatsConfig(token=Secret(token))):
                 pass
-        async with open_nats(server.url, token=server.token) as plane:
+        async with open_nats(server.url, NatsConfig(token=Secret(server.token))) as plane:
             await plane.check_health()
         lines = [command_line(each) for each in processes() if each.name.isdigit()]
         assert not any(server.token in line for line in lines)
