@@ -70,6 +70,7 @@ def header(title: str, *cells: str) -> None:
 async def etcd_outage(binary: Path | None, *, watches: int, outage_s: float) -> list[object]:
     written = History()
     histories = [History() for _ in range(watches)]
+    used: list[float] = []
     async with (
         open_etcd_server(binary=binary) as server,
         # A short deadline: in the outage the writer shall go on trying at its rate.
@@ -91,7 +92,6 @@ async def etcd_outage(binary: Path | None, *, watches: int, outage_s: float) -> 
                 await trio.sleep(2)
                 writing.cancel()
 
-            used: list[float] = []
             nursery.start_soon(break_it)
             await write_keys(writer, "k/", written)
         for history in histories:
