@@ -42,9 +42,10 @@ test: $(STAMPS)/dev model ## Install and run every test; in one process with LAN
 swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
 	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
 
-lint: $(STAMPS)/dev ## Check style and format.
+lint: $(STAMPS)/dev ## Check style and format, and that nothing stays that nobody calls.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q tests/house/test_dead_names.py
 
 types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 	$(BIN)/mypy

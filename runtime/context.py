@@ -193,15 +193,6 @@ class Context:
             self._stopped_event = trio.Event()
         await self._stopped_event.wait()
 
-    async def wait_killed(self) -> None:
-        """Return once killed; at once if it already is. Safe to cancel."""
-        if self.state is State.KILLED:
-            await trio.lowlevel.checkpoint()
-            return
-        if self._killed_event is None:
-            self._killed_event = trio.Event()
-        await self._killed_event.wait()
-
 
 class KillableScope:
     """A `with` block that ends early, silently, when its context is killed."""

@@ -1,4 +1,4 @@
-"""The seam the simulator replaces: clock, dice, notes, buggify. Nothing else differs.
+"""The seam the simulator replaces: clock, dice, notes. Nothing else differs.
 
 trio's own clock carries every timeout, so `Clock.now` is only for measuring, and `Clock.wall` for
 time stamps. Nothing in `runtime/` or `transports/tcp` reads `time`, `random`, `uuid` or
@@ -38,10 +38,6 @@ class Env(Protocol):
         """Record a fact worth checking, such as `stream.token`; costs nothing in real life."""
         ...
 
-    def buggify(self, name: str, /) -> bool:
-        """Whether to take the rare path called `name` now; always false outside simulation."""
-        ...
-
 
 class RealClock:
     """The machine's clocks."""
@@ -62,6 +58,3 @@ class RealEnv:
 
     def note(self, kind: str, /, **fields: Any) -> None:
         pass
-
-    def buggify(self, name: str, /) -> bool:  # noqa: ARG002 -- the protocol's parameter
-        return False

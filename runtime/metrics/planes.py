@@ -1,4 +1,4 @@
-"""What `/metrics` shows of the control and event planes: read from them when it is scraped.
+"""What `/metrics` shows of the control, event and request planes: read from them when it is scraped.
 
 The planes count for themselves (`planes/statistics.py`); nothing is counted twice, and a plane
 that does not count has no series.
@@ -6,7 +6,7 @@ that does not count has no series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -19,6 +19,7 @@ from ..planes import (
     CountsEvents,
     EventPlane,
     EventStatistics,
+    RequestServer,
 )
 from .metrics import Metrics
 
@@ -29,15 +30,26 @@ _EVENT: Final = "trinamo_event_plane"
 
 
 class _PlaneCollector:
-    def __init__(self, control: ControlPlane, events: EventPlane) -> None:
+    def __init__(
+        self, control: ControlPlane, events: EventPlane, servers: Sequence[RequestServer]
+    ) -> None:
         self._control = control
         self._events = events
+        self._servers = servers
 
     def collect(self) -> Iterator[Metric]:
         if isinstance(self._control, CountsControl):
             yield from _control_series(self._control.statistics())
         if isinstance(self._events, CountsEvents):
             yield from _event_series(self._events.statistics())
+        malformed = CounterMetricFamily(
+            "trinamo_request_plane_malformed_frames",
+            "What arrived and was no request",
+            labels=["transport"],
+        )
+        for server in self._servers:
+            malformed.add_metric([server.transport], server.malformed_count)
+        yield malformed
 
 
 def _control_series(counts: ControlStatistics) -> Iterator[Metric]:
@@ -74,6 +86,11 @@ def _event_series(counts: EventStatistics) -> Iterator[Metric]:
     yield dropped
 
 
-def show_planes(metrics: Metrics, control: ControlPlane, events: EventPlane) -> None:
+def show_planes(
+    metrics: Metrics,
+    control: ControlPlane,
+    events: EventPlane,
+    servers: Sequence[RequestServer] = (),
+) -> None:
     """Add the planes' series to the exposition of `metrics`; once per process."""
-    metrics.registry.register(_PlaneCollector(control, events))
+    metrics.registry.register(_PlaneCollector(control, events, servers))

@@ -51,6 +51,11 @@ class RequestServer(Protocol):
         """What callers must know to reach it; valid once `serve` has started."""
         ...
 
+    @property
+    def malformed_count(self) -> int:
+        """What has arrived and was no request, or no frame at all."""
+        ...
+
     async def serve(
         self,
         service: RequestService,

@@ -348,7 +348,7 @@ async def open_runtime(
         data = await planes.enter_async_context(
             transports.open_data(config, env, events, serving=instance_id)
         )
-        show_planes(metrics, control, events)
+        show_planes(metrics, control, events, data.request_servers)
         transfers: EngineTransfers | None = None
         if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:
             chain = await planes.enter_async_context(transports.open_transfers(config, env))

@@ -62,7 +62,6 @@ class World(Machines):
         steps_max: int = 2_000_000,
         virtual_s_max: float = 3600.0,
         ambient: Ambient = "raise",
-        buggify: bool = False,
         trace_steps: bool = True,
         keep_rows: bool = True,
     ) -> None:
@@ -75,7 +74,6 @@ class World(Machines):
         self.power_was_cut = False
         """Whether any host was ever without power; spares the wires a look at every one."""
         self.steps = self._unwinding_steps = 0
-        self.buggify_enabled = buggify
         self.ended_s = 0.0
         """When `main` returned or the run failed, in virtual seconds."""
         self.error: BaseException | None = None

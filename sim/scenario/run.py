@@ -26,9 +26,7 @@ from .scenario import Scenario
 __all__ = ["run_scenario"]
 
 
-def run_scenario(
-    scenario: Scenario, choices: Choices, *, bug: str = "", buggify: bool = False
-) -> Outcome:
+def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outcome:
     """Play it in a fresh world and judge it; `bug` names a mistake to put back.
 
     A run that fails on its own account (deadlock, limits, a process that crashed) is a
@@ -41,7 +39,6 @@ def run_scenario(
         policy=scenario.policy or "batch",
         steps_max=scenario.limits.steps,
         virtual_s_max=scenario.limits.virtual_s,
-        buggify=buggify,
     )
     plan = scenario.network
     network = ClusterNetwork(

@@ -115,11 +115,6 @@ class MemoryStore:
         ]
         return found, max(start_revision, self._history_start + stop)
 
-    def lease_ids(self, *, now: float) -> list[int]:
-        """The leases alive, oldest first."""
-        self._begin(now)
-        return sorted(self._leases)
-
     # --- writing -----------------------------------------------------------------------------
 
     def put(self, key: str, value: bytes, *, lease_id: int = 0, now: float) -> int:

@@ -68,7 +68,6 @@ class NatsRequestServer:
         pending_max: int = 4096,
     ) -> None:
         self.malformed_count = 0
-        self.unanswered_count = 0
         self._events = events
         self._address = address
         self._transport = transport
@@ -133,7 +132,6 @@ class NatsRequestServer:
             await self._events.publish(to, frame)
         except (OverloadedError, ConnectError, RequestError) as error:
             # The caller runs into its deadline, as with any message that was lost.
-            self.unanswered_count += 1
             _log.warning("request %s: cannot answer: %s", answer.id, error)
 
 

@@ -95,7 +95,7 @@ class Gate(Generic[T]):
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
             else:
                 backoff_s = _BACKOFF_MIN_S
-                if len(self._strangers) >= self._options.ungreeted_max:
+                if self.ungreeted_count >= self._options.ungreeted_max:
                     self._make_room()
                 stranger = _Stranger(_origin(stream), trio.CancelScope())
                 self._strangers[stranger] = None

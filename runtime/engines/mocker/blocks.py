@@ -48,7 +48,6 @@ class BlockCache:
         on_event: Callable[[KvEvent], None] = lambda _: None,
     ) -> None:
         self.block_count, self.block_tokens = block_count, block_tokens
-        self.hits = self.evictions = 0
         self._has_prefix_caching = has_prefix_caching
         self._on_event = on_event
         self._slots: dict[int, SlotBlocks] = {}
@@ -63,11 +62,6 @@ class BlockCache:
     def active_count(self) -> int:
         """Blocks in use: full ones once each, and one for every partial block."""
         return len(self._active) + sum(bool(blocks.partial) for blocks in self._slots.values())
-
-    @property
-    def inactive_count(self) -> int:
-        """Full blocks that the next shortage may evict."""
-        return len(self._inactive)
 
     def held(self) -> list[KvEvent]:
         """All full blocks, as the events that would tell them to somebody who knows of none."""
@@ -137,12 +131,10 @@ class BlockCache:
         """Refer to a full block behind `parent`; whether it was there."""
         if digest in self._active and self._has_prefix_caching:
             self._active[digest] += 1
-            self.hits += 1
             return True
         if digest in self._inactive:
             del self._inactive[digest]
             self._active[digest] = 1
-            self.hits += 1
             return True
         self._active[digest] = self._active.get(digest, 0) + 1
         self._parents[digest] = parent
@@ -159,5 +151,4 @@ class BlockCache:
             del self._parents[digest]
             evicted.append(digest)
         if evicted:
-            self.evictions += len(evicted)
             self._on_event(Removed(tuple(evicted)))

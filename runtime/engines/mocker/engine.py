@@ -30,13 +30,11 @@ from ..validation import check_prompt_fits
 from .blocks import BlockCache
 
 __all__ = [
-    "FIRST_TIMING",
     "MockerEngine",
     "MockerOptions",
     "Timing",
     "costed_hop",
     "expected_text",
-    "handoff_s",
     "open_mocker_engine",
 ]
 
@@ -49,35 +47,24 @@ OUTPUTS: Final = b"abcdefghijklmnopqrstuvwxyz" + b" " * 6
 class Timing:
     """How long a step takes, in milliseconds: two polynomials fitted to an H100 upstream.
 
-    Prefill of n new tokens takes `prefill_ms[0]`·n² + `[1]`·n + `[2]`, once for the batch or, if
-    `is_per_request`, for each prompt. A decode step at the share u of the KV memory in use takes
+    Prefill of n new tokens takes `prefill_ms[0]`·n² + `[1]`·n + `[2]`, once for the batch. A decode step at the share u of the KV memory in use takes
     `decode_ms[0]`·u² + `[1]`·u + `[2]`, at least `decode_min_ms`.
     """
 
     prefill_ms: tuple[float, float, float] = (4.209989e-7, 1.518344e-2, 16.50142)
     decode_ms: tuple[float, float, float] = (-25.74, 54.01, 5.74)
     decode_min_ms: float = 1.0
-    is_per_request: bool = False
 
     def prefill(self, new_tokens: Sequence[int]) -> float:
         """Milliseconds for prompts with so many uncached tokens each; 0 without any."""
         square, linear, constant = self.prefill_ms
-        counts = list(new_tokens) if self.is_per_request else [sum(new_tokens)]
-        return sum(square * n * n + linear * n + constant for n in counts if n > 0)
+        count = sum(new_tokens)
+        return square * count * count + linear * count + constant if count else 0.0
 
     def decode(self, usage: float) -> float:
         """Milliseconds for one decode step; `usage` is the KV memory's, from 0 to 1."""
         square, linear, constant = self.decode_ms
         return max(square * usage * usage + linear * usage + constant, self.decode_min_ms)
-
-
-FIRST_TIMING: Final = Timing(
-    prefill_ms=(1.25e-6, 7.41e-2, 26.2),
-    decode_ms=(-5.47, 43.88, 19.44),
-    decode_min_ms=0.0,
-    is_per_request=True,
-)
-"""What upstream's first version used."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,25 +83,13 @@ class MockerOptions:
     decode_speedup_ratio: float = 1.0
     """On top of `speedup_ratio`, for decoding."""
     startup_time_s: float = 0.0
-    kv_transfer_bandwidth: float = 64.0
-    """GB/s; 0 makes the hand-over free."""
-    kv_bytes_per_token: int = 131_072
-    """Layers · 2 · KV heads · channels · bytes; this is an 8B model's in 16 bits."""
     timing: Timing = Timing()
 
     def __attrs_post_init__(self) -> None:
         if self.speedup_ratio <= 0 or self.decode_speedup_ratio <= 0:
             raise ValueError("the speed-up ratios of the mocker must be more than 0")
-        if self.startup_time_s < 0 or self.kv_transfer_bandwidth < 0:
-            raise ValueError("the times and bandwidths of the mocker must not be negative")
-
-
-def handoff_s(options: MockerOptions, prompt_tokens: int) -> float:
-    """Seconds to hand the KV of a prompt to another worker."""
-    if not options.kv_transfer_bandwidth:
-        return 0.0
-    size = prompt_tokens * options.kv_bytes_per_token
-    return size / (options.kv_transfer_bandwidth * 1e9) / options.speedup_ratio
+        if self.startup_time_s < 0:
+            raise ValueError("the start-up time of the mocker must not be negative")
 
 
 class MockerEngine:

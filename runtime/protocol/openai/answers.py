@@ -1,18 +1,17 @@
 """OpenAI's answers as structs, and how they are built from an engine's deltas.
 
-Clients and tests decode (`decode_answer`) with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per request: feed it every delta in order, take either the
+Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per request: feed it every delta in order, take either the
 bytes of the events or, at the end, the whole answer. Sans-IO; who sends what when is
 `runtime/http/chat.py`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import attrs
 import msgspec
 
-from ...errors import RemoteProtocolError, error_from_wire
 from .generate import Delta
 from .sse import TextTemplate, encode_data
 
@@ -34,8 +33,6 @@ __all__ = [
     "ModelList",
     "TokenCount",
     "Usage",
-    "decode_answer",
-    "decode_chunk",
 ]
 
 _encode = msgspec.json.Encoder().encode
@@ -140,31 +137,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every answer that is an error, and the last event of a broken stream."""
 
     error: ErrorDetail
-
-
-_ERROR_START = '{"error"'
-_AnswerT = TypeVar("_AnswerT")
-
-
-def decode_answer(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
-    """An answer of type `kind`; raises `RemoteProtocolError` if the server sent something else."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"the server's {kind.__name__} is malformed: {error}") from error
-
-
-def decode_chunk(data: bytes | str, kind: type[_AnswerT]) -> _AnswerT:
-    """The chunk in one event's data; raises the error that a broken stream ends with.
-
-    It comes back as the class it was on the server, without a claim to be definite. Whoever
-    reads `[DONE]` must not pass it here.
-    """
-    head = data[: len(_ERROR_START)]
-    if head in (_ERROR_START, _ERROR_START.encode()):
-        detail = decode_answer(data, ErrorBody).error
-        raise error_from_wire(detail.code or "internal", detail.message, definite=False)
-    return decode_answer(data, kind)
 
 
 # --- from deltas to answers ------------------------------------------------------------------

@@ -239,8 +239,7 @@ async def test_what_was_decided_before_the_worker_called_reaches_it_when_it_does
     with home.server.register(mine) as registration:
         (mine.stop if state is State.STOPPED else mine.kill)()
         async with home.client.call_home(registration.connection, theirs) as sender:
-            await (theirs.wait_stopped() if state is State.STOPPED else theirs.wait_killed())
-            assert theirs.state is state
+            await eventually(lambda: theirs.state is state)
             sender.open()
             sender.finish()
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.lowlevel
@@ -18,7 +19,6 @@ from trinamo.runtime.protocol.openai.answers import (
     Completion,
     ErrorBody,
     Usage,
-    decode_answer,
 )
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
@@ -42,7 +42,7 @@ async def test_a_chat_is_answered_whole(serve: Any) -> None:
     running = await serve()
     response = await post(running, "/v1/chat/completions", {"model": "local", **HELLO})
     assert response.status_code == 200
-    answer = decode_answer(response.content, ChatCompletion)
+    answer = msgspec.json.decode(response.content, type=ChatCompletion)
     assert answer.choices[0].message.content == "Hello ✓"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage == Usage(5, 4, 9)
@@ -55,7 +55,7 @@ async def test_a_chat_is_streamed_in_order_and_ends_with_done(serve: Any) -> Non
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *chunks, done = events(response.content)
     assert done == DONE_DATA
-    decoded = [decode_answer(chunk, ChatChunk) for chunk in chunks]
+    decoded = [msgspec.json.decode(chunk, type=ChatChunk) for chunk in chunks]
     assert [chunk.choices[0].delta.content for chunk in decoded] == ["Hel", "lo", " ✓"]
     assert [chunk.choices[0].finish_reason for chunk in decoded] == [None, None, "stop"]
     assert decoded[0].choices[0].delta.role == "assistant"
@@ -79,11 +79,11 @@ async def test_usage_comes_last_and_only_when_asked_for(serve: Any, path: str) -
 async def test_a_completion_is_answered_whole_and_streamed(serve: Any) -> None:
     running = await serve()
     whole = await post(running, "/v1/completions", {"prompt": "hi"})
-    assert decode_answer(whole.content, Completion).choices[0].text == "Hello ✓"
+    assert msgspec.json.decode(whole.content, type=Completion).choices[0].text == "Hello ✓"
     streamed = await post(running, "/v1/completions", {"prompt": ["hi"], "stream": True})
     *chunks, done = events(streamed.content)
     assert done == DONE_DATA
-    decoded = [decode_answer(chunk, Completion) for chunk in chunks]
+    decoded = [msgspec.json.decode(chunk, type=Completion) for chunk in chunks]
     assert "".join(chunk.choices[0].text for chunk in decoded) == "Hello ✓"
     assert decoded[-1].choices[0].finish_reason == "stop"
 
@@ -199,7 +199,7 @@ async def test_a_late_failure_is_the_last_event_and_there_is_no_done(serve: Any)
     assert response.status_code == 200
     first, last = events(response.content)
     assert '"a"' in first
-    assert decode_answer(last, ErrorBody).error.code == "disconnected"
+    assert msgspec.json.decode(last, type=ErrorBody).error.code == "disconnected"
     await running.wait_quiet()
     assert (
         running.value("requests_total", model="local", endpoint="chat", outcome="disconnected") == 1

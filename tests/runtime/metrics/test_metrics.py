@@ -39,9 +39,6 @@ class StillEnv:
     def note(self, kind: str, /, **fields: Any) -> None:
         pass
 
-    def buggify(self, name: str, /) -> bool:
-        return False
-
 
 LABELS = {"model": "m", "endpoint": "chat"}
 

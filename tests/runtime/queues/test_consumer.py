@@ -42,9 +42,6 @@ class DiceEnv:
     def note(self, kind: str, /, **fields: Any) -> None:
         self.notes.append((kind, fields))
 
-    def buggify(self, name: str, /) -> bool:
-        return False
-
 
 @attrs.define
 class Bench:

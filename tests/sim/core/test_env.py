@@ -3,7 +3,7 @@ from __future__ import annotations
 import trio
 
 from trinamo.runtime.env import Env
-from trinamo.sim import ReplayChoices, SeedChoices, SimEnv, World
+from trinamo.sim import SeedChoices, SimEnv, World
 
 
 def test_the_simulated_env_tells_virtual_time_with_the_hosts_skew() -> None:
@@ -43,15 +43,3 @@ def test_notes_become_rows_on_the_host_that_made_them() -> None:
     world.run(main)
     (row,) = world.trace.of_kind("stream.token")
     assert (row.host, row.field("index")) == ("a.1", 3)
-
-
-def test_buggify_says_no_unless_the_world_allows_it() -> None:
-    env = SimEnv(World(ReplayChoices([1, 1])), "a")
-    assert not env.buggify_enabled
-    assert not env.buggify("rare")
-
-
-def test_a_buggified_site_is_armed_once_and_fires_now_and_then() -> None:
-    env = SimEnv(World(ReplayChoices([1, 1, 0, 1, 0]), buggify=True), "a")
-    assert [env.buggify("armed") for _ in range(3)] == [True, False, True]
-    assert [env.buggify("not armed") for _ in range(3)] == [False, False, False]

@@ -236,11 +236,11 @@ async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() 
             async def answer_it() -> None:
                 async with TcpClient(options()).call_home(caller.connection(), mine) as sender:
                     sender.open()
-                    await mine.wait_killed()
+                    await eventually(lambda: mine.is_killed)
 
             end = await caller.accept()
             await end.say(encode_frame(b"", bytes(100))[:8])
-            await mine.wait_killed()
+            await eventually(lambda: mine.is_killed)
             await end.stream.aclose()
     assert mine.reason is Reason.PROTOCOL_ERROR
 

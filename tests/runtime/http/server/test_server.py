@@ -11,6 +11,7 @@ from typing import Any
 
 import h11
 import httpx
+import msgspec
 import pytest
 import trio
 import trio.lowlevel
@@ -19,7 +20,7 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.server.listening import open_listeners
-from trinamo.runtime.protocol.openai.answers import ChatChunk, decode_chunk
+from trinamo.runtime.protocol.openai.answers import ChatChunk
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
 
@@ -366,7 +367,7 @@ async def test_a_slow_reader_gets_every_byte_of_big_paced_events(
     assert all(line.startswith(b"data: ") for line in body.split(b"\n\n")[:-1])
     events = [event.data for event in SseParser().feed(bytes(body))]
     assert events.pop() == DONE_DATA
-    chunks = [decode_chunk(event, ChatChunk) for event in events]
+    chunks = [msgspec.json.decode(event, type=ChatChunk) for event in events]
     assert [chunk.choices[0].delta.content for chunk in chunks] == texts
     await stream.aclose()
     await running.wait_quiet()

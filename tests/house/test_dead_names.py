@@ -1,0 +1,93 @@
+"""Nothing that nobody calls stays: every name of the product is used by the product.
+
+vulture reads the product and the examples, as text: a name counts as used if it is written anywhere
+but where it is defined. Tests do not count, nor does `__all__`, so what only a test calls is found;
+the public names (`src/trinamo/__init__.pyi`) do. What is used all the same, by somebody whom vulture
+does not read, stands in `KNOWN` with the reason, and goes from it as soon as it is used or gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sources import ROOT, all_sources, front_door, listed
+
+vulture = pytest.importorskip("vulture", reason="`make lint` installs it")
+
+# By whom: the names.
+KNOWN = {
+    "Python calls it": "__getattr__ __class__ exc_value",
+    "trio calls it: a clock, an instrument, a socket, a stream":
+        "deadline_to_sleep_time start_clock after_task_step wait_writable optlen",
+    "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
+    "attrs calls it: the default of a field": "_make_decoder",
+    "a library reads it: PyYAML, jinja2, llama.cpp, NIXL": """
+        yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
+        flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
+        syncMode""",
+    "starlette and hypercorn read it, or call it": """
+        redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
+        keep_alive_timeout keep_alive_max_requests include_server_header""",
+    "clients of the HTTP API read it": "total_tokens owned_by",
+    "the model manager's interface as it is documented upstream":
+        "list_chat_completions_models list_completions_models",
+    "an option of a layout, named in configurations": "LAYER_FIRST",
+    "the account of a plain model, balanced by a property":
+        "entered acked died expired forgotten extensions broker_errors",
+    "statistics for whoever embeds an engine, a cache or a transfer plane": """
+        cancellations waiting_blocks refused_blocks usable_peers fallbacks blocks_in_flight
+        quarantined_blocks waiting_count""",
+    "of an index that routing will ask, and of memory that peers will name": "overlap device_memory",
+    "the faults of the memory planes, for tests of programs": """
+        outage drop_next open_memory_transfer_plane""",
+    "servers of tests and benchmarks": "urls followers open_etcd_cluster open_nats_cluster thaw",
+    "tests and properties of programs in the simulator call it, or read it": """
+        scenario_paths is_exhausted first_difference version_changes HOLD receive_nowait unread
+        cut_count violations load_started_s seeds_max twins""",
+}  # fmt: skip
+# Whoever is decorated so is called by its decorator's table.
+DECORATORS = ["@bug", "@*.command", "@*.callback", "@command"]
+
+
+def dead_names(files: Iterable[Path]) -> list[Any]:
+    product = vulture.Vulture(ignore_decorators=DECORATORS)
+    for path in files:
+        # A name is not used by standing in `__all__`; the lines keep their numbers.
+        text = re.sub(
+            r"^__all__ = .*?\]$", _blank, path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        product.scan(text, filename=path)
+    # ruff finds unused imports, and knows more about them.
+    return [item for item in product.get_unused_code() if item.typ != "import"]
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n")
+
+
+def test_every_name_is_used_by_the_product() -> None:
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    found = dead_names([*(source.path for source in all_sources()), *examples, front_door().path])
+    known = {name for names in KNOWN.values() for name in names.split()}
+    new = [
+        f"{Path(item.filename).relative_to(ROOT)}:{item.first_lineno}: {item.typ} {item.name}"
+        for item in found
+        if item.name not in known
+    ]
+
+    assert not new, "delete what nobody calls, or say who does:" + listed(new)
+    assert not (known - {item.name for item in found}), "used by now, or gone: take it off `KNOWN`"
+
+
+def test_a_name_that_only_all_and_a_test_know_is_dead(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        '__all__ = ["called", "idle"]\ndef called(): ...\ndef idle(): ...\ncalled()\n'
+    )
+
+    assert [item.name for item in dead_names([module])] == ["idle"]
