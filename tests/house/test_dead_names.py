@@ -21,7 +21,7 @@ vulture = pytest.importorskip("vulture", reason="`make lint` installs it")
 
 # By whom: the names.
 KNOWN = {
-    "Python calls it": "__getattr__ __class__ exc_value",
+    "Python calls it": "__class__ exc_value",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step wait_writable optlen",
     "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
@@ -33,6 +33,7 @@ KNOWN = {
     "starlette and hypercorn read it, or call it": """
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
         keep_alive_timeout keep_alive_max_requests include_server_header""",
+    "a page of docs/protocols is made from it": "PRESENCE",
     "clients of the HTTP API read it": "total_tokens owned_by",
     "the model manager's interface as it is documented upstream":
         "list_chat_completions_models list_completions_models",
