@@ -13,11 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.session.needs import VULTURE
 from tests.sources import ROOT, all_sources, front_door, listed
-
-vulture = pytest.importorskip("vulture", reason="`make lint` installs it")
 
 # By whom: the names.
 KNOWN = {
@@ -56,7 +53,7 @@ DECORATORS = ["@bug", "@*.command", "@*.callback", "@command"]
 
 
 def dead_names(files: Iterable[Path]) -> list[Any]:
-    product = vulture.Vulture(ignore_decorators=DECORATORS)
+    product = VULTURE.imported().Vulture(ignore_decorators=DECORATORS)
     for path in files:
         # A name is not used by standing in `__all__`; the lines keep their numbers.
         text = re.sub(

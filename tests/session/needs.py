@@ -20,7 +20,7 @@ import pytest
 
 __all__ = [
     "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "GPU", "LLAMACPP", "MOONCAKE", "NETWORKS", "NIXL",
-    "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "Need", "can_make_networks",
+    "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need", "can_make_networks",
     "needs_library_of", "pytest_terminal_summary", "skipped_text",
 ]  # fmt: skip
 
@@ -70,6 +70,7 @@ SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
 NIXL = Need("NIXL", _BY_HAND, "nixl_cu12")
 MOONCAKE = Need("Mooncake", _BY_HAND, "mooncake.engine")
 LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
+VULTURE = Need("vulture", "make lint", "vulture")
 A_MODEL = Need("language model", "make model")
 GPU = Need("NVIDIA GPU", "run on a machine with one")
 ROOT_RIGHTS = Need("right to become another user", "run as root")
