@@ -26,7 +26,6 @@ from trinamo.transports.servers.binaries import (
     find_etcd,
     find_nats_server,
     free_port,
-    loopback_url,
     nats_command,
 )
 from trinamo.transports.servers.process import log_tail, signal_group, spawn
@@ -34,6 +33,19 @@ from trinamo.transports.servers.process import log_tail, signal_group, spawn
 START_TIMEOUT_S = 30.0
 STOP_GRACE_S = 3.0
 ATTEMPTS = 3
+
+
+def free_ports(count: int) -> list[int]:
+    """That many different ports, each as `free_port` gives one."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)
+
+
+def loopback_url(port: int) -> str:
+    """Where an etcd member on loopback listens."""
+    return f"http://{LOOPBACK}:{port}"
 
 
 @attrs.frozen

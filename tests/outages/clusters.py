@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import trio
 
+from tests.servers import free_ports, loopback_url
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.transports.servers.binaries import (
@@ -23,8 +24,6 @@ from trinamo.transports.servers.binaries import (
     etcd_command,
     find_etcd,
     find_nats_server,
-    free_ports,
-    loopback_url,
     nats_command,
 )
 from trinamo.transports.servers.embedded import EmbeddedServer, supervised

@@ -20,8 +20,6 @@ __all__ = [
     "find_etcd",
     "find_nats_server",
     "free_port",
-    "free_ports",
-    "loopback_url",
     "nats_command",
 ]
 
@@ -69,19 +67,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
-
-
-def free_ports(count: int) -> list[int]:
-    """That many different ports, each as `free_port` gives one."""
-    found: dict[int, None] = {}
-    while len(found) < count:
-        found[free_port()] = None
-    return list(found)
-
-
-def loopback_url(port: int) -> str:
-    """Where an etcd member on loopback listens."""
-    return f"http://{LOOPBACK}:{port}"
 
 
 def etcd_command(

@@ -18,7 +18,7 @@ import trio
 
 from tests.conformance.control.backends import eventually, until
 from tests.proxy import Proxy, open_proxy
-from tests.servers import SessionEtcd
+from tests.servers import SessionEtcd, loopback_url
 from trinamo.runtime.config.config import EtcdConfig, Secret, TlsConfig
 from trinamo.runtime.errors import (
     ConnectError,
@@ -30,7 +30,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
-from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_port, loopback_url
+from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_port
 from trinamo.transports.servers.process import spawn, terminate
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]

@@ -12,6 +12,7 @@ import trio
 
 from tests.certificates import Authority, needs_openssl
 from tests.conformance.control.backends import eventually
+from tests.servers import free_ports, loopback_url
 from trinamo.runtime.config.config import EtcdConfig, TlsConfig
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Put
@@ -19,8 +20,6 @@ from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers.binaries import (
     etcd_command,
     find_etcd,
-    free_ports,
-    loopback_url,
 )
 from trinamo.transports.servers.process import spawn, terminate
 
