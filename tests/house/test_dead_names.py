@@ -30,7 +30,6 @@ KNOWN = {
     "starlette and hypercorn read it, or call it": """
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
         keep_alive_timeout keep_alive_max_requests include_server_header""",
-    "a page of docs/protocols is made from it": "PRESENCE",
     "clients of the HTTP API read it": "total_tokens owned_by",
     "the model manager's interface as it is documented upstream":
         "list_chat_completions_models list_completions_models",
