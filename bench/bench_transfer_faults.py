@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.transports.memory_owner import BACKENDS  # noqa: E402
 from tests.transports.routed_faults import ROUTED_FAULTS, open_routed_scene  # noqa: E402
-from tests.transports.transfer_faults import FAULTS, Outcome, open_scene  # noqa: E402
+from tests.transports.transfer_faults import FAULTS  # noqa: E402
+from tests.transports.transfer_scenes import Outcome, open_scene  # noqa: E402
 
 BACKEND_TIMEOUT_S = 180.0
 

@@ -22,7 +22,7 @@ from tests.transports.owner_process import (
     count_wrong,
     running_owner,
 )
-from tests.transports.transfer_faults import DEADLINE_S, GONE, PATIENCE_S, Outcome, outcome
+from tests.transports.transfer_scenes import DEADLINE_S, GONE, PATIENCE_S, Outcome, outcome
 from trinamo.runtime.kv.transfer.router import RouterOptions, TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.metrics.transfers import TransferMetrics

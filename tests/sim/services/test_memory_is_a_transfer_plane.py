@@ -8,9 +8,14 @@ from functools import partial
 
 import pytest
 
-from tests.conformance.transfer import test_transfer_plane as suite
+from tests.conformance.transfer import (
+    test_transfer_ending,
+    test_transfer_plane,
+    test_transfer_refusals,
+)
 from tests.conformance.transfer.backends import BLOCK_BYTES, Pages, Planes, TransferBackend
-from tests.conformance.transfer.test_transfer_plane import Ends, bounded, granted
+from tests.conformance.transfer.conftest import bounded, granted
+from tests.conformance.transfer.ends import Ends
 from tests.worlds import in_world, on_host
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import MemoryFabric, open_simulated_memory
@@ -22,6 +27,7 @@ ELSEWHERE = {"test_a_plane_that_is_closed_is_not_reached"}
 
 globals().update(
     (name, body)
+    for suite in (test_transfer_plane, test_transfer_refusals, test_transfer_ending)
     for name, body in vars(suite).items()
     if name.startswith("test_") and name not in ELSEWHERE
 )

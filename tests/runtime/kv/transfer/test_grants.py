@@ -3,143 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
 from typing import Any
 
-import attrs
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
 
+from tests.runtime.kv.transfer.lenders import (
+    BLOCKS,
+    DRAIN_S,
+    FREE,
+    HERE,
+    IN_FLIGHT,
+    QUARANTINED,
+    House,
+    Unfenced,
+    open_house,
+)
 from trinamo.runtime.errors import StaleMemoryError
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.grants import Grant
-from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
+from trinamo.runtime.kv.transfer.leases import open_block_leases
 from trinamo.runtime.kv.transfer.settlement import Inquiries
-from trinamo.runtime.planes import MemoryRegion, Transfer
-from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.settlement import PeerDescriptor, PeerStatus
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
     TransferFabric,
     open_memory_transfer_plane,
 )
 
-BLOCKS = 8
-DRAIN_S = 5.0
-HERE = "the peer's"
-
-
-class Unfenced:
-    """A region as RDMA has it: the owner cannot stop who knows the address."""
-
-    is_fenced = False
-
-    def __init__(self, region: MemoryRegion) -> None:
-        self._region = region
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._region, name)
-
-
-@attrs.define
-class House:
-    """A pool whose blocks a peer may write, and the peer."""
-
-    fabric: TransferFabric
-    pool: BlockPool
-    leases: BlockLeases
-    plane: MemoryTransferPlane
-    region: Any
-    statuses: list[PeerStatus]
-    evicted: list[PeerDescriptor]
-    lost: list[int]
-    nursery: trio.Nursery
-    moving: set[int] = attrs.field(factory=set)
-    """The tickets the peer says that it moves."""
-    peer: MemoryTransferPlane = attrs.field(init=False)
-    _life: trio.CancelScope = attrs.field(init=False)
-
-    async def be_born(self, *, answers: bool = True) -> None:
-        self._life = await self.nursery.start(self._live, answers)
-
-    async def _live(self, answers: bool, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        with trio.CancelScope() as life:
-            async with open_memory_transfer_plane(self.fabric, address=HERE) as self.peer:
-                says = self.peer.answering(lambda ticket: ticket not in self.moving)
-                with says if answers else nullcontext():
-                    task_status.started(life)
-                    await trio.sleep_forever()
-
-    async def die(self) -> None:
-        self._life.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-
-    @property
-    def writer(self) -> PeerDescriptor:
-        return PeerDescriptor("peer", HERE, self.peer.incarnation)
-
-    async def lend(self, count: int = 4, writer: PeerDescriptor | None = None) -> Grant:
-        """Grant blocks that their owner has given back already; the peer begins to move."""
-        blocks = self.pool.take(count)
-        assert blocks is not None
-        if writer is None:
-            assert await self.leases.meet(self.writer)
-        grant = self.leases.grant(self.region, blocks, writer or self.writer)
-        self.moving.add(grant.ticket)
-        self.pool.give_back(blocks)
-        await trio.testing.wait_all_tasks_blocked()
-        return grant
-
-    def counts(self) -> tuple[int, int, int, int]:
-        pool = self.pool
-        found = (pool.free_count, pool.used_count, pool.in_flight_count, pool.quarantined_count)
-        assert sum(found) == BLOCKS
-        return found
-
-
-FREE, IN_FLIGHT, QUARANTINED = (8, 0, 0, 0), (4, 0, 4, 0), (4, 0, 0, 4)
-
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    fabric, pool = TransferFabric(), BlockPool(BLOCKS)
-    statuses: list[PeerStatus] = []
-    evicted: list[PeerDescriptor] = []
-    lost = [0]
-
-    async def evict(writer: PeerDescriptor) -> None:
-        await trio.lowlevel.checkpoint()
-        evicted.append(writer)
-
-    def count(sign: int) -> Callable[[int], None]:
-        def change(blocks: int) -> None:
-            lost[0] += sign * blocks
-
-        return change
-
-    async with open_memory_transfer_plane(fabric) as plane:
-        inquiries = Inquiries(plane, timeout_s=1.0, on_status=statuses.append, on_gone=evict)
-        async with (
-            trio.open_nursery() as nursery,
-            open_block_leases(
-                pool,
-                drain_s=DRAIN_S,
-                on_quarantine=count(1),
-                on_readmit=count(-1),
-                dice=random.Random(1),
-                inquiries=inquiries,
-            ) as leases,
-        ):
-            region = await plane.register(bytearray(BLOCKS * 16), block_bytes=16, needs_ticket=True)
-            found = House(
-                fabric, pool, leases, plane, Unfenced(region), statuses, evicted, lost, nursery
-            )
-            await found.be_born()
-            yield found
-            nursery.cancel_scope.cancel()
+    async with open_house() as found:
+        yield found
 
 
 async def test_a_peer_that_has_settled_says_so_and_the_blocks_are_free(
@@ -438,64 +335,3 @@ async def test_closing_ends_every_question() -> None:
             leases.grant(region, [3], writer).withdraw()
         assert trio.lowlevel.current_statistics().tasks_living == tasks
         assert pool.quarantined_count == 4
-
-
-# --- when we are asked -----------------------------------------------------------------------------
-
-
-async def test_a_ticket_moves_from_its_transfer_s_start_until_it_is_settled(
-    house: House, autojump_clock: MockClock
-) -> None:
-    theirs = await house.peer.register(bytearray(64), block_bytes=16)
-    remote = await house.plane.connect(theirs.describe())
-    house.plane.faults.block_s = 1
-    house.plane.faults.lands_late = True
-    tickets = house.leases.tickets
-
-    def start(ticket: int) -> Any:
-        blocks = house.pool.take(2)
-        assert blocks is not None
-
-        def begin() -> Transfer:
-            return house.plane.start(
-                *(Direction.READ, house.region._region, blocks, remote, [0, 1]),
-                deadline_s=99,
-                ticket=ticket,
-            )
-
-        return house.leases.start(begin, blocks, ticket)
-
-    assert tickets.is_settled(7)
-    first = start(7)
-    assert not tickets.is_settled(7)
-    second = start(7)
-    other = start(8)
-    first.abort()
-    assert not tickets.is_settled(7), "it is over, but lands"
-    await first.wait_settled()
-    await second.wait_settled()
-    await other.wait_settled()
-    await trio.testing.wait_all_tasks_blocked()
-    assert tickets.is_settled(7)
-    assert tickets.is_settled(8)
-
-
-async def test_a_transfer_that_never_settles_says_moving_for_ever(
-    house: House, autojump_clock: MockClock
-) -> None:
-    theirs = await house.peer.register(bytearray(64), block_bytes=16)
-    remote = await house.plane.connect(theirs.describe())
-    house.plane.faults.stalls_after = 0
-    house.plane.faults.lands_late = True
-    blocks = house.pool.take(1)
-    assert blocks is not None
-    house.leases.start(
-        lambda: house.plane.start(
-            Direction.READ, house.region._region, blocks, remote, [0], deadline_s=9999, ticket=7
-        ),
-        blocks,
-        7,
-    ).abort()
-    await trio.sleep(600)
-    assert house.pool.quarantined_count == 1
-    assert not house.leases.tickets.is_settled(7)
