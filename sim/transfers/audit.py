@@ -8,7 +8,7 @@ or a lease that is wrong does not hide it. Bytes are compared by the hosts thems
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -27,7 +27,7 @@ class _Landing:
     """A transfer that writes blocks of another process, and that nobody there can stop."""
 
     into: str
-    """The life of the plane that has the blocks."""
+    """The incarnation of the process that has the blocks."""
     blocks: frozenset[int]
     transfer: Transfer
     owner: str
@@ -47,19 +47,21 @@ class Landings:
         self._all: list[_Landing] = []
         self._targets: dict[str, Callable[[], bool]] = {}
 
-    def admit(self, life: str, is_alive: Callable[[], bool]) -> None:
-        """A plane has been opened, and may be written to as long as its process lives."""
-        self._targets[life] = is_alive
+    def admit(self, incarnation: str, is_alive: Callable[[], bool]) -> None:
+        """A process has opened a plane, and may be written to as long as it lives."""
+        self._targets[incarnation] = is_alive
 
     def add(self, landing: _Landing) -> None:
         """One more has been started."""
         self._all = [each for each in self._all if not each.transfer.is_settled]
         self._all.append(landing)
 
-    def into(self, lives: Collection[str], block: int) -> Iterator[str]:
-        """Whose transfers may write this block of a process, known by the lives of its planes."""
+    def into(self, incarnation: str, block: int) -> Iterator[str]:
+        """Whose transfers may write this block of a process."""
         for each in self._all:
-            is_meant = each.into in lives and block in each.blocks and self._targets[each.into]()
+            is_meant = (
+                each.into == incarnation and block in each.blocks and self._targets[each.into]()
+            )
             if is_meant and each.may_land:
                 yield each.owner
 
@@ -78,8 +80,8 @@ class BlockAudit:
     """Shared by the audits of all processes."""
     is_alive: Callable[[], bool] = lambda: True
     """Whether this process is; a paused one is."""
-    lives: set[str] = attrs.field(factory=set, init=False)
-    """Of its planes."""
+    incarnation: str = attrs.field(default="", init=False)
+    """Of its process, once a plane is open."""
     owners: dict[int, str] = attrs.Factory(dict)
     """Whose each block is that somebody has taken."""
     _moves: list[tuple[Transfer, tuple[int, ...], str]] = attrs.Factory(list)
@@ -125,10 +127,10 @@ class BlockAudit:
         self.on_move(owner, backend, len(blocks))
         return owner
 
-    def opened(self, life: str) -> None:
-        """A plane of this process, by its incarnation."""
-        self.lives.add(life)
-        self.landings.admit(life, self.is_alive)
+    def opened(self, incarnation: str) -> None:
+        """A plane of this process is open."""
+        self.incarnation = incarnation
+        self.landings.admit(incarnation, self.is_alive)
 
     def writes(
         self, transfer: Transfer, remote: RemoteMemory, parts: Sequence[int], owner: str
@@ -140,7 +142,7 @@ class BlockAudit:
         blocks = frozenset(map(self.block_of, parts))
         into = remote.description.incarnation
         for block in blocks:
-            for name in self.landings.into((into,), block):
+            for name in self.landings.into(into, block):
                 raise self._broken(f"{owner} writes block {block} of {into}, and so may {name}")
         self.landings.add(_Landing(into, blocks, transfer, owner, self.is_alive))
 
@@ -160,7 +162,7 @@ class BlockAudit:
             for transfer, blocks, name in self._moves
             if block in blocks and not transfer.is_settled
         ]
-        return [*ours, *self.landings.into(self.lives, block)]
+        return [*ours, *self.landings.into(self.incarnation, block)]
 
     def _broken(self, text: str) -> Violation:
         return Violation("I9", f"{self.host}: {text}")

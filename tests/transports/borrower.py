@@ -1,6 +1,6 @@
 """A process that writes into blocks it was granted, slowly, for tests that strike it meanwhile.
 
-`python -m tests.transports.borrower SETTINGS`, a JSON object. It prints its card as a line of JSON,
+`python -m tests.transports.borrower SETTINGS`, a JSON object. It prints its descriptor as a line of JSON,
 and then takes commands, a line each, until its input ends.
 """
 
@@ -84,9 +84,9 @@ async def _borrow(settings: Settings) -> None:
         for region in transfers.memory.regions.values():
             assert isinstance(region, OneSidedRegion)
             region.synchronize = lambda: time.sleep(_PAUSE_S)
-        card = transfers.descriptor()
-        assert card is not None
-        print(json.dumps({"card": card.hex()}), flush=True)
+        descriptor = transfers.descriptor()
+        assert descriptor is not None
+        print(json.dumps({"descriptor": descriptor.hex()}), flush=True)
 
         async def write(peer_blocks: list[int], ticket: int) -> None:
             ours = list(range(len(peer_blocks)))

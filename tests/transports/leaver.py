@@ -1,6 +1,6 @@
 """A process that closes its backend while bytes of it are stuck on their way to a stopped peer.
 
-`python -m tests.transports.leaver BACKEND`. It prints its transfer port's address and life, and the
+`python -m tests.transports.leaver BACKEND`. It prints its transfer port's address and incarnation, and the
 process id of the peer, as a line of JSON, and lives on, with everything closed, until both are killed.
 """
 
@@ -33,7 +33,7 @@ async def _leave(backend: str) -> None:
                     await struck.transfer.wait()
             assert isinstance(plane, OneSidedPlane)
             tcp.outlives_us = plane.is_left_moving
-        said = {"address": tcp.address, "life": tcp.incarnation, "peer": owner.process.pid}
+        said = {"address": tcp.address, "incarnation": tcp.incarnation, "peer": owner.process.pid}
         print(json.dumps(said), flush=True)
         await trio.sleep_forever()
 

@@ -58,11 +58,11 @@ class Borrower:
                 assert pipe is not None
                 pipe.close()
 
-    async def card(self) -> bytes:
+    async def descriptor(self) -> bytes:
         """What it says of itself, once it runs."""
         assert self.process.stdout is not None
         line = await trio.to_thread.run_sync(self.process.stdout.readline)
-        return bytes.fromhex(json.loads(line)["card"])
+        return bytes.fromhex(json.loads(line)["descriptor"])
 
     def tell(self, do: str, **fields: object) -> None:
         assert self.process.stdin is not None
@@ -88,13 +88,13 @@ class Owner:
     def pool(self) -> BlockPool:
         return self.transfers.kv.pool
 
-    async def lend(self, borrower: Borrower, card: bytes) -> Grant:
+    async def lend(self, borrower: Borrower, writer: bytes) -> Grant:
         """Grant blocks to a process; returns when it has written some of them, and not all."""
         blocks = self.pool.take(SHARE)
         assert blocks is not None
         view = self.transfers.kv.memory.view
         view[:, :, blocks] = 0
-        transfers, peer = self.transfers, decode_peer(card)
+        transfers, peer = self.transfers, decode_peer(writer)
         assert await transfers.leases.meet(peer)
         ranges = transfers.kv.memory.range_ids(blocks)
         grant = transfers.leases.grant(transfers.memory, ranges, peer)
@@ -102,12 +102,12 @@ class Owner:
         borrower.tell("write", metadata=metadata, blocks=blocks, ticket=grant.ticket)
         await until(lambda: bool(view[:, :, blocks[0]].any()))
         assert not view[:, :, blocks[-1]].any(), "it was over before it could be struck"
-        assert await self.ask(card, grant.ticket) is InquiryResult.SAYS_MOVING
+        assert await self.ask(writer, grant.ticket) is InquiryResult.SAYS_MOVING
         return grant
 
-    async def ask(self, card: bytes, ticket: int) -> InquiryResult:
+    async def ask(self, writer: bytes, ticket: int) -> InquiryResult:
         """What a process says of a ticket now."""
-        inquiries, whom = self.transfers.leases._inquiries, decode_peer(card)
+        inquiries, whom = self.transfers.leases._inquiries, decode_peer(writer)
         assert inquiries is not None
         found = await inquiries.plane.inquire(whom.address, whom.incarnation, ticket, timeout_s=5)
         return found.result
@@ -134,9 +134,9 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 15) -> None:
 
 async def freeze_and_kill(owner: Owner, borrower: Borrower) -> None:
     """Stopped, it costs its blocks until it goes on; stopped again, until it is killed."""
-    card = await borrower.card()
+    writer = await borrower.descriptor()
     for number in (signal.SIGCONT, signal.SIGKILL):
-        grant = await owner.lend(borrower, card)
+        grant = await owner.lend(borrower, writer)
         borrower.send(signal.SIGSTOP)
         owner.withdraw(grant)
         await until(lambda g=grant: owner.is_quarantined(g))  # type: ignore[misc]
@@ -150,17 +150,17 @@ async def freeze_and_kill(owner: Owner, borrower: Borrower) -> None:
 
 async def kill_and_replace(owner: Owner, first: Borrower, held: ExitStack, backend: str) -> None:
     """Killed, replaced at its address, and ended in order: each is the end of an incarnation."""
-    card = await first.card()
-    refused, replaced = await owner.lend(first, card), await owner.lend(first, card)
+    writer = await first.descriptor()
+    refused, replaced = await owner.lend(first, writer), await owner.lend(first, writer)
     first.send(signal.SIGKILL)
     owner.withdraw(refused)
     await owner.freed(refused)
-    port = int(decode_peer(card).address.rpartition(":")[2])
+    port = int(decode_peer(writer).address.rpartition(":")[2])
     second = held.enter_context(Borrower.running(backend, port))
-    next_card = await second.card()
+    next_writer = await second.descriptor()
     owner.withdraw(replaced)
     await owner.freed(replaced)
-    grant = await owner.lend(second, next_card)
+    grant = await owner.lend(second, next_writer)
     second.tell("leave")
     owner.withdraw(grant)
     await until(lambda: grant.is_settled)

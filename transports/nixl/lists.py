@@ -1,7 +1,7 @@
 """Prepared lists: memory as NIXL wants it named, made once and kept.
 
 A list covers a whole region as equal blocks, so a transfer only names indices. Called in the
-owner's thread only.
+progress thread only.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from trinamo.transports.one_sided.transfer import Job
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
-from .owner import Owner
+from .progress import ProgressThread
 
 __all__ = ["NixlBackend", "open_nixl_plane"]
 
@@ -52,7 +52,7 @@ class NixlBackend:
         self.agent = agent
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self._hear: Callable[[str, bytes], None] = _ignore
-        self.owner = Owner(
+        self.thread = ProgressThread(
             agent,
             self._scratch,
             self.slot_count,
@@ -64,14 +64,14 @@ class NixlBackend:
 
     async def start(self) -> None:
         """Start the thread and register the scratch slots."""
-        self.owner.start()
+        self.thread.start()
 
         def prepare() -> bytes:
             self.agent.register(self._scratch)
-            self.owner.prepare_scratch()
+            self.thread.prepare_scratch()
             return self.agent.metadata()
 
-        self._metadata = await self.owner.call(prepare)
+        self._metadata = await self.thread.call(prepare)
 
     def hear(self, on_told: Callable[[str, bytes], None]) -> None:
         """Call this with what each peer tells us."""
@@ -89,26 +89,26 @@ class NixlBackend:
             return self.agent.metadata()
 
         try:
-            self._metadata = await self.owner.call(register)
+            self._metadata = await self.thread.call(register)
         except trio.Cancelled:
-            self.owner.post(lambda: self.owner.deregister(memory))
+            self.thread.post(lambda: self.thread.deregister(memory))
             raise
 
     async def deregister(self, memory: Memory) -> None:
         """Give a range back."""
-        await self.owner.call(lambda: self.owner.deregister(memory))
+        await self.thread.call(lambda: self.thread.deregister(memory))
 
     async def connect(self, remote: OneSidedRemote) -> None:
         """Load the peer's metadata, unless it is loaded."""
-        await self.owner.call(lambda: self.owner.connect(remote))
+        await self.thread.call(lambda: self.thread.connect(remote))
 
     async def forget(self, incarnation: str) -> None:
         """Drop a peer."""
-        await self.owner.call(lambda: self.owner.forget(incarnation))
+        await self.thread.call(lambda: self.thread.forget(incarnation))
 
     def submit(self, job: Job) -> None:
-        """Run a job in the owner's thread."""
-        self.owner.submit(job)
+        """Run a job in the progress thread."""
+        self.thread.submit(job)
 
     def _on_told(self, told: dict[str, list[bytes]]) -> None:
         for peer, messages in told.items():
@@ -117,15 +117,15 @@ class NixlBackend:
 
     async def close(self) -> bool:
         """End the thread and let go of the agent, unless it still moves bytes; whether it does."""
-        self.owner.stop()
-        has_ended = await trio.to_thread.run_sync(self.owner.join, 5.0)
-        if has_ended and self.owner.is_idle:
-            self.owner.close()
+        self.thread.stop()
+        has_ended = await trio.to_thread.run_sync(self.thread.join, 5.0)
+        if has_ended and self.thread.is_idle:
+            self.thread.close()
             return False
         # Destroying an agent under a transfer ends the process, and freeing the memory under one
         # is worse: both are kept until the process ends.
         _log.error("NIXL still moves bytes; the agent is left to the end of the process")
-        for kept in (self.agent, self.scratch, self.owner):
+        for kept in (self.agent, self.scratch, self.thread):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         return True
 

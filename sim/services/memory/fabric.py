@@ -9,7 +9,6 @@ fails it, a cut link or a machine that is off leaves it hanging until the adapte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import DisconnectedError, StaleMemoryError
@@ -26,7 +25,7 @@ __all__ = ["Adapter", "MemoryFabric"]
 class Adapter:
     """What the fabric knows of one process: whether it lives, and the memory it has registered."""
 
-    backend: Final = "simulated"
+    backend = "simulated"
 
     def __init__(self, fabric: MemoryFabric, env: Env, incarnation: str = "") -> None:
         self.fabric = fabric

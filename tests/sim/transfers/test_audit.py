@@ -129,7 +129,7 @@ def test_a_watched_plane_tells_of_every_start_and_is_the_plane_otherwise() -> No
     there = watched(plane, audit)
     there.start(Direction.READ, region("here"), blocks, region("there"), blocks, deadline_s=1)
     assert there.backend == "stub"
-    assert audit.lives == {"here"}
+    assert audit.incarnation == "here"
     assert told == [("first", "stub", 2)]
     assert len(plane.started) == 1
 
@@ -182,12 +182,14 @@ def test_blocks_of_a_process_that_has_died_may_be_written_by_anybody() -> None:
     writing.write()
 
 
-@pytest.mark.parametrize("why", ["fenced", "settled", "dead", "not admitted", "another life"])
+@pytest.mark.parametrize(
+    "why", ["fenced", "settled", "dead", "not admitted", "another incarnation"]
+)
 def test_a_write_that_cannot_land_forbids_nothing(why: str) -> None:
     writing = Writing(is_fenced=why == "fenced")
     writing.transfer.is_settled = why == "settled"
     writing.transfer.was_admitted = why != "not admitted"
     writing.is_alive = why != "dead"
-    if why == "another life":
-        writing.owner.lives = {"there again"}
+    if why == "another incarnation":
+        writing.owner.incarnation = "there again"
     lent(writing.owner, "second")

@@ -1,6 +1,6 @@
 """The end of a transfer stream that dialled, and the transfers it asks for.
 
-`Peer` keeps one stream to one peer, dialled when it is first needed and again when it broke. Dials
+`PeerStream` keeps one stream to one peer, dialled when it is first needed and again when it broke. Dials
 to different peers know nothing of each other, and whoever waits for one may stop waiting.
 """
 
@@ -35,7 +35,7 @@ from .checksum import NO_CHECKSUM
 from .link import Link
 from .memory import Flow
 
-__all__ = ["Dial", "Exchange", "InitiatorLink", "Peer", "TcpRemote"]
+__all__ = ["Dial", "Exchange", "InitiatorLink", "PeerStream", "TcpRemote"]
 
 
 class Exchange:
@@ -167,7 +167,7 @@ class _Started(trio.TaskStatus[InitiatorLink]):
         self._take(value)
 
 
-class Peer:
+class PeerStream:
     """One peer and the stream to it."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Peer:
         address: str,
         dial: Dial,
         nursery: trio.Nursery,
-        on_unreached: Callable[[Peer], None],
+        on_unreached: Callable[[PeerStream], None],
     ) -> None:
         self.incarnation, self.address = incarnation, address
         self._dial, self._nursery = dial, nursery
@@ -236,4 +236,4 @@ class TcpRemote:
     """A peer's region. Implements `RemoteMemory`."""
 
     description: MemoryDescription
-    peer: Peer
+    peer: PeerStream

@@ -5,7 +5,7 @@ and one reads. The writer takes turns between transfers, a slice each, and messa
 transfer waits for the whole of another. A fenced flow (see `memory.py`) is padded or
 discarded up to the end of its slice: the stream stays in step and serves the others.
 
-What the messages mean is up to the two kinds of link, `owner.py` and
+What the messages mean is up to the two kinds of link, `target.py` and
 `initiator.py`.
 """
 

@@ -1,7 +1,7 @@
 """The tcp transfer plane: blocks over streams.
 
 Read `memory.py` (regions, flows, fencing), then `link.py` (one stream), then
-its two ends, `owner.py` and `initiator.py`, and `flight.py` (one
+its two ends, `target.py` and `initiator.py`, and `flight.py` (one
 transfer). Works on simulated sockets, too.
 """
 
@@ -53,12 +53,12 @@ from ..greeting import dial_member, welcome
 from ..sockets import TcpOptions, open_listener
 from .checksum import Checksum, ChecksumChoice, choose, offered
 from .flight import TcpTransfer
-from .initiator import InitiatorLink, Peer, TcpRemote
+from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .inquiry import answer, inquire
 from .link import serve
 from .memory import TcpRegion
-from .owner import OwnerLink
 from .refusals import Refusals
+from .target import TargetLink
 
 __all__ = ["TcpTransferPlane", "TransferOptions", "open_transfer_plane"]
 
@@ -97,7 +97,7 @@ class TcpTransferPlane:
         self._env, self._nursery = env, nursery
         self._regions: dict[int, TcpRegion] = {}
         self._numbers = 0
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerStream] = {}
         self._transfers: dict[int, TcpTransfer] = {}
 
     # --- memory ----------------------------------------------------------------------------------
@@ -157,14 +157,14 @@ class TcpTransferPlane:
             raise RemoteProtocolError("the address is no host:port") from None
         peer = self._peers.get(described.incarnation)
         if peer is None:
-            peer = Peer(
+            peer = PeerStream(
                 described.incarnation, address, self._dial, self._nursery, self._on_unreached
             )
             self._peers[described.incarnation] = peer
         await peer.reach()
         return TcpRemote(described, peer)
 
-    def _on_unreached(self, peer: Peer) -> None:
+    def _on_unreached(self, peer: PeerStream) -> None:
         if self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
 
@@ -277,7 +277,7 @@ class TcpTransferPlane:
     async def serve_stream(self, stream: trio.SocketStream, _: None) -> None:
         """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
-            link = OwnerLink(
+            link = TargetLink(
                 stream, self.region, self._refusals, slice_bytes=self.options.slice_bytes
             )
             try:
@@ -293,7 +293,7 @@ class TcpTransferPlane:
         except TrinamoError:
             pass  # The peer hung up, was refused, or did not greet in time.
 
-    async def _welcome(self, link: OwnerLink) -> bool:
+    async def _welcome(self, link: TargetLink) -> bool:
         """Read the peer's first message; whether there will be more."""
         hello = await link.read_now()
         if isinstance(hello, Inquiry):

@@ -56,7 +56,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 )
 from trinamo.transports.tcp.greeting import welcome
 from trinamo.transports.tcp.sockets import TcpOptions
-from trinamo.transports.tcp.transfer import owner as transfer_owner
+from trinamo.transports.tcp.transfer import target
 from trinamo.transports.tcp.transfer.plane import (
     TransferOptions,
     open_transfer_plane,
@@ -311,7 +311,7 @@ async def test_refusals_wait_for_their_turn_when_there_are_too_many(
 async def test_the_blocks_of_one_peer_that_are_under_way_have_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transfer_owner, "_BLOCKS_MAX", BLOCKS + 1)
+    monkeypatch.setattr(target, "_BLOCKS_MAX", BLOCKS + 1)
     async with open_pair() as pair:
         refused = 0
         for transfer in [pair.start(WRITE), pair.start(WRITE)]:

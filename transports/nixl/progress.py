@@ -39,7 +39,7 @@ from .agent import Agent
 from .commands import Command, Commands, as_ours, ended, wake_up
 from .lists import PreparedLists
 
-__all__ = ["Owner"]
+__all__ = ["ProgressThread"]
 
 _log = logging.getLogger("trinamo.nixl")
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ _PAUSE_MAX_S: Final = 1e-3
 
 
 @attrs.define(eq=False)
-class _Peer:
+class _RemoteAgent:
     name: str
     lists: PreparedLists
     running: int = 0
@@ -61,11 +61,11 @@ class _Peer:
 @attrs.define(eq=False)
 class _Running:
     job: Job
-    peer: _Peer
+    peer: _RemoteAgent
     handle: int | None = None
 
 
-class Owner:
+class ProgressThread:
     """Jobs go in by `submit`, calls by `call`; the thread lives from `start` to `stop`."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Owner:
         self._is_stopping = False
         self.unheard_count = 0
         """How often notifications could not be taken from the library."""
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _RemoteAgent] = {}
         self._lists = PreparedLists(agent, None)
         self._header_list = 0
         self._ready: list[_Running] = []
@@ -372,7 +372,7 @@ class Owner:
                 raise RemoteProtocolError(f"the metadata is of {loaded}, not of {name}")
             if peer is None:
                 self._agent.connect(name)
-                peer = self._peers[name] = _Peer(name, PreparedLists(self._agent, name))
+                peer = self._peers[name] = _RemoteAgent(name, PreparedLists(self._agent, name))
         peer.lists.over(Memory(address=remote.page, length=HEADER_BYTES), HEADER_BYTES)
         peer.lists.over(remote.memory, size)
 
@@ -384,7 +384,7 @@ class Owner:
             if not peer.running:
                 self._drop(peer)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _RemoteAgent) -> None:
         peer.lists.release()
         self._agent.unload(peer.name)
         if self._peers.get(peer.name) is peer:

@@ -13,7 +13,7 @@ import trio.testing
 
 from trinamo.runtime.errors import DisconnectedError, TransferError, TrinamoError
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
-from trinamo.transports.nixl.owner import Owner
+from trinamo.transports.nixl.progress import ProgressThread
 from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.transfer import Step, Tell
 
@@ -120,12 +120,12 @@ REMOTE = OneSidedRemote(
 
 @attrs.frozen
 class House:
-    owner: Owner
+    thread: ProgressThread
     agent: Any
     heard: list[dict[str, list[bytes]]]
 
     async def run(self, job: Job) -> TrinamoError | None:
-        self.owner.submit(job)
+        self.thread.submit(job)
         with trio.fail_after(5):
             await job.done.wait()
         return job.error
@@ -135,7 +135,7 @@ class House:
 async def house() -> AsyncIterator[House]:
     agent: Any = Agent()
     heard: list[dict[str, list[bytes]]] = []
-    owner = Owner(
+    thread = ProgressThread(
         agent,
         Memory(address=4096, length=4096),
         4,
@@ -143,11 +143,11 @@ async def house() -> AsyncIterator[House]:
         notification_poll_s=0.001,
         on_told=heard.append,
     )
-    owner.start()
-    await owner.call(lambda: owner.connect(REMOTE))
-    yield House(owner, agent, heard)
-    owner.stop()
-    assert await trio.to_thread.run_sync(owner.join, 5.0)
+    thread.start()
+    await thread.call(lambda: thread.connect(REMOTE))
+    yield House(thread, agent, heard)
+    thread.stop()
+    assert await trio.to_thread.run_sync(thread.join, 5.0)
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
@@ -159,8 +159,8 @@ async def eventually(is_true: Callable[[], bool]) -> None:
 async def test_notifications_that_cannot_be_taken_end_nothing(house: House) -> None:
     """Such as one of a peer whose name is no text; the next ones are heard."""
     house.agent.broken.add("told")
-    await eventually(lambda: house.owner.unheard_count > 3)
-    assert await house.owner.call(lambda: 7) == 7
+    await eventually(lambda: house.thread.unheard_count > 3)
+    assert await house.thread.call(lambda: 7) == 7
     assert await house.run(Job()) is None
     house.agent.broken.clear()
     house.agent.told_waits = {"aa": [b"word"]}
@@ -175,9 +175,9 @@ async def test_a_call_that_raises_anything_raises_it_where_it_is_waited_for(
         raise error
 
     with trio.fail_after(5), pytest.raises(TransferError, match=type(error).__name__):
-        await house.owner.call(fail)
-    house.owner.post(fail)
-    assert await house.owner.call(lambda: 7) == 7
+        await house.thread.call(fail)
+    house.thread.post(fail)
+    assert await house.thread.call(lambda: 7) == 7
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ async def test_one_transfer_that_cannot_be_looked_at_leaves_the_others_under_way
 ) -> None:
     house.agent.is_done_now = False
     first, second = Reading(), Reading()
-    house.owner.submit(first)
-    house.owner.submit(second)
-    await eventually(lambda: not house.owner.is_idle)
+    house.thread.submit(first)
+    house.thread.submit(second)
+    await eventually(lambda: not house.thread.is_idle)
     house.agent.broken.add("is_done")
     with trio.fail_after(5):
         await first.done.wait()
@@ -209,12 +209,12 @@ async def test_one_transfer_that_cannot_be_looked_at_leaves_the_others_under_way
 
 
 async def test_who_comes_after_the_end_is_told_so(house: House) -> None:
-    house.owner.stop()
-    await trio.to_thread.run_sync(house.owner.join, 5.0)
+    house.thread.stop()
+    await trio.to_thread.run_sync(house.thread.join, 5.0)
     with trio.fail_after(5):
         with pytest.raises(DisconnectedError, match="has ended"):
-            await house.owner.call(lambda: 7)
-        house.owner.post(lambda: None)
+            await house.thread.call(lambda: 7)
+        house.thread.post(lambda: None)
         assert isinstance(await house.run(Job()), DisconnectedError)
 
 
@@ -225,14 +225,14 @@ async def test_who_waits_when_the_thread_ends_is_told_so(house: House) -> None:
 
     async def wait() -> None:
         try:
-            await house.owner.call(lambda: results.append("called"))
+            await house.thread.call(lambda: results.append("called"))
         except DisconnectedError:
             results.append("told")
 
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
-            house.owner.post(lambda: _wait_for(gate))
-            house.owner.stop()
+            house.thread.post(lambda: _wait_for(gate))
+            house.thread.stop()
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked(0.01)
             gate.set()

@@ -40,7 +40,7 @@ from .link import Link
 from .memory import Flow, TcpRegion
 from .refusals import Refusals
 
-__all__ = ["OwnerLink"]
+__all__ = ["TargetLink"]
 
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
@@ -56,7 +56,7 @@ class _Request:
     notify: bytes | None = None
 
 
-class OwnerLink(Link):
+class TargetLink(Link):
     """One connection of one peer."""
 
     def __init__(
