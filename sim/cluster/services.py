@@ -208,8 +208,6 @@ class NetworkServices:
             timeout_s=section.request_timeout_s,
             per_try_timeout_s=section.attempt_timeout_s,
             silence_s=section.silence_s,
-            # As gRPC: keep-alive only while a call or a watch is open.
-            asks_idly=False,
         )
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import trio
@@ -17,10 +18,13 @@ from trinamo.runtime.protocol.discovery.presence import Presence
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
 from trinamo.runtime.protocol.kv.blocks import BlockTable
 from trinamo.runtime.worker.registration import Registrar
+from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.control import EtcdControlPlane
+from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
 
 from ..cluster.services import NotedStore
-from ..services import SimulatedControlPlane, SimulatedEventPlane
+from ..services import SimulatedEventPlane
 from ..services.connector import Connector
 from .planting import Patch, bug
 
@@ -103,16 +107,16 @@ def renewal_at_a_fixed_period() -> list[Patch]:
 def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
     return [
-        (owner, "_jitter", lambda _, seconds: seconds)
-        # Either would do to keep a herd apart: one dials, the other asks.
-        for owner in (Registrar, Connector)
+        (owner, name, lambda _, seconds: seconds)
+        # Each would do to keep a herd apart: one dials, one opens streams, one registers.
+        for owner, name in ((Connector, "_jitter"), (Client, "jittered"), (Registrar, "_jitter"))
     ]
 
 
 @bug
 def list_then_watch_from_now() -> list[Patch]:
     """A watch begins at the present, some time after its snapshot was read."""
-    read = SimulatedControlPlane.range
+    read = EtcdControlPlane.range
 
     async def late(self: Any, prefix: str) -> Snapshot:
         found = await read(self, prefix)
@@ -120,7 +124,7 @@ def list_then_watch_from_now() -> list[Patch]:
         now = await read(self, prefix)
         return Snapshot(now.revision, found.entries)
 
-    return [(SimulatedControlPlane, "range", late)]
+    return [(EtcdControlPlane, "range", late)]
 
 
 @bug
@@ -138,13 +142,18 @@ def resync_without_deletes() -> list[Patch]:
 @bug
 def silence_is_health() -> list[Patch]:
     """A connection that says nothing is trusted for ever, as long as no FIN comes."""
+    open_keeper = WatchKeeper.__init__
 
     async def trusting(self: Any, *_: object) -> None:  # noqa: ARG001 -- the method's parameter
         await trio.sleep_forever()
 
+    def patient(self: Any, client: Any, table: Any, *, silence_s: float) -> None:  # noqa: ARG001
+        open_keeper(self, client, table, silence_s=math.inf)
+
     return [
         (Connector, "_listen_for_silence", trusting),
         (Connector, "doubt", lambda *_: None),
+        (WatchKeeper, "__init__", patient),
     ]
 
 

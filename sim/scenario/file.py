@@ -56,7 +56,7 @@ RENAMED: Final = {"for": "lasts_s"}
 NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
     "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
-    "engine.stopped", "engine.token", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
+    "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
     "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",

@@ -12,11 +12,11 @@ reads and back-pressure then come from the network that carries everything else,
 again is code that runs. Faults on single messages are rules of the service's `interceptor`.
 
 Read in this order: `peer.py`, `connector.py`, `interception.py`, `calls.py`, then
-`services/etcd/server.py`, `services/etcd/client.py`, and `services/nats/server.py`,
+`services/etcd/server.py`, `services/etcd/channel.py`, and `services/nats/server.py`,
 `services/nats/client.py`.
 """
 
-from .etcd.client import SimulatedControlPlane, open_simulated_etcd
+from .etcd.channel import open_simulated_etcd
 from .etcd.server import SimulatedEtcd
 from .interception import Interceptor
 from .machine_clock import MachineClock
@@ -29,7 +29,6 @@ __all__ = [
     "Interceptor",
     "MachineClock",
     "MemoryFabric",
-    "SimulatedControlPlane",
     "SimulatedEtcd",
     "SimulatedEventPlane",
     "SimulatedMemoryPlane",

@@ -7,7 +7,7 @@ wakes it is a deadline that is moved, so that an idle connection costs no step. 
 grow and are jittered, so that the clients of a server that returns do not all come at once.
 
 What this module does not do: know which service it is, or repeat what was asked on the lost
-connection (`services/etcd/client.py`, `services/nats/client.py`).
+connection (`services/etcd/channel.py`, `services/nats/client.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class Session(Protocol):
 
     def opened(self, peer: Peer) -> None:
         """A connection is there; nothing was sent on it yet."""
+        ...
+
+    def unreached(self) -> None:
+        """The service could not be dialled; it is tried again after a pause."""
         ...
 
     def received(self, frame: Frame) -> None:
@@ -84,6 +88,8 @@ class Connector:
         self.peer: Peer | None = None
         self.last_words = "no connection was tried yet"
         """Why there is no connection."""
+        self.is_failing = False
+        """Whether the last try to connect failed."""
         self._host, self._port = host, port
         self._rng = rng
         self._dial_timeout_s = dial_timeout_s
@@ -122,7 +128,10 @@ class Connector:
         pause_s = PAUSE_MIN_S
         while True:
             stream = await self._dial()
-            if stream is not None:
+            self.is_failing = stream is None
+            if stream is None:
+                session.unreached()
+            else:
                 pause_s = PAUSE_MIN_S
                 await self._use(stream, session)
                 self.last_words = f"the connection to {self.where} was lost"

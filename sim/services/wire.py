@@ -1,11 +1,12 @@
 """The messages that all simulated services share: calls and their answers, and pings. Sans-IO.
 
-A frame's header is one message; its data is the MessagePack of the call's arguments or of the
-answer. `services/etcd/wire.py` and `services/nats/wire.py` add what is theirs.
+A frame's header is one message; its data is the call's arguments or the answer: messages of etcd,
+or the MessagePack of what the broker's queues are asked. `services/nats/wire.py` adds what is NATS's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from trinamo.runtime.errors import RemoteProtocolError
 __all__ = [
     "Answer",
     "Call",
+    "Forget",
     "NoLeader",
     "Ping",
     "Pong",
@@ -23,6 +25,7 @@ __all__ = [
     "arguments",
     "decode",
     "encode",
+    "reader",
 ]
 
 T = TypeVar("T")
@@ -50,7 +53,13 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class NoLeader(msgspec.Struct, tag=True, frozen=True):
-    """The cluster is between two leaders. The call was not taken, but its sender cannot know."""
+    """The broker's queues are between two leaders. The call was not taken."""
+
+    id: int
+
+
+class Forget(msgspec.Struct, tag=True, frozen=True):
+    """Nobody waits for answers to call `id` any more."""
 
     id: int
 
@@ -74,6 +83,12 @@ def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         return decoder.decode(data)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(f"no message of this protocol: {error}") from error
+
+
+def reader(kind: Any) -> Callable[[bytes], Any]:
+    """What reads a header that is one of these messages; see `decode`."""
+    decoder = msgspec.msgpack.Decoder(kind)
+    return lambda header: decode(decoder, header)
 
 
 def arguments(**kinds: Any) -> dict[str, msgspec.msgpack.Decoder[Any]]:

@@ -1,4 +1,4 @@
-"""Unary gRPC calls awaited from trio, without a thread of their own.
+"""A gRPC channel as `rpc.py` wants one: unary calls awaited from trio, without a thread each.
 
 gRPC's blocking API hands out a future and calls back from a thread of its own when it is done. The
 callback wakes the trio task, or rather: it notes the task and wakes trio once for all that are done
@@ -16,7 +16,10 @@ from typing import Any
 import grpc
 import trio
 
-__all__ = ["Bridge"]
+from .rpc import METHODS, Metadata, Stream
+from .streams import open_stream, status_of
+
+__all__ = ["Bridge", "GrpcChannel"]
 
 
 class Bridge:
@@ -29,7 +32,7 @@ class Bridge:
         self._is_told = False
 
     async def call_unary(
-        self, method: Any, request: Any, *, timeout_s: float, metadata: tuple[tuple[str, str], ...]
+        self, method: Any, request: Any, *, timeout_s: float, metadata: Metadata
     ) -> Any:
         """Call `method` and return its reply; raises `grpc.RpcError`.
 
@@ -79,3 +82,44 @@ class Bridge:
         self._is_told = False
         while self._wakes:
             self._wakes.popleft()()
+
+
+class GrpcChannel:
+    """The methods of etcd over an open `grpc.Channel`, which it closes. Implements `Channel`."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._bridge = Bridge()
+        self._methods: dict[str, Any] = {}
+
+    def _method(self, name: str, *, is_stream: bool) -> Any:
+        made = self._methods.get(name)
+        if made is None:
+            method, channel = METHODS[name], self._channel
+            make = channel.stream_stream if is_stream else channel.unary_unary
+            made = self._methods[name] = make(
+                f"/etcdserverpb.{method.service}/{name}",
+                method.request.SerializeToString,
+                method.reply.FromString,
+            )
+        return made
+
+    async def call(self, name: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+        """See `Channel.call`."""
+        method = self._method(name, is_stream=False)
+        try:
+            return await self._bridge.call_unary(
+                method, request, timeout_s=timeout_s, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            raise status_of(error) from None
+
+    def open_stream(
+        self, name: str, *, metadata: Metadata
+    ) -> contextlib.AbstractAsyncContextManager[Stream]:
+        """See `Channel.open_stream`."""
+        return open_stream(self._method(name, is_stream=True), metadata=metadata)
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        self._channel.close()

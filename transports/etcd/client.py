@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from typing import Any, Final
 
 import attrs
-import grpc
 import trio
 
 from trinamo.runtime.errors import (
@@ -25,8 +25,8 @@ from trinamo.runtime.errors import (
 )
 
 from . import wire_pb2 as wire
-from .bridge import Bridge
-from .failures import Verdict, final_error, judge, words
+from .failures import StatusError, Verdict, final_error, judge
+from .rpc import Channel, Metadata
 
 __all__ = ["Answer", "Client", "Credentials"]
 
@@ -35,18 +35,6 @@ _log = logging.getLogger("trinamo.etcd")
 RETRY_PAUSE_MIN_S: Final = 0.02
 RETRY_PAUSE_MAX_S: Final = 0.5
 LOG_INTERVAL_S: Final = 5.0
-
-_METHODS: Final[dict[str, tuple[str, Any, Any]]] = {
-    "Range": ("KV", wire.RangeRequest, wire.RangeResponse),
-    "Put": ("KV", wire.PutRequest, wire.PutResponse),
-    "DeleteRange": ("KV", wire.DeleteRangeRequest, wire.DeleteRangeResponse),
-    "Txn": ("KV", wire.TxnRequest, wire.TxnResponse),
-    "Compact": ("KV", wire.CompactionRequest, wire.CompactionResponse),
-    "LeaseGrant": ("Lease", wire.LeaseGrantRequest, wire.LeaseGrantResponse),
-    "LeaseRevoke": ("Lease", wire.LeaseRevokeRequest, wire.LeaseRevokeResponse),
-    "Status": ("Maintenance", wire.StatusRequest, wire.StatusResponse),
-    "Authenticate": ("Auth", wire.AuthenticateRequest, wire.AuthenticateResponse),
-}
 
 
 @attrs.frozen
@@ -69,19 +57,21 @@ class Client:
     """Calls over one channel.
 
     Args:
-        channel: An open `grpc.Channel`; the client closes it.
+        channel: What carries the calls; the client closes it.
         where: The endpoints, for messages.
         credentials: If the cluster has access control.
+        rng: Dice for pauses; the system's if not given.
         timeout_s: The bound on one call with all its tries.
         per_try_timeout_s: The bound on one try of a repeatable call.
     """
 
     def __init__(
         self,
-        channel: Any,
+        channel: Channel,
         *,
         where: str,
         credentials: Credentials | None = None,
+        rng: random.Random | None = None,
         timeout_s: float = 5.0,
         per_try_timeout_s: float = 1.0,
     ) -> None:
@@ -89,26 +79,8 @@ class Client:
         self.timeout_s = timeout_s
         self.per_try_timeout_s = per_try_timeout_s
         self.credentials = credentials
-        self._channel = channel
-        self._bridge = Bridge()
-        self._methods = {
-            name: channel.unary_unary(
-                f"/etcdserverpb.{service}/{name}",
-                request.SerializeToString,
-                reply.FromString,
-            )
-            for name, (service, request, reply) in _METHODS.items()
-        }
-        self.watch_method = channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            wire.WatchRequest.SerializeToString,
-            wire.WatchResponse.FromString,
-        )
-        self.keep_alive_method = channel.stream_stream(
-            "/etcdserverpb.Lease/LeaseKeepAlive",
-            wire.LeaseKeepAliveRequest.SerializeToString,
-            wire.LeaseKeepAliveResponse.FromString,
-        )
+        self._rng = rng or random.SystemRandom()
+        self.channel = channel
         self._token = ""
         self._token_lock = trio.Lock()
         self._is_closed = False
@@ -117,6 +89,10 @@ class Client:
         self._heard_at = trio.current_time()
         self._was_connected = False
         self._quiet_until = 0.0
+
+    def jittered(self, pause_s: float) -> float:
+        """About so long: those who lost the store in one moment shall not return in one."""
+        return pause_s * self._rng.uniform(0.5, 1.5)
 
     def heard(self) -> None:
         """The store has answered, on a call or on a stream."""
@@ -155,7 +131,7 @@ class Client:
         """Close the channel; every call in flight and every later one fails."""
         self._is_closed = True
         self.is_connected = False
-        self._channel.close()
+        self.channel.close()
 
     async def read(self, name: str, request: Any) -> Any:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the store's no."""
@@ -169,7 +145,7 @@ class Client:
         """A call that is sent at most once; `UnknownOutcomeError` if its reply is lost."""
         return (await self._repeat(name, request, repeatable=False, writes=True)).reply
 
-    async def metadata(self) -> tuple[tuple[str, str], ...]:
+    async def metadata(self) -> Metadata:
         """What goes with every call: the token, if there are credentials."""
         if self.credentials is None:
             return ()
@@ -207,7 +183,7 @@ class Client:
         *,
         repeatable: bool,
         writes: bool,
-        metadata: tuple[tuple[str, str], ...] | None = None,
+        metadata: Metadata | None = None,
     ) -> Answer:
         deadline = trio.current_time() + self.timeout_s
         pause_s = RETRY_PAUSE_MIN_S
@@ -218,13 +194,15 @@ class Client:
             try_s = min(left_s, self.per_try_timeout_s) if repeatable else left_s
             if left_s <= 0:
                 raise _given_up(text, is_doubtful=is_doubtful, writes=writes)
+            if self._is_closed:
+                raise ConnectError(f"the control plane to etcd at {self.where} is closed")
             sent_with = await self.metadata() if metadata is None else metadata
             try:
-                reply = await self._call(name, request, timeout_s=try_s, metadata=sent_with)
-            except grpc.RpcError as error:
+                reply = await self.channel.call(name, request, timeout_s=try_s, metadata=sent_with)
+            except StatusError as error:
                 verdict = judge(error)
-                text = f"etcd at {self.where}: {name}: {words(error)}"
-                self._note(verdict, words(error))
+                text = f"etcd at {self.where}: {name}: {error.text}"
+                self._note(verdict, error.text)
                 if verdict is Verdict.DENIED and self._may_authenticate(
                     metadata, was_denied=was_denied
                 ):
@@ -241,7 +219,7 @@ class Client:
             else:
                 self.heard()
                 return Answer(reply, is_doubtful)
-            await trio.sleep(pause_s)
+            await trio.sleep(self.jittered(pause_s))
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
     def _note(self, verdict: Verdict, why: str) -> None:
@@ -250,24 +228,8 @@ class Client:
         else:
             self.heard()
 
-    def _may_authenticate(
-        self, metadata: tuple[tuple[str, str], ...] | None, *, was_denied: bool
-    ) -> bool:
+    def _may_authenticate(self, metadata: Metadata | None, *, was_denied: bool) -> bool:
         return self.credentials is not None and metadata is None and not was_denied
-
-    async def _call(
-        self,
-        name: str,
-        request: Any,
-        *,
-        timeout_s: float,
-        metadata: tuple[tuple[str, str], ...],
-    ) -> Any:
-        if self._is_closed:
-            raise ConnectError(f"the control plane to etcd at {self.where} is closed")
-        return await self._bridge.call_unary(
-            self._methods[name], request, timeout_s=timeout_s, metadata=metadata
-        )
 
 
 def _given_up(text: str, *, is_doubtful: bool, writes: bool) -> TrinamoError:

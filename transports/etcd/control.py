@@ -6,6 +6,7 @@ to a call when a server goes away, `watches.py` for what happens to a watch.
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -30,13 +31,14 @@ from trinamo.runtime.planes import (
 )
 
 from . import wire_pb2 as wire
+from .bridge import GrpcChannel
 from .channel import open_channel, parse_endpoints, resolve
 from .client import Client, Credentials, lease_seconds
 from .keeping import LeaseKeeper
 from .watches import PENDING_MAX, WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
 
-__all__ = ["VALUE_BYTES_MAX", "EtcdControlPlane", "open_etcd"]
+__all__ = ["VALUE_BYTES_MAX", "EtcdControlPlane", "open_etcd", "open_plane"]
 
 # etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -228,6 +230,7 @@ async def open_etcd(
     section: EtcdConfig = EtcdConfig(),  # noqa: B008 -- frozen
     *,
     pending_max: int = PENDING_MAX,
+    rng: random.Random | None = None,
 ) -> AsyncIterator[EtcdControlPlane]:
     """Open a control plane over one etcd cluster, as the section `control_plane.etcd` says.
 
@@ -241,6 +244,7 @@ async def open_etcd(
         section: How to speak to them.
         pending_max: How many events may wait for a slow watcher before the server is asked to
             hold the rest.
+        rng: Dice for the pauses between two tries; the system's if not given.
 
     Raises `ConfigError` for TLS files that cannot be read, `ConnectError` for names that do not
     resolve.
@@ -248,32 +252,38 @@ async def open_etcd(
     parsed = parse_endpoints(endpoints)
     password = section.password
     client = Client(
-        open_channel(
-            await resolve(parsed),
-            section.tls,
-            uses_tls=section.tls.enabled or parsed.uses_tls,
-            server_name=section.tls.server_name or parsed.server_name,
+        GrpcChannel(
+            open_channel(
+                await resolve(parsed),
+                section.tls,
+                uses_tls=section.tls.enabled or parsed.uses_tls,
+                server_name=section.tls.server_name or parsed.server_name,
+            )
         ),
         where=",".join(parsed.addresses),
         credentials=Credentials(section.username, password.reveal())
         if section.username and password
         else None,
+        rng=rng,
         timeout_s=section.request_timeout_s,
         per_try_timeout_s=section.attempt_timeout_s,
     )
-    plane = EtcdControlPlane(client, silence_s=section.silence_s, pending_max=pending_max)
-    try:
-        async with _running(plane):
-            yield plane
-    finally:
-        client.close()
+    async with open_plane(client, silence_s=section.silence_s, pending_max=pending_max) as plane:
+        yield plane
 
 
 @asynccontextmanager
-async def _running(plane: EtcdControlPlane) -> AsyncIterator[None]:
-    async with open_nursery() as nursery:
-        await nursery.start(plane.run)
-        try:
-            yield
-        finally:
-            nursery.cancel_scope.cancel()
+async def open_plane(
+    client: Client, *, silence_s: float, pending_max: int
+) -> AsyncIterator[EtcdControlPlane]:
+    """Run a control plane over `client`, which is closed at the end; see `open_etcd`."""
+    plane = EtcdControlPlane(client, silence_s=silence_s, pending_max=pending_max)
+    try:
+        async with open_nursery() as nursery:
+            await nursery.start(plane.run)
+            try:
+                yield plane
+            finally:
+                nursery.cancel_scope.cancel()
+    finally:
+        client.close()

@@ -1,4 +1,4 @@
-"""What a failed gRPC call means to us: may it be repeated, and which error is it in the end?
+"""How a call or a stream fails, and what that means: may it be repeated, which error is it?
 
 Only a mapping; `client.py` acts on it.
 """
@@ -6,9 +6,7 @@ Only a mapping; `client.py` acts on it.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from trinamo.runtime.errors import (
     CompactedError,
@@ -18,7 +16,15 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 
-__all__ = ["Verdict", "final_error", "judge", "words"]
+__all__ = ["StatusError", "StreamLostError", "Verdict", "final_error", "judge"]
+
+
+class StatusError(Exception):
+    """A call ended with a status of gRPC, `code` by its name. Never leaves this package."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
 
 
 class Verdict(enum.Enum):
@@ -41,13 +47,13 @@ _UNSENT_WORDS: Final = (
 )
 _UNKNOWN_CODES: Final = frozenset(
     {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.DATA_LOSS,
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "CANCELLED",
+        "INTERNAL",
+        "UNKNOWN",
+        "ABORTED",
+        "DATA_LOSS",
     }
 )
 # A server that wants a token and got none says INVALID_ARGUMENT, and so does one whose users
@@ -55,28 +61,32 @@ _UNKNOWN_CODES: Final = frozenset(
 _DENIED_WORDS: Final = ("user name is empty", "revision of auth store is old")
 
 
-def words(error: Any) -> str:
-    """The text of a gRPC error."""
-    return str(error.details() or error.code().name)
-
-
-def judge(error: Any) -> Verdict:
+def judge(error: StatusError) -> Verdict:
     """What a failed call leaves behind."""
-    code, text = error.code(), words(error)
-    if code is grpc.StatusCode.UNAVAILABLE and any(part in text for part in _UNSENT_WORDS):
+    code, text = error.code, error.text
+    if code == "UNAVAILABLE" and any(part in text for part in _UNSENT_WORDS):
         return Verdict.UNSENT
-    if code is grpc.StatusCode.UNAUTHENTICATED or any(part in text for part in _DENIED_WORDS):
+    if code == "UNAUTHENTICATED" or any(part in text for part in _DENIED_WORDS):
         return Verdict.DENIED
     return Verdict.UNKNOWN if code in _UNKNOWN_CODES else Verdict.FINAL
 
 
-def final_error(error: Any) -> TrinamoError:
+def final_error(error: StatusError) -> TrinamoError:
     """The error for a call that the store refused: it certainly did not happen."""
-    code, text = error.code(), words(error)
-    if code is grpc.StatusCode.NOT_FOUND and "lease" in text:
+    code, text = error.code, error.text
+    if code == "NOT_FOUND" and "lease" in text:
         return LeaseLostError(text)
-    if code is grpc.StatusCode.OUT_OF_RANGE and "compacted" in text:
+    if code == "OUT_OF_RANGE" and "compacted" in text:
         return CompactedError(text)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too many requests" in text:
+    if code == "RESOURCE_EXHAUSTED" and "too many requests" in text:
         return OverloadedError(text, bound="etcd requests")
     return ControlPlaneError(f"etcd: {text}", definite=True)
+
+
+class StreamLostError(Exception):
+    """The stream is over, whoever ended it. Open another; never leaves this package."""
+
+    def __init__(self, message: str, cause: StatusError | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.verdict = Verdict.UNKNOWN if cause is None else judge(cause)

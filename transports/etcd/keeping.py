@@ -21,8 +21,8 @@ from trinamo.runtime.errors import (
 
 from . import wire_pb2 as wire
 from .client import Client
-from .failures import Verdict, final_error
-from .streams import Stream, StreamLostError, open_stream
+from .failures import StreamLostError, Verdict, final_error
+from .rpc import Stream
 
 __all__ = ["LeaseKeeper"]
 
@@ -46,7 +46,7 @@ class LeaseKeeper:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._questions: dict[int, _Question] = {}
-        self._stream: Stream[wire.LeaseKeepAliveRequest, wire.LeaseKeepAliveResponse] | None = None
+        self._stream: Stream | None = None
         self._scope = trio.CancelScope()
         self._wanted = trio.Event()
         self._was_sent = False
@@ -96,13 +96,15 @@ class LeaseKeeper:
             # A stream that has held for a while owes nothing to the pauses before it.
             if trio.current_time() - self._opened_at > PAUSE_MAX_S:
                 pause_s = PAUSE_MIN_S
-            await trio.sleep(pause_s)
+            await trio.sleep(self._client.jittered(pause_s))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _serve_stream(self) -> None:
         metadata = await self._client.metadata()
         try:
-            async with open_stream(self._client.keep_alive_method, metadata=metadata) as stream:
+            async with self._client.channel.open_stream(
+                "LeaseKeepAlive", metadata=metadata
+            ) as stream:
                 self._stream = stream
                 try:
                     for lease_id in list(self._questions):
@@ -150,7 +152,7 @@ class LeaseKeeper:
         self._client.lost_stream(str(lost))
         self._last_words = str(lost)
         self._was_sent = lost.verdict is not Verdict.UNSENT
-        if lost.verdict is not Verdict.FINAL:
+        if lost.cause is None or lost.verdict is not Verdict.FINAL:
             return
         for question in self._questions.values():
             question.error = final_error(lost.cause)

@@ -12,45 +12,34 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import grpc
 import trio
 
-from .failures import Verdict, judge, words
+from .failures import StatusError, StreamLostError
+from .rpc import Metadata
 
-__all__ = ["Stream", "StreamLostError", "open_stream"]
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
+__all__ = ["open_stream", "status_of"]
 
 REQUESTS_MAX: Final = 100_000
 REPLIES_MAX: Final = 16
 
 
-class StreamLostError(Exception):
-    """The stream is over, whoever ended it. Open another; never leaves this package."""
+class GrpcStream:
+    """An open stream; see `Stream`."""
 
-    def __init__(self, message: str, verdict: Verdict = Verdict.UNKNOWN, cause: Any = None) -> None:
-        super().__init__(message)
-        self.verdict = verdict
-        self.cause = cause
-
-
-class Stream(Generic[Request, Reply]):
-    """An open stream; see `open_stream`."""
-
-    def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:
-        self._requests: queue.Queue[Request | None] = queue.Queue()
-        self._send, self._receive = trio.open_memory_channel[Reply](REPLIES_MAX)
+    def __init__(self, method: Any, metadata: Metadata) -> None:
+        self._requests: queue.Queue[Any] = queue.Queue()
+        self._send, self._receive = trio.open_memory_channel[Any](REPLIES_MAX)
         self._token = trio.lowlevel.current_trio_token()
         self._ended = trio.Event()
-        self._error: Any = None
+        self._error: StatusError | None = None
         self._call = method(self._take_requests(), metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="etcd-stream", daemon=True)
         self._reader.start()
 
-    def send_nowait(self, request: Request) -> None:
+    def send_nowait(self, request: Any) -> None:
         """Queue a request. Raises `StreamLostError` if far too many are waiting."""
         # A stuck stream is cut after a silence of seconds, so the bound is only reached when
         # something opens watches without end; then a new stream is the remedy as well.
@@ -58,7 +47,7 @@ class Stream(Generic[Request, Reply]):
             raise StreamLostError(f"{REQUESTS_MAX} requests are waiting to be sent")
         self._requests.put(request)
 
-    async def receive(self) -> Reply:
+    async def receive(self) -> Any:
         """The next reply; raises `StreamLostError` when there is none. A cancelled wait loses none."""
         try:
             return await self._receive.receive()
@@ -82,9 +71,9 @@ class Stream(Generic[Request, Reply]):
     def _lost(self) -> StreamLostError:
         if self._error is None:
             return StreamLostError("the server ended the stream")
-        return StreamLostError(words(self._error), judge(self._error), self._error)
+        return StreamLostError(self._error.text, self._error)
 
-    def _take_requests(self) -> Iterator[Request]:
+    def _take_requests(self) -> Iterator[Any]:
         while (request := self._requests.get()) is not None:
             yield request
 
@@ -93,7 +82,7 @@ class Stream(Generic[Request, Reply]):
             for reply in self._call:
                 trio.from_thread.run(self._send.send, reply, trio_token=self._token)
         except grpc.RpcError as error:
-            self._error = error
+            self._error = status_of(error)
         except (
             trio.BrokenResourceError,
             trio.ClosedResourceError,
@@ -111,12 +100,15 @@ class Stream(Generic[Request, Reply]):
 
 
 @asynccontextmanager
-async def open_stream(
-    method: Any, *, metadata: tuple[tuple[str, str], ...]
-) -> AsyncIterator[Stream[Any, Any]]:
+async def open_stream(method: Any, *, metadata: Metadata) -> AsyncIterator[GrpcStream]:
     """Open a stream of `method` for as long as inside. It connects in the background."""
-    stream: Stream[Any, Any] = Stream(method, metadata)
+    stream = GrpcStream(method, metadata)
     try:
         yield stream
     finally:
         await stream.close()
+
+
+def status_of(error: Any) -> StatusError:
+    """The same of a gRPC error."""
+    return StatusError(error.code().name, str(error.details() or error.code().name))

@@ -78,7 +78,8 @@ class WatchTable:
 
     def __init__(self, *, pending_max: int = PENDING_MAX) -> None:
         self._pending_max = pending_max
-        self._watches: set[Watch] = set()
+        # In the order they came: what is sent must not depend on addresses.
+        self._watches: dict[Watch, None] = {}
         self._on_wire: dict[int, Watch] = {}
         self._requests: deque[wire.WatchRequest] = deque()
         self._last_wire_id = 0
@@ -94,13 +95,13 @@ class WatchTable:
     def add(self, prefix: str, wake: Callable[[], None]) -> Watch:
         """A new watch, which its reader has to list first. `wake` is called when it changes."""
         watch = Watch(prefix, wake)
-        self._watches.add(watch)
+        self._watches[watch] = None
         return watch
 
     def remove(self, watch: Watch) -> None:
         """Forget a watch, and tell the server to."""
         self._leave_wire(watch)
-        self._watches.discard(watch)
+        self._watches.pop(watch, None)
         watch.ready.clear()
 
     def listed(self, watch: Watch, snapshot: Snapshot) -> None:

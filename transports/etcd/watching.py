@@ -19,9 +19,9 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Snapshot, WatchEvent
 
-from . import wire_pb2 as wire
 from .client import Client
-from .streams import Stream, StreamLostError, open_stream
+from .failures import StreamLostError
+from .rpc import Stream
 from .watches import Phase, Watch, WatchTable
 
 __all__ = ["WatchKeeper", "WatchReader"]
@@ -47,7 +47,7 @@ class WatchKeeper:
         self.table = table
         self._client = client
         self._silence_s = silence_s
-        self._stream: Stream[wire.WatchRequest, wire.WatchResponse] | None = None
+        self._stream: Stream | None = None
         self._wanted = trio.Event()
 
     def want(self) -> None:
@@ -67,6 +67,10 @@ class WatchKeeper:
             # next stream starts from the state of every watch.
             self._stream.cancel()
 
+    async def pause(self, pause_s: float) -> None:
+        """Wait about so long before the next try."""
+        await trio.sleep(self._client.jittered(pause_s))
+
     async def run(self) -> None:
         """Keep the stream until cancelled."""
         pause_s = PAUSE_MIN_S
@@ -81,7 +85,7 @@ class WatchKeeper:
                 # A stream that has held for a while owes nothing to the pauses before it.
                 if trio.current_time() - started > PAUSE_MAX_S:
                     pause_s = PAUSE_MIN_S
-                await trio.sleep(pause_s)
+                await self.pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
             else:
                 pause_s = PAUSE_MIN_S
@@ -90,7 +94,7 @@ class WatchKeeper:
         """Run one stream to its end; returns when it is quiet and has no watch left."""
         metadata = await self._client.metadata()
         try:
-            async with open_stream(self._client.watch_method, metadata=metadata) as stream:
+            async with self._client.channel.open_stream("Watch", metadata=metadata) as stream:
                 self._stream = stream
                 self.table.connected()
                 self.flush()
@@ -107,7 +111,7 @@ class WatchKeeper:
                 await self._client.authenticate(stale_token=metadata[0][1])
             raise
 
-    async def _take_replies(self, stream: Stream[wire.WatchRequest, wire.WatchResponse]) -> None:
+    async def _take_replies(self, stream: Stream) -> None:
         is_asked = False
         while True:
             reply = None
@@ -174,7 +178,7 @@ class WatchReader:
                 snapshot = await self._list_prefix(self._watch.prefix)
             except _OUTAGE as error:
                 # A call that ran into its deadline has waited long enough.
-                await trio.sleep(0 if isinstance(error, DeadlineError) else pause_s)
+                await self._keeper.pause(0.0 if isinstance(error, DeadlineError) else pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
         self._keeper.table.listed(self._watch, snapshot)
         self._keeper.want()

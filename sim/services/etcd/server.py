@@ -1,9 +1,10 @@
-"""A control store as a host of the world: the memory store behind messages.
+"""A control store as a host of the world: the memory store behind etcd's own messages.
 
 `SimulatedEtcd` is the machine: its disk (a `MemoryStore`) outlives the process, which serves any
 number of connections over simulated TCP. There is one model of the store, that of
 `transports/memory/store.py`; this module adds a process that can die, a clock of its own, and
-faults. Whoever wants a plane opens `open_simulated_etcd` of `client.py` on another host.
+faults. Methods are in `methods.py`, watches in `watches.py`. Whoever wants a plane opens
+`open_simulated_etcd` of `channel.py` on another host.
 
 Faults: `kill`, `power_off`, `pause` and `resume`, `restart` with the disk or without, `refuse` (the
 gap between two leaders), `lose_replies` (applied, then no answer), `compact`, `clock.skip`
@@ -20,49 +21,28 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-import attrs
-import msgspec
 import trio
 
-from trinamo.runtime.errors import CompactedError, TrinamoError
+from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.streams.codec import Frame
+from trinamo.transports.etcd.rpc import METHODS
 from trinamo.transports.memory.store import MemoryStore
 
 from ...core.world import World
 from ..interception import DelayLine, Done, Interceptor
 from ..machine_clock import MachineClock
 from ..peer import Peer
-from ..wire import Answer, Call, NoLeader, Ping, Pong, Refusal, Reply, arguments, encode
-from .wire import (
-    Changed,
-    Compacted,
-    Created,
-    FromClient,
-    FromStore,
-    Unwatch,
-    WatchFrom,
-    decode_from_client,
-    encode_changes,
-)
+from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, Reply, encode, reader
+from .methods import Methods, refusal
+from .watches import WatchStream
 
 __all__ = ["PORT", "WRITES", "SimulatedEtcd"]
 
 PORT: Final = 2379
-WRITES: Final = frozenset(
-    {"put", "compare_and_put", "delete", "delete_prefix", "grant_lease", "revoke_lease"}
-)
-_ARGUMENTS: Final = arguments(
-    get=tuple[str],
-    range=tuple[str],
-    put=tuple[str, bytes, int],
-    compare_and_put=tuple[str, bytes, int, int],
-    delete=tuple[str],
-    delete_prefix=tuple[str],
-    grant_lease=tuple[float],
-    keep_alive=tuple[int],
-    revoke_lease=tuple[int],
-    status=tuple[()],
-)
+WRITES: Final = frozenset({"Put", "Txn", "DeleteRange", "LeaseGrant", "LeaseRevoke"})
+PROGRESS_S: Final = 60.0
+NO_LEADER: Final = ("UNAVAILABLE", "etcdserver: no leader")
+_read = reader(Call | Forget | Ping)
 
 
 class SimulatedEtcd:
@@ -178,6 +158,7 @@ class SimulatedEtcd:
             connections.append(connection)
             try:
                 nursery.start_soon(connection.push_changes, name="watches")
+                nursery.start_soon(connection.tell_progress, name="progress")
                 await connection.peer.run(connection.receive)
                 nursery.cancel_scope.cancel()
             finally:
@@ -202,49 +183,15 @@ class SimulatedEtcd:
     def answer(self, call: Call, data: bytes) -> tuple[Reply, bytes]:
         """Do a call, and say what to answer."""
         if self.is_leaderless:
-            return NoLeader(call.id), b""
-        decoder = _ARGUMENTS.get(call.op)
-        if decoder is None:
-            return Refusal(call.id, "control_plane", f"no such call: {call.op!r}"), b""
+            return Refusal(call.id, *NO_LEADER), b""
+        request = METHODS[call.op].request.FromString(data)
         try:
-            result = self._operation(call.op)(*decoder.decode(data))
-        except msgspec.DecodeError as error:
-            return Refusal(call.id, "control_plane", f"{call.op}: {error}"), b""
+            reply = Methods(self.store, self.store_id, self.clock.now()).answer(call.op, request)
         except TrinamoError as error:
-            return Refusal(call.id, error.code, error.message), b""
+            return Refusal(call.id, *refusal(error)), b""
         if call.op in WRITES:
             self.world.note(f"etcd.{call.op}", revision=self.store.revision)
-        return Answer(call.id), encode(result)
-
-    def _operation(self, op: str) -> Callable[..., Any]:
-        if op == "status":
-            return lambda: f"simulated etcd {self.name}, revision {self.store.revision}"
-        now = self.clock.now()
-        if op == "put":
-            return lambda key, value, lease_id: self.store.put(
-                key, value, lease_id=lease_id, now=now
-            )
-        if op == "compare_and_put":
-            return partial(self._compare_and_put, now)
-        return partial(getattr(self.store, op), now=now)
-
-    def _compare_and_put(
-        self, now: float, key: str, value: bytes, mod_revision: int, lease_id: int
-    ) -> Any:
-        outcome = self.store.compare_and_put(
-            key, value, mod_revision=mod_revision, lease_id=lease_id, now=now
-        )
-        # With the answer goes what is held, so that the client can tell its own write from another's.
-        return outcome, self.store.get(key, now=now)
-
-
-@attrs.define
-class _Watch:
-    """One watch of one connection: where it is in the store's history."""
-
-    prefix: str
-    next_revision: int
-    is_announced: bool = False
+        return Answer(call.id), reply.SerializeToString()
 
 
 class _Connection:
@@ -256,7 +203,7 @@ class _Connection:
         self.peer = peer
         self._etcd, self._peer_name = etcd, peer_name
         self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
-        self._watches: dict[int, _Watch] = {}
+        self._streams: dict[int, WatchStream] = {}
         self._is_stirred = False
         self._stir = trio.lowlevel.ParkingLot()
 
@@ -266,9 +213,9 @@ class _Connection:
         self._stir.unpark_all()
 
     def receive(self, frame: Frame) -> None:
-        """Take one frame in; calls pass the interceptor first."""
+        """Take one frame in; all but pings pass the interceptor first."""
         header, data = frame
-        message = decode_from_client(header)
+        message = _read(header)
         if isinstance(message, Ping):
             self.peer.post(encode(Pong()))
             return
@@ -281,55 +228,52 @@ class _Connection:
             size=len(header) + len(data),
         )
 
-    def _do(self, message: FromClient, data: bytes) -> None:
-        if isinstance(message, Call):
+    def _do(self, message: Call | Forget, data: bytes) -> None:
+        if isinstance(message, Forget):
+            self._streams.pop(message.id, None)
+        elif message.op == "Watch":
+            stream = self._streams.get(message.id)
+            if stream is None:
+                stream = self._streams[message.id] = WatchStream(self._etcd.world.choices)
+            request = METHODS["Watch"].request.FromString(data)
+            if request.create_request.range_end:  # Else it is a probe.
+                self._etcd.world.note("etcd.watch", client=self._peer_name)
+            stream.take(request)
+            self.wake()
+        else:
             reply, result = self._etcd.answer(message, data)
             self._reply(reply, result, payload=Done(message.op, reply))
-        elif isinstance(message, WatchFrom):
-            self._watches[message.id] = _Watch(message.prefix, message.revision)
-            self.wake()
-        elif isinstance(message, Unwatch):
-            self._watches.pop(message.id, None)
 
-    def _reply(self, reply: FromStore, data: bytes = b"", *, payload: Any = None) -> None:
+    def _reply(self, reply: Reply, data: bytes, *, payload: Any) -> None:
         header = encode(reply)
         self._etcd.interceptor.admit(
             self._replies,
             lambda: self.peer.post(header, data),
             channel="etcd.reply",
             peer=self._peer_name,
-            payload=reply if payload is None else payload,
+            payload=payload,
             size=len(header) + len(data),
         )
 
     async def push_changes(self) -> None:
         """Send what the watches wait for, as fast as the client takes it."""
+        etcd = self._etcd
         while True:
             self._is_stirred = False
-            for watch_id, watch in list(self._watches.items()):
-                # A round may wait for room; the watch may be gone when its turn comes.
-                while self._watches.get(watch_id) is watch and self._push(watch_id, watch):
+            for call_id, stream in list(self._streams.items()):
+                for message in stream.pending(etcd.store, etcd.store_id, etcd.clock.now()):
+                    # A round may wait for room; the stream may be gone when its turn comes.
+                    if self._streams.get(call_id) is not stream:
+                        break
+                    self._reply(Answer(call_id), message.SerializeToString(), payload=message)
                     await self.peer.wait_room()
             if not self._is_stirred:
                 await self._stir.park()
 
-    def _push(self, watch_id: int, watch: _Watch) -> bool:
-        """Send one batch; whether there was any."""
-        store = self._etcd.store
-        if self._etcd.is_leaderless:
-            return False
-        if not watch.is_announced:
-            watch.is_announced = True
-            self._reply(Created(watch_id, self._etcd.store_id, store.revision))
-        asked = watch.next_revision
-        try:
-            changes, watch.next_revision = store.changes(
-                watch.prefix, start_revision=asked, now=self._etcd.clock.now()
-            )
-        except CompactedError:
-            del self._watches[watch_id]
-            self._reply(Compacted(watch_id))
-            return False
-        if changes:
-            self._reply(Changed(watch_id, watch.next_revision), encode_changes(list(changes)))
-        return watch.next_revision > asked
+    async def tell_progress(self) -> None:
+        """Now and then, tell watches that nothing has happened how far they are."""
+        while True:
+            await trio.sleep(PROGRESS_S)
+            for stream in self._streams.values():
+                stream.is_progress_due = True
+            self.wake()

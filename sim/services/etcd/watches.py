@@ -1,175 +1,117 @@
-"""The client's side of watches over one connection that comes and goes.
-
-The rules are those of `transports/etcd/watches.py`, which real etcd taught: the snapshot is read
-first and the stream starts at the revision after it; after a loss each watch is created again at
-its own next revision; a compacted history, or a store that is not the same or behind, means
-listing again, and a `Resync`; a reader that lags is taken off the stream and put back.
-
-What this module does not do: connect, or read the snapshot (`client.py`).
-"""
+"""The server's end of a Watch stream: where each of its watches is in the store's history. Sans-IO."""
 
 from __future__ import annotations
 
-import enum
-import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Self
+from collections.abc import Iterator
+from typing import Any
 
-import trio
+import attrs
 
-from trinamo.runtime.errors import DeadlineError, TransportError
-from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
+from trinamo.runtime.errors import CompactedError
+from trinamo.runtime.planes import Put
+from trinamo.transports.etcd import wire_pb2 as wire
+from trinamo.transports.memory.store import Change, MemoryStore
 
-from ..peer import Peer
-from ..wire import encode
-from .wire import (
-    Changed,
-    Compacted,
-    Created,
-    Unwatch,
-    WatchFrom,
-    decode_changes,
-)
+from ...core.choices import Choices
+from .methods import header_of, key_value_of, prefix_of
 
-__all__ = ["Watch", "Watches"]
+__all__ = ["WatchStream"]
 
-PAUSE_S = 0.1
+FRAGMENT_ONE_IN = 4
+"""How often the events of one reply come in two; etcd does so above a size that no run reaches."""
 
 
-class Phase(enum.Enum):
-    """What a watch waits for."""
+@attrs.define
+class _Watch:
+    """One watch: the prefix, or the one key if `is_key`, and the next revision to send."""
 
-    LISTING = "the reader must read what is there"
-    STREAMING = "the store sends"
-    LAGGING = "the reader has too much unread"
+    key: str
+    is_key: bool
+    next_revision: int
+    is_announced: bool = False
+
+    def wants(self, change: Change) -> bool:
+        key = change.entry.key if isinstance(change, Put) else change.key
+        return key == self.key or not self.is_key
 
 
-class Watches:
-    """All watches of one plane. `pending_max` bounds what one of them holds unread."""
+class WatchStream:
+    """The watches of one stream, in the order they came."""
 
-    def __init__(self, *, pending_max: int) -> None:
-        self._pending_max = pending_max
-        self._peer: Peer | None = None
-        self._ids = itertools.count(1)
-        self._on_wire: dict[int, Watch] = {}
-        self._watches: list[Watch] = []
+    def __init__(self, choices: Choices) -> None:
+        self.is_progress_due = False
+        """Set to have every watch told how far it is."""
+        self._choices = choices
+        self._watches: dict[int, _Watch] = {}
+        self._cancelled: deque[int] = deque()
 
-    @property
-    def are_there_any(self) -> bool:
-        """Whether anybody watches."""
-        return bool(self._watches)
-
-    def add(self, watch: Watch) -> None:
-        """Take a watch in; it starts by listing."""
-        self._watches.append(watch)
-
-    def remove(self, watch: Watch) -> None:
-        """Forget a watch."""
-        self._leave(watch)
-        self._watches.remove(watch)
-
-    def opened(self, peer: Peer) -> None:
-        """Create every watch again on a new connection."""
-        self._peer = peer
-        for watch in self._watches:
-            if watch.phase is Phase.STREAMING:
-                self.join(watch)
-
-    def lost(self) -> None:
-        """The connection is gone."""
-        self._peer = None
-        for watch in self._on_wire.values():
-            watch.wire_id = 0
-        self._on_wire.clear()
-
-    def join(self, watch: Watch) -> None:
-        """Have the store send from where the watch is; at once, or with the next connection."""
-        watch.phase = Phase.STREAMING
-        if self._peer is None or watch.wire_id:
+    def take(self, request: Any) -> None:
+        """What the client said."""
+        if request.HasField("cancel_request"):
+            self._cancelled.append(request.cancel_request.watch_id)
             return
-        watch.wire_id = next(self._ids)
-        self._on_wire[watch.wire_id] = watch
-        self._peer.post(encode(WatchFrom(watch.wire_id, watch.prefix, watch.next_revision)))
+        wanted = request.create_request
+        is_key = not wanted.range_end
+        key = wanted.key.decode() if is_key else prefix_of(wanted.range_end)
+        self._watches[wanted.watch_id] = _Watch(key, is_key, wanted.start_revision)
 
-    def _leave(self, watch: Watch) -> None:
-        if watch.wire_id:
-            del self._on_wire[watch.wire_id]
-            if self._peer is not None:
-                self._peer.post(encode(Unwatch(watch.wire_id)))
-            watch.wire_id = 0
+    def pending(
+        self, store: MemoryStore, store_id: int, now: float
+    ) -> Iterator[wire.WatchResponse]:
+        """What is to be sent now, one message at a time: the store may go on between two."""
+        for watch_id in list(self._watches):
+            for fields in self._pending_of(watch_id, store, now):
+                yield _reply(store, store_id, watch_id, **fields)
+        while self._cancelled:
+            watch_id = self._cancelled.popleft()
+            self._watches.pop(watch_id, None)
+            yield _reply(store, store_id, watch_id, canceled=True)
+        self.is_progress_due = False
 
-    def receive(self, message: Created | Changed | Compacted, data: bytes) -> None:
-        """What the store says about one watch; late words about one that has left are nothing."""
-        watch = self._on_wire.get(message.id)
-        if watch is None:
-            return
-        match message:
-            case Created():
-                is_same = watch.store_id in (0, message.store_id)
-                watch.store_id = message.store_id
-                if not is_same or message.revision + 1 < watch.next_revision:
-                    self._list_again(watch)
-            case Changed():
-                # A repeated message brings nothing new.
-                watch.ready.extend(
-                    change
-                    for change in decode_changes(data)
-                    if (change.entry.mod_revision if isinstance(change, Put) else change.revision)
-                    >= watch.next_revision
+    def _pending_of(
+        self, watch_id: int, store: MemoryStore, now: float
+    ) -> Iterator[dict[str, Any]]:
+        watch = self._watches[watch_id]
+        if not watch.is_announced:
+            watch.is_announced = True
+            watch.next_revision = watch.next_revision or store.revision + 1
+            yield {"created": True}
+        while watch_id not in self._cancelled:
+            asked = watch.next_revision
+            try:
+                changes, watch.next_revision = store.changes(
+                    watch.key, start_revision=asked, now=now
                 )
-                watch.next_revision = max(watch.next_revision, message.next_revision)
-                if len(watch.ready) > self._pending_max:
-                    self._leave(watch)
-                    watch.phase = Phase.LAGGING
-                watch.arrived.unpark_all()
-            case Compacted():
-                self._list_again(watch)
+            except CompactedError as error:
+                del self._watches[watch_id]
+                yield {"canceled": True, "compact_revision": error.compact_revision}
+                return
+            yield from self._told([change for change in changes if watch.wants(change)])
+            if watch.next_revision == asked:
+                break
+        if self.is_progress_due:
+            # Nothing came between the look at the history and this.
+            yield {}
 
-    def _list_again(self, watch: Watch) -> None:
-        self._leave(watch)
-        watch.phase = Phase.LISTING
-        watch.arrived.unpark_all()
+    def _told(self, changes: list[Change]) -> Iterator[dict[str, Any]]:
+        events = list(map(_event_of, changes))
+        if len(events) > 1 and self._choices.chance(FRAGMENT_ONE_IN, "fragment"):
+            cut = 1 + self._choices.below(len(events) - 1, "fragment size")
+            yield {"events": events[:cut], "fragment": True}
+            events = events[cut:]
+        if events:
+            yield {"events": events}
 
 
-class Watch:
-    """One watch, and the iterator its reader holds."""
+def _reply(store: MemoryStore, store_id: int, watch_id: int, **fields: Any) -> wire.WatchResponse:
+    return wire.WatchResponse(header=header_of(store, store_id), watch_id=watch_id, **fields)
 
-    def __init__(
-        self, watches: Watches, prefix: str, listing: Callable[[str], Awaitable[Snapshot]]
-    ) -> None:
-        self.prefix = prefix
-        self.phase = Phase.LISTING
-        self.next_revision = 0
-        self.wire_id = 0
-        self.store_id = 0
-        self.ready: deque[WatchEvent] = deque()
-        self.arrived = trio.lowlevel.ParkingLot()
-        self._watches = watches
-        self._listing = listing
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        # An event leaves the queue only after the last checkpoint, so a cancelled wait loses none.
-        await trio.lowlevel.checkpoint()
-        while not self.ready:
-            if self.phase is Phase.LISTING:
-                await self._list()
-            elif self.phase is Phase.LAGGING:
-                self._watches.join(self)
-            else:
-                await self.arrived.park()
-        return self.ready.popleft()
-
-    async def _list(self) -> None:
-        try:
-            found = await self._listing(self.prefix)
-        except (TransportError, DeadlineError):
-            await trio.sleep(PAUSE_S)
-            return
-        is_first = self.next_revision == 0
-        self.ready.append(found if is_first else Resync(found.revision, found.entries))
-        self.next_revision = found.revision + 1
-        self._watches.join(self)
+def _event_of(change: Change) -> wire.Event:
+    if isinstance(change, Put):
+        return wire.Event(type=wire.Event.PUT, kv=key_value_of(change.entry))
+    return wire.Event(
+        type=wire.Event.DELETE,
+        kv=wire.KeyValue(key=change.key.encode(), mod_revision=change.revision),
+    )

@@ -244,6 +244,9 @@ class SimulatedEventPlane:
         waits = self._interests or self._requests or self._pings or self._is_publishing
         return bool(waits) or self._caller.is_waiting
 
+    def unreached(self) -> None:
+        """See `Session`. Whatever waits goes on waiting."""
+
     def ping(self, peer: Peer) -> None:
         """See `Session`."""
         self._pings.append(trio.Event())

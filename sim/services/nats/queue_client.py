@@ -30,8 +30,7 @@ from trinamo.runtime.planes import (
 from trinamo.runtime.protocol.queue.work_queue import check_delay, check_job_id, check_queue_name
 
 from ..calls import Caller
-from ..wire import encode
-from .wire import Forget
+from ..wire import Forget, encode
 
 __all__ = ["SimulatedWorkQueue", "open_queue"]
 

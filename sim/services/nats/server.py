@@ -31,11 +31,10 @@ from ...core.world import World
 from ..interception import DelayLine, Done, Interceptor
 from ..machine_clock import MachineClock
 from ..peer import Peer
-from ..wire import Answer, Call, NoLeader, Ping, Pong, Refusal, Reply, encode
+from ..wire import Answer, Call, Forget, NoLeader, Ping, Pong, Refusal, Reply, encode
 from .queues import CALLS, QueueShelf, Take
 from .wire import (
     Deliver,
-    Forget,
     FromClient,
     Publish,
     Subscribe,

@@ -1,6 +1,6 @@
 """What a simulated broker and its clients say to each other. Sans-IO.
 
-As with etcd, the conversations are those of NATS, the bytes are not: interest and messages, pings,
+The conversations are those of NATS, the bytes are not: interest and messages, pings,
 and calls (`services/wire.py`) for the work queues. A payload travels as the frame's data.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ..wire import Call, Ping, Pong, Reply, decode
+from ..wire import Call, Forget, Ping, Pong, Reply, reader
 
 __all__ = [
     "Deliver",
-    "Forget",
     "FromBroker",
     "FromClient",
     "Publish",
@@ -54,24 +53,8 @@ class Deliver(msgspec.Struct, tag=True, frozen=True):
     headers: dict[str, str]
 
 
-class Forget(msgspec.Struct, tag=True, frozen=True):
-    """Nobody waits for the answer to call `id` any more."""
-
-    id: int
-
-
 FromClient = Subscribe | Unsubscribe | Publish | Ping | Call | Forget
 FromBroker = Deliver | Pong | Reply
 
-_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
-_from_broker: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(FromBroker)
-
-
-def decode_from_client(header: bytes) -> FromClient:
-    """What a client said; `RemoteProtocolError` if it makes no sense."""
-    return decode(_from_client, header)
-
-
-def decode_from_broker(header: bytes) -> FromBroker:
-    """What the broker said; `RemoteProtocolError` if it makes no sense."""
-    return decode(_from_broker, header)
+decode_from_client = reader(FromClient)
+decode_from_broker = reader(FromBroker)

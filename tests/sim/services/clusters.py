@@ -10,7 +10,8 @@ import trio
 
 from trinamo.runtime.worker.registration import LeaseState, Registrar
 from trinamo.sim import Network, SeedChoices, SimEnv, World
-from trinamo.sim.services import SimulatedControlPlane, SimulatedEtcd, open_simulated_etcd
+from trinamo.sim.services import SimulatedEtcd, open_simulated_etcd
+from trinamo.transports.etcd import EtcdControlPlane
 
 TTL_S = 10.0
 
@@ -95,4 +96,4 @@ def _value(name: str, incarnation: int) -> bytes:
     return f"{name} life {incarnation}".encode()
 
 
-__all__ = ["TTL_S", "Herd", "Member", "SimulatedControlPlane"]
+__all__ = ["TTL_S", "EtcdControlPlane", "Herd", "Member"]

@@ -32,6 +32,9 @@ class Waiting:
         assert not peer.is_lost
         self.opened_s.append(trio.current_time())
 
+    def unreached(self) -> None:
+        pass
+
     def received(self, frame: Frame) -> None:
         self.frames.append(frame)
 

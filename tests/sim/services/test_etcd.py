@@ -16,9 +16,10 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Delete, Put, PutOutcome, Resync, Snapshot
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.net.bus import HOLD, Message, Verdict, delay, dice, duplicate, nth
-from trinamo.sim.services import SimulatedControlPlane, SimulatedEtcd, open_simulated_etcd
+from trinamo.sim.services import SimulatedEtcd, open_simulated_etcd
+from trinamo.transports.etcd import EtcdControlPlane
 
-Story = Callable[[SimulatedControlPlane, SimulatedEtcd], Awaitable[None]]
+Story = Callable[[EtcdControlPlane, SimulatedEtcd], Awaitable[None]]
 
 
 def play(story: Story, *, seed: int = 1, tear_one_in: int = 0) -> str:
@@ -39,7 +40,7 @@ def play(story: Story, *, seed: int = 1, tear_one_in: int = 0) -> str:
 
 
 def test_a_write_whose_reply_is_lost_has_an_unknown_outcome_and_took_effect() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         etcd.lose_replies()
         with pytest.raises(UnknownOutcomeError):
             await plane.put("a", b"1")
@@ -51,7 +52,7 @@ def test_a_write_whose_reply_is_lost_has_an_unknown_outcome_and_took_effect() ->
 
 
 def test_a_guarded_write_under_a_lease_knows_its_own_lost_success() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         lease = await plane.grant_lease(30)
         etcd.lose_replies()
         outcome = await plane.compare_and_put("a", b"1", mod_revision=0, lease_id=lease.id)
@@ -64,7 +65,7 @@ def test_a_guarded_write_under_a_lease_knows_its_own_lost_success() -> None:
 
 
 def test_a_leader_change_is_waited_out_by_reads_and_not_by_unguarded_writes() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         etcd.refuse(2.0)
         with pytest.raises(UnknownOutcomeError):
             await plane.put("a", b"1")
@@ -79,7 +80,7 @@ def test_a_leader_change_is_waited_out_by_reads_and_not_by_unguarded_writes() ->
 
 
 def test_a_killed_store_is_a_connect_error_and_a_paused_one_a_deadline() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         await plane.get("a")
         etcd.kill()
         await trio.sleep(0.1)
@@ -99,11 +100,11 @@ def test_a_killed_store_is_a_connect_error_and_a_paused_one_a_deadline() -> None
 def test_a_store_that_is_switched_off_is_missed_after_the_silence() -> None:
     """No FIN comes; the pings find out, and the watch goes on with the next connection."""
 
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         async with plane.watch("a") as events:
             assert isinstance(await anext(events), Snapshot)
             etcd.power_off()
-            await trio.sleep(8)
+            await trio.sleep(10)
             etcd.restart()
             await plane.put("a", b"1")
             with trio.fail_after(5):
@@ -113,7 +114,7 @@ def test_a_store_that_is_switched_off_is_missed_after_the_silence() -> None:
 
 
 def test_a_store_that_lost_its_disk_resyncs_its_watches() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         lease = await plane.grant_lease(30)
         for name in ("a", "b", "c"):
             await plane.put(name, b"1")
@@ -131,7 +132,7 @@ def test_a_store_that_lost_its_disk_resyncs_its_watches() -> None:
 
 
 def test_a_lease_ends_on_the_store_s_clock_and_not_before() -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         etcd.clock.rate = 2.0
         asked_s = trio.current_time()
         lease = await plane.grant_lease(10)
@@ -147,7 +148,7 @@ def test_a_lease_ends_on_the_store_s_clock_and_not_before() -> None:
 def test_repeated_and_reordered_messages_bring_a_watch_nothing_twice() -> None:
     """Every third message twice, every fifth late: revisions still come in order, once each."""
 
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         seen = 0
 
         def rule(message: Message) -> Verdict | None:
@@ -178,7 +179,7 @@ def test_repeated_and_reordered_messages_bring_a_watch_nothing_twice() -> None:
 def test_a_reply_that_is_held_back_arrives_when_it_is_released() -> None:
     """And what was asked after it was answered before it."""
 
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         got: list[str] = []
 
         async def put(name: str) -> None:
@@ -200,7 +201,7 @@ def test_a_reply_that_is_held_back_arrives_when_it_is_released() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_reads_get_through_messages_that_are_dropped_at_random(seed: int) -> None:
-    async def story(plane: SimulatedControlPlane, etcd: SimulatedEtcd) -> None:
+    async def story(plane: EtcdControlPlane, etcd: SimulatedEtcd) -> None:
         await plane.put("a", b"1")
         etcd.interceptor.rules.append(
             dice(etcd.world, drop_one_in=10, duplicate_one_in=4, delay_one_in=4)

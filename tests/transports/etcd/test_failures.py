@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
 import grpc
 import pytest
 
@@ -19,23 +18,9 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.transports.etcd.channel import Endpoints, open_channel, parse_endpoints, resolve
-from trinamo.transports.etcd.failures import Verdict, final_error, judge
+from trinamo.transports.etcd.failures import StatusError, Verdict, final_error, judge
 
 Code = grpc.StatusCode
-
-
-@attrs.frozen
-class Failed:
-    """A gRPC error, as far as it is looked at."""
-
-    status: grpc.StatusCode
-    text: str
-
-    def code(self) -> grpc.StatusCode:
-        return self.status
-
-    def details(self) -> str:
-        return self.text
 
 
 # fmt: off
@@ -72,14 +57,14 @@ ERRORS: list[tuple[grpc.StatusCode, str, type[TrinamoError]]] = [
 def test_only_words_that_say_so_mean_unsent(
     code: grpc.StatusCode, text: str, verdict: Verdict
 ) -> None:
-    assert judge(Failed(code, text)) is verdict
+    assert judge(StatusError(code.name, text)) is verdict
 
 
 @pytest.mark.parametrize(("code", "text", "expected"), ERRORS)
 def test_a_no_of_the_store_is_definite(
     code: grpc.StatusCode, text: str, expected: type[TrinamoError]
 ) -> None:
-    error = final_error(Failed(code, text))
+    error = final_error(StatusError(code.name, text))
     assert type(error) is expected
     assert error.definite
     assert text in str(error)

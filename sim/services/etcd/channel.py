@@ -1,0 +1,240 @@
+"""The control plane over a simulated store: `transports/etcd`, on a channel of our own.
+
+Watches, leases, deadlines and repetition are the production's. Only what gRPC does is done here: it
+holds one connection and dials it again, and it ends calls and streams with a status. As gRPC does,
+it fails them at once while the store cannot be reached, and lets them wait before that is known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import trio
+
+from trinamo.runtime.protocol.streams.codec import Frame
+from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
+from trinamo.transports.etcd.failures import StatusError, StreamLostError
+from trinamo.transports.etcd.rpc import METHODS, Metadata
+from trinamo.transports.etcd.watches import PENDING_MAX
+
+from ..connector import Connector, running
+from ..peer import Peer
+from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, encode, reader
+from .server import PORT
+
+__all__ = ["open_simulated_etcd"]
+
+KEEP_ALIVE_S: Final = 8.0
+"""gRPC, as `transports/etcd/channel.py` sets it up, pings after six seconds and waits two."""
+
+
+_read = reader(Answer | Refusal | Pong)
+
+
+class _Exchange:
+    """One call or stream: requests there, replies back. Implements `Stream`."""
+
+    def __init__(self, call: Call, connector: Connector) -> None:
+        self._head, self._method = encode(call), METHODS[call.op]
+        self._connector = connector
+        self._requests: deque[bytes] = deque()
+        self._replies: deque[Any] = deque()
+        self._came = trio.lowlevel.ParkingLot()
+        self._error: StatusError | None = None
+
+    def send_nowait(self, request: Any) -> None:
+        """See `Stream.send_nowait`."""
+        data = request.SerializeToString()
+        if self._connector.peer is not None:
+            self._connector.expect()
+            self._connector.peer.post(self._head, data)
+        elif self._connector.is_failing:
+            self.unreached()
+        else:
+            self._requests.append(data)
+
+    async def reply(self) -> Any:
+        """The next reply, or `StatusError`."""
+        while not self._replies:
+            if self._error is not None:
+                raise self._error
+            await self._came.park()
+        return self._replies.popleft()
+
+    async def receive(self) -> Any:
+        """See `Stream.receive`."""
+        try:
+            return await self.reply()
+        except StatusError as error:
+            raise StreamLostError(error.text, error) from None
+
+    def cancel(self) -> None:
+        """See `Stream.cancel`."""
+        self.end(StatusError("CANCELLED", "cancelled"))
+
+    def opened(self, peer: Peer) -> None:
+        """There is a connection: what waited for it goes."""
+        while self._requests:
+            peer.post(self._head, self._requests.popleft())
+
+    def received(self, data: bytes) -> None:
+        """A reply came."""
+        self._replies.append(self._method.reply.FromString(data))
+        self._came.unpark_all()
+
+    def unreached(self) -> None:
+        """The store cannot be reached for now."""
+        why = f"failed to connect to all addresses; last error: {self._connector.last_words}"
+        self.end(StatusError("UNAVAILABLE", why))
+
+    def end(self, error: StatusError) -> None:
+        """No reply comes any more."""
+        if self._error is None:
+            self._error = error
+            self._came.unpark_all()
+
+
+class SimulatedChannel:
+    """Calls and streams over one connection that comes and goes. Implements `Channel`."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._exchanges: dict[int, _Exchange] = {}
+        self._ids = itertools.count(1)
+
+    async def call(
+        self,
+        name: str,
+        request: Any,
+        *,
+        timeout_s: float,
+        metadata: Metadata,  # noqa: ARG002 -- nobody is asked for a token
+    ) -> Any:
+        """See `Channel.call`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with self._exchange(name) as (_, exchange), trio.move_on_after(timeout_s):
+            exchange.send_nowait(request)
+            return await exchange.reply()
+        raise StatusError("DEADLINE_EXCEEDED", "Deadline Exceeded")
+
+    @asynccontextmanager
+    async def open_stream(
+        self,
+        name: str,
+        *,
+        metadata: Metadata,  # noqa: ARG002 -- as above
+    ) -> AsyncIterator[_Exchange]:
+        """See `Channel.open_stream`."""
+        with self._exchange(name) as (call_id, exchange):
+            try:
+                yield exchange
+            finally:
+                if call_id in self._exchanges and self._connector.peer is not None:
+                    self._connector.peer.post(encode(Forget(call_id)))
+
+    @contextmanager
+    def _exchange(self, name: str) -> Iterator[tuple[int, _Exchange]]:
+        call_id = next(self._ids)
+        exchange = self._exchanges[call_id] = _Exchange(Call(call_id, name), self._connector)
+        try:
+            yield call_id, exchange
+        finally:
+            self._exchanges.pop(call_id, None)
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        self._end_all(StatusError("CANCELLED", "Channel closed!"))
+
+    def _end_all(self, error: StatusError) -> None:
+        exchanges, self._exchanges = self._exchanges, {}
+        for exchange in exchanges.values():
+            exchange.end(error)
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled."""
+        await self._connector.run(self)
+
+    # --- the connection: Session -------------------------------------------------------------------
+
+    def opened(self, peer: Peer) -> None:
+        """See `Session`."""
+        for exchange in self._exchanges.values():
+            exchange.opened(peer)
+
+    def unreached(self) -> None:
+        """See `Session`."""
+        exchanges, self._exchanges = self._exchanges, {}
+        for exchange in exchanges.values():
+            exchange.unreached()
+
+    @property
+    def is_expectant(self) -> bool:
+        """See `Session`."""
+        return bool(self._exchanges)
+
+    def ping(self, peer: Peer) -> None:
+        """See `Session`."""
+        peer.post(encode(Ping()))
+
+    def lost(self) -> None:
+        """See `Session`."""
+        self._end_all(StatusError("UNAVAILABLE", "Socket closed"))
+
+    def received(self, frame: Frame) -> None:
+        """See `Session`. A reply may come twice, or after its call was given up."""
+        header, data = frame
+        message = _read(header)
+        if isinstance(message, Answer):
+            exchange = self._exchanges.get(message.id)
+            if exchange is not None:
+                exchange.received(data)
+        elif isinstance(message, Refusal):
+            exchange = self._exchanges.pop(message.id, None)
+            if exchange is not None:
+                exchange.end(StatusError(message.code, message.message))
+
+
+@asynccontextmanager
+async def open_simulated_etcd(
+    host: str = "etcd",
+    port: int = PORT,
+    *,
+    rng: random.Random,
+    timeout_s: float = 5.0,
+    per_try_timeout_s: float = 1.0,
+    silence_s: float = 6.0,
+    pending_max: int = PENDING_MAX,
+) -> AsyncIterator[EtcdControlPlane]:
+    """Open a control plane over the store on `host`, from the running task's host.
+
+    As `open_etcd`, which says what the options mean. `rng` are the dice for the pauses between two
+    tries to connect: the environment's.
+    """
+    connector = Connector(
+        host,
+        port,
+        rng=rng,
+        dial_timeout_s=per_try_timeout_s,
+        silence_s=KEEP_ALIVE_S,
+        # As gRPC: keep-alive only while a call or a stream is open.
+        asks_idly=False,
+    )
+    channel = SimulatedChannel(connector)
+    client = Client(
+        channel,
+        where=connector.where,
+        rng=rng,
+        timeout_s=timeout_s,
+        per_try_timeout_s=per_try_timeout_s,
+    )
+    async with (
+        running(channel.run),
+        open_plane(client, silence_s=silence_s, pending_max=pending_max) as plane,
+    ):
+        yield plane
