@@ -234,7 +234,6 @@ class NetworkServices:
                     # Asked at half of it; the second unanswered question ends the connection.
                     silence_s=2 * section.ping_interval_s,
                     # A real client always asks; it is left out for speed where nobody listens.
-                    asks_idly=False,
                 )
                 try:
                     plane = await stack.enter_async_context(opening)

@@ -22,9 +22,10 @@ from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.nats.line import Line
+from trinamo.transports.nats.outbox import Interest
 
 from ..cluster.services import NotedStore
-from ..services import SimulatedEventPlane
 from ..services.connector import Connector
 from .planting import Patch, bug
 
@@ -152,7 +153,6 @@ def silence_is_health() -> list[Patch]:
 
     return [
         (Connector, "_listen_for_silence", trusting),
-        (Connector, "doubt", lambda *_: None),
         (WatchKeeper, "__init__", patient),
     ]
 
@@ -214,11 +214,10 @@ def snapshot_adds_only() -> list[Patch]:
 @bug
 def subscriptions_forgotten() -> list[Patch]:
     """After a reconnect only the inbox is subscribed again."""
-    opened = SimulatedEventPlane.opened
+    missing = Line.missing
 
-    def forgetful(self: Any, peer: Any) -> None:
-        interests, self._interests = self._interests, {}
-        opened(self, peer)
-        self._interests = interests
+    def forgetful(self: Any) -> list[Interest]:
+        inbox = next(iter(self.interests))
+        return [each for each in missing(self) if each is inbox or not self.connection_count]
 
-    return [(SimulatedEventPlane, "opened", forgetful)]
+    return [(Line, "missing", forgetful)]

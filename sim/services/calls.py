@@ -1,6 +1,6 @@
-"""Calls over a connection that comes and goes, and what became of them.
+"""Calls to the broker's queues over a connection that comes and goes, and what became of them.
 
-The rule of repetition is that of `transports/etcd/client.py`: a call of which nothing was sent is
+The rule of repetition is everybody's (`transports/etcd/client.py`): a call of which nothing was sent is
 always tried again; one that may have taken effect only if a second effect would change nothing.
 Everything is bounded by one deadline per call, each try of a repeatable call by a shorter one.
 """
@@ -39,7 +39,6 @@ class _Question:
     settled: trio.Event = attrs.field(factory=trio.Event)
     reply: Reply | None = None
     data: bytes = b""
-    asked_s: float = attrs.field(factory=trio.current_time)
 
 
 @attrs.frozen
@@ -51,11 +50,7 @@ class Result:
 
 
 class Caller:
-    """The calls of one client. Its owner hands it every reply, and tells it of every loss.
-
-    `knows_no_leader`: whether it can tell "there is no leader" from "the answer was lost". A client
-    of NATS can (nobody listens to the request), one of etcd cannot.
-    """
+    """The calls of one client. Its owner hands it every reply, and tells it of every loss."""
 
     def __init__(
         self,
@@ -63,26 +58,15 @@ class Caller:
         *,
         timeout_s: float,
         per_try_timeout_s: float,
-        knows_no_leader: bool = False,
     ) -> None:
         self._connector = connector
-        self._knows_no_leader = knows_no_leader
         self._timeout_s, self._per_try_timeout_s = timeout_s, per_try_timeout_s
         self._questions: dict[int, _Question] = {}
         self._ids = itertools.count(1)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a question has no answer yet."""
-        return any(not question.settled.is_set() for question in self._questions.values())
-
     async def read(self, op: str, arguments: tuple[Any, ...], kind: Any) -> Any:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the service's no."""
         return (await self.call(op, arguments, kind, is_repeatable=True, writes=False)).value
-
-    async def write_once(self, op: str, arguments: tuple[Any, ...], kind: Any) -> Any:
-        """A call that is sent at most once; `UnknownOutcomeError` if its reply is lost."""
-        return (await self.call(op, arguments, kind, is_repeatable=False, writes=True)).value
 
     async def call(
         self,
@@ -111,12 +95,8 @@ class Caller:
             if question is not None and isinstance(question.reply, Refusal):
                 refusal = question.reply
                 raise error_from_wire(refusal.code, refusal.message, definite=True)
-            if question is not None and not question.settled.is_set():
-                self._connector.doubt(question.asked_s)
             words = _words(question, self._connector.last_words)
-            is_doubtful |= question is not None and not (
-                self._knows_no_leader and isinstance(question.reply, NoLeader)
-            )
+            is_doubtful |= question is not None and not isinstance(question.reply, NoLeader)
             if is_doubtful and not is_repeatable:
                 break
             if deadline - trio.current_time() <= pause_s:
@@ -139,7 +119,6 @@ class Caller:
             peer = await self._connector.wait_open()
             await trio.lowlevel.checkpoint_if_cancelled()
             question = self._questions[call.id] = _Question()
-            self._connector.expect()
             try:
                 peer.post(encode(call), data)
                 await question.settled.wait()

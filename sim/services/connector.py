@@ -1,10 +1,8 @@
 """The client's side of a service: one connection, dialled again whenever it is lost.
 
 It gives up a connection on which nothing was heard for `silence_s`, having asked half-way, because
-a frozen server or a cut link sends no FIN. Without `asks_idly` it asks only while somebody waits for
-something (`expect` says when that begins), and is then as much later in finding out; the alarm that
-wakes it is a deadline that is moved, so that an idle connection costs no step. Pauses between tries
-grow and are jittered, so that the clients of a server that returns do not all come at once.
+a frozen server or a cut link sends no FIN. Pauses between tries grow and are jittered, so that the
+clients of a server that returns do not all come at once.
 
 What this module does not do: know which service it is, or repeat what was asked on the lost
 connection (`services/etcd/channel.py`, `services/nats/client.py`).
@@ -12,11 +10,9 @@ connection (`services/etcd/channel.py`, `services/nats/client.py`).
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -50,11 +46,6 @@ class Session(Protocol):
         """The connection is gone; what was posted on it may or may not have arrived."""
         ...
 
-    @property
-    def is_expectant(self) -> bool:
-        """Whether somebody waits for what the service may say; else its silence means nothing."""
-        ...
-
     def ping(self, peer: Peer) -> None:
         """Post something that the service answers at once."""
         ...
@@ -70,7 +61,6 @@ class Connector:
         dial_timeout_s: The bound on one try to connect.
         pause_max_s: The longest pause between two tries, before jitter.
         silence_s: When a connection that says nothing is given up.
-        asks_idly: Ask also while nobody waits for anything the service may say.
     """
 
     def __init__(
@@ -82,7 +72,6 @@ class Connector:
         dial_timeout_s: float = 1.0,
         pause_max_s: float = 1.0,
         silence_s: float = 6.0,
-        asks_idly: bool = True,
     ) -> None:
         self.where = f"{host}:{port}"
         self.peer: Peer | None = None
@@ -95,27 +84,7 @@ class Connector:
         self._dial_timeout_s = dial_timeout_s
         self._pause_max_s = pause_max_s
         self._silence_s = silence_s
-        self._asks_idly = asks_idly
-        self._doubted_s = -math.inf
-        """When the first question was asked that nothing was heard after."""
         self._opened = trio.lowlevel.ParkingLot()
-        self._alarm = trio.CancelScope()
-        """Round the sleep of whoever listens for silence; its deadline is when to look again."""
-
-    def expect(self) -> None:
-        """Somebody begins to wait for what the service may say: from now on silence means something."""
-        if self._alarm.deadline == math.inf:
-            self._alarm.deadline = trio.current_time() + self._silence_s / 2
-
-    def doubt(self, asked_s: float) -> None:
-        """A question of this time got no answer: after half of `silence_s` it is as good as a ping."""
-        peer = self.peer
-        if peer is None or peer.heard_s >= asked_s:
-            return
-        if self._doubted_s <= peer.heard_s:
-            self._doubted_s = asked_s
-        if trio.current_time() - self._doubted_s >= self._silence_s / 2:
-            peer.close()
 
     async def wait_open(self) -> Peer:
         """The connection, once there is one."""
@@ -158,34 +127,23 @@ class Connector:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen_for_silence, peer, session)
-                await peer.run(partial(self._receive, session))
+                await peer.run(session.received)
                 nursery.cancel_scope.cancel()
         finally:
             self.peer = None
             session.lost()
 
-    def _receive(self, session: Session, frame: Frame) -> None:
-        session.received(frame)
-        has_interest = self._asks_idly or session.is_expectant
-        self._alarm.deadline = (
-            trio.current_time() + self._silence_s / 2 if has_interest else math.inf
-        )
-
     async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
         half_s = self._silence_s / 2
-        look_s, asked_s = peer.heard_s + half_s, -math.inf
         while True:
-            has_interest = self._asks_idly or session.is_expectant
-            with trio.CancelScope(deadline=look_s if has_interest else math.inf) as self._alarm:
-                await trio.sleep_forever()
-            now_s = trio.current_time()
-            if peer.heard_s < asked_s:
-                peer.close()
-                return
-            look_s = peer.heard_s + half_s
-            if now_s >= look_s and (self._asks_idly or session.is_expectant):
+            await trio.sleep_until(peer.heard_s + half_s)
+            asked_s = trio.current_time()
+            if asked_s >= peer.heard_s + half_s:
                 session.ping(peer)
-                asked_s, look_s = now_s, now_s + half_s
+                await trio.sleep(half_s)
+                if peer.heard_s < asked_s:
+                    peer.close()
+                    return
 
 
 @asynccontextmanager

@@ -69,9 +69,14 @@ class Peer:
         self._outbox_bytes += len(frame)
         self._posted.unpark_all()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether less than `outbox_bytes_max` is waiting."""
+        return self._outbox_bytes < self._outbox_bytes_max
+
     async def wait_room(self) -> None:
         """Wait until less than `outbox_bytes_max` is waiting, or the connection is lost."""
-        while self._outbox_bytes >= self._outbox_bytes_max and not self.is_lost:
+        while not self.has_room and not self.is_lost:
             await self._flushed.park()
 
     def close(self) -> None:

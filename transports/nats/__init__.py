@@ -1,10 +1,11 @@
 """NATS: the event plane, and a request plane over any event plane.
 
 `open_nats` holds a connection; `NatsRequestServer` and `NatsRequestPlane` carry requests. Read
-`events.py` first, then `island.py` for how nats-py lives beside trio, then `requests.py`.
+`plane.py` first, then `island.py` for how nats-py lives beside trio, then `requests.py`.
 """
 
-from .events import NatsEventPlane, NatsSubscription, open_nats
+from .opening import open_nats
+from .plane import NatsEventPlane, NatsSubscription
 from .requests import NatsRequestPlane, NatsRequestServer
 
 __all__ = [

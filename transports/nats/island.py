@@ -8,7 +8,7 @@ delivered by plain calls the other way.
 Each connection is a fresh nats-py client; when it ends, for whatever reason, the island backs off
 and makes the next one, for ever, and subscribes again to all that is wanted. An error that is a bug
 ends `run` and so reaches the nursery that runs it. What a message or a subscription means to the
-rest of the process is in `events.py`.
+rest of the process is in `plane.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import warnings
 from typing import Any
 
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
@@ -27,9 +28,10 @@ from trinamo.runtime.planes import Message
 
 from .client import NatsClient
 from .farewell import CONNECTION_ERRORS, abort, say_goodbye, settle, wait_for
+from .line import Line
 from .notices import Notices, logger
 from .options import NatsOptions
-from .outbox import Interest, Outbox
+from .outbox import Interest
 
 with warnings.catch_warnings():
     # On Python 3.12 and 3.13 trio-asyncio subclasses asyncio's deprecated child watchers when it
@@ -45,23 +47,17 @@ ABORT_GRACE_S = 0.5
 SERVERS_MAX = 64
 
 
-class Island:
+class Island(Line):
     """Owns the connection. `run` is its life; everything else is synchronous."""
 
     def __init__(self, options: NatsOptions, *, rng: random.Random) -> None:
-        self.options = options
         self._section: NatsConfig = options.section
-        self.outbox = Outbox(
+        super().__init__(
             messages_max=self._section.outgoing_messages_max,
             bytes_max=self._section.outgoing_bytes_max,
         )
-        self.interests: dict[Interest, None] = {}
-        self.message_bytes_max = 1_048_576
-        self.is_connected = False
+        self.options = options
         self.is_closing = False
-        self.connection_count = 0
-        self.server = ""
-        self.last_error = "not connected yet"
         self._rng = rng
         self._notices = Notices()
         self._servers = list(options.servers)
@@ -76,22 +72,7 @@ class Island:
 
     # --- trio's side: plain calls, and the two ends of the life ---------------------------------
 
-    def add(self, interest: Interest) -> None:
-        """Subscribe from now on, on this connection and all that follow."""
-        self.interests[interest] = None
-        # Without a connection the table is enough: the next one starts with all that is in it.
-        if self.is_connected:
-            self.outbox.put_change(interest)
-            self.wake()
-
-    def remove(self, interest: Interest) -> None:
-        """Subscribe no more."""
-        interest.is_wanted = False
-        del self.interests[interest]
-        if interest.handle is not None:
-            self.outbox.put_change(interest)
-            self.wake()
-
+    @override
     def wake(self) -> None:
         """There is something in the outbox."""
         if not self._wake.is_set():
@@ -203,12 +184,10 @@ class Island:
 
     async def _restore(self, client: Any) -> None:
         # Until there is nothing left to do, because more may be wanted by the time some are done.
-        while missing := [each for each in self.interests if each.handle is None]:
+        while missing := self.missing():
             for interest in missing:
                 await self._subscribe(client, interest)
             await settle(client)
-        for interest in self.interests:
-            interest.confirmed()
         self.message_bytes_max = client.max_payload
         # Members of the cluster that the server told us about serve the next connection too.
         known = [each.geturl() for each in client.discovered_servers]
@@ -216,11 +195,9 @@ class Island:
         del self._servers[SERVERS_MAX:]
         where = client.connected_url.netloc.rpartition("@")[2]
         version = client.connected_server_version
-        self.server = f"nats-server {version.major}.{version.minor}.{version.patch} at {where}"
-        log = logger.info if self.connection_count == 0 else logger.warning
+        self.restored(f"nats-server {version.major}.{version.minor}.{version.patch} at {where}")
+        log = logger.info if self.connection_count == 1 else logger.warning
         log("connected to %s", self.server)
-        self.connection_count += 1
-        self.is_connected = True
 
     async def _serve_until_closed(self, client: Any) -> None:
         serving = asyncio.ensure_future(self._serve(client))
@@ -323,16 +300,12 @@ class Island:
             self.wake()
 
     def _forget(self, client: Any) -> None:
-        """The connection is over or about to be: nobody may wait for it any more."""
         if self.is_connected and not self.is_closing:
             self.last_error = str(client.last_error or "the server closed the connection")
             self._notices.warn("disconnected", f"{self.server}: {self.last_error}")
-        self.is_connected = False
         for confirmation in self._confirmations:
             confirmation.cancel()
-        for interest in self.interests:
-            interest.handle = None
-            interest.confirmed()
+        self.forget()
 
     async def _dispose(self, client: Any, closed: asyncio.Event) -> None:
         """Close the client in good order if the server plays along, else abort its socket."""

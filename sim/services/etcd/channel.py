@@ -52,7 +52,6 @@ class _Exchange:
         """See `Stream.send_nowait`."""
         data = request.SerializeToString()
         if self._connector.peer is not None:
-            self._connector.expect()
             self._connector.peer.post(self._head, data)
         elif self._connector.is_failing:
             self.unreached()
@@ -173,11 +172,6 @@ class SimulatedChannel:
         for exchange in exchanges.values():
             exchange.unreached()
 
-    @property
-    def is_expectant(self) -> bool:
-        """See `Session`."""
-        return bool(self._exchanges)
-
     def ping(self, peer: Peer) -> None:
         """See `Session`."""
         peer.post(encode(Ping()))
@@ -222,8 +216,6 @@ async def open_simulated_etcd(
         rng=rng,
         dial_timeout_s=per_try_timeout_s,
         silence_s=KEEP_ALIVE_S,
-        # As gRPC: keep-alive only while a call or a stream is open.
-        asks_idly=False,
     )
     channel = SimulatedChannel(connector)
     client = Client(

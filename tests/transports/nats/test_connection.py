@@ -201,7 +201,7 @@ async def test_a_bug_in_the_island_reaches_the_owner_and_cancels_what_it_does(ur
 
     async def own() -> None:
         async with open_nats([url]) as plane:
-            plane._island.add(Interest(subject, "", deliver, lambda: None))
+            plane._line.add(Interest(subject, "", deliver, lambda: None))
             await plane.publish(subject, b"")
             await trio.sleep_forever()
 
@@ -316,7 +316,7 @@ async def test_a_server_that_refuses_us_is_asked_again() -> None:
             await wait_away(plane)
             server.command[-1] = "changed"
             await trio.to_thread.run_sync(server.start)
-            await eventually(lambda: "Authorization Violation" in plane._island.last_error)
+            await eventually(lambda: "Authorization Violation" in plane._line.last_error)
             server.kill()
             server.command[-1] = "t"
             await trio.to_thread.run_sync(server.start)

@@ -1,88 +1,32 @@
 """The event plane over NATS: what the runtime sees of a connection.
 
-`open_nats` connects and yields a `NatsEventPlane`; leaving it sends what is waiting (at most two
-seconds) and closes. Messages are at most once: those that were with the connection when it broke
-are gone. Publishing and receiving are plain calls into the island that runs nats-py
-(`island.py`). Work queues on JetStream are in `nats/queue/work_queue.py`.
+Messages are at most once: those that were with the connection when it broke are gone. Publishing
+and receiving are plain calls to the `Line` below: the island that runs nats-py (`island.py`), or the
+simulator's. Work queues on JetStream are in `nats/queue/work_queue.py`.
 """
 
 from __future__ import annotations
 
 import random
-import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
 import attrs
 import trio
 
-from trinamo.runtime.config.planes import NatsConfig
-from trinamo.runtime.errors import (
-    ConfigError,
-    ConnectError,
-    DeadlineError,
-    RequestError,
-    UnavailableError,
-)
-from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import EventStatistics, Message, QueueLimits
+from trinamo.runtime.errors import ConnectError, DeadlineError, RequestError, UnavailableError
+from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 
-from .checks import check_group, check_pattern, check_server, check_subject, message_bytes
-from .island import Island
-from .options import NatsOptions, tls_context
+from .checks import check_group, check_pattern, check_subject, message_bytes
+from .line import Line
 from .outbox import Interest, Publication
 from .queue.streams import list_work_queues
-from .queue.work_queue import NatsWorkQueue, open_work_queue
+from .queue.work_queue import open_work_queue
 
-__all__ = ["NatsEventPlane", "NatsSubscription", "open_nats"]
+__all__ = ["NatsEventPlane", "NatsSubscription"]
 
 YIELD_EVERY = 16
-
-
-@asynccontextmanager
-async def open_nats(
-    servers: str | Sequence[str],
-    section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
-    *,
-    tls: ssl.SSLContext | None = None,
-    rng: random.Random | None = None,
-) -> AsyncIterator[NatsEventPlane]:
-    """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
-
-    Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own.
-    Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
-    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
-    Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
-    `outgoing_bytes_max` bytes wait. A server that leaves two pings unanswered counts as gone.
-
-    With `tls`, or an address of `tls://`, a server that offers no TLS is sent nothing, not even a
-    greeting: opening raises `ConnectError`, and later the plane stays away.
-
-    Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
-    be open in one process.
-    """
-    addresses = (servers,) if isinstance(servers, str) else tuple(servers)
-    if not addresses:
-        raise ConfigError("no NATS server is given")
-    for address in addresses:
-        check_server(address)
-    rng = rng or random.SystemRandom()
-    island = Island(NatsOptions(addresses, section, tls or tls_context(section.tls)), rng=rng)
-    plane = NatsEventPlane(
-        island,
-        inbox=f"_INBOX.{rng.getrandbits(128):032x}",
-        rng=rng,
-        stream_replicas=section.stream_replicas,
-    )
-    async with open_nursery() as nursery:
-        nursery.start_soon(island.run)
-        try:
-            await island.wait_open()
-            yield plane
-        finally:
-            plane.close()
-            island.close()
 
 
 @attrs.define(eq=False)
@@ -130,12 +74,12 @@ class NatsSubscription:
 
 
 class NatsEventPlane:
-    """An open connection to NATS; made by `open_nats`."""
+    """An open connection to NATS; made by `open_nats` of `opening.py`."""
 
     def __init__(
-        self, island: Island, *, inbox: str, rng: random.Random, stream_replicas: int = 1
+        self, line: Line, *, inbox: str, rng: random.Random, stream_replicas: int = 1
     ) -> None:
-        self._island = island
+        self._line = line
         self._inbox = inbox
         self._calls: dict[str, _Call] = {}
         self._call_count = 0
@@ -146,35 +90,35 @@ class NatsEventPlane:
         self._subscriptions: dict[NatsSubscription, None] = {}
         self._dropped_before = 0
         self._is_closed = False
-        island.add(Interest(f"{inbox}.*", "", self._on_reply, _nothing))
+        line.add(Interest(f"{inbox}.*", "", self._on_reply, _nothing))
 
     @property
     def message_bytes_max(self) -> int:
         """The server's `max_payload`: the largest payload with its headers."""
-        return self._island.message_bytes_max
+        return self._line.message_bytes_max
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection right now, as far as is known."""
-        return self._island.is_connected
+        return self._line.is_connected
 
     @property
     def connection_count(self) -> int:
         """How many connections were made; one more than the number of reconnections."""
-        return self._island.connection_count
+        return self._line.connection_count
 
     @property
     def dropped(self) -> int:
         """How many outgoing messages were dropped because a bound was reached."""
-        return self._island.outbox.dropped
+        return self._line.outbox.dropped
 
     def statistics(self) -> EventStatistics:
         """See `CountsEvents.statistics`."""
         return EventStatistics(
-            is_connected=self._island.is_connected,
-            connections=self._island.connection_count,
-            waiting_messages=self._island.outbox.message_count,
-            dropped_outgoing=self._island.outbox.dropped,
+            is_connected=self._line.is_connected,
+            connections=self._line.connection_count,
+            waiting_messages=self._line.outbox.message_count,
+            dropped_outgoing=self._line.outbox.dropped,
             dropped_incoming=self._dropped_before
             + sum(subscription.dropped for subscription in self._subscriptions),
         )
@@ -212,15 +156,15 @@ class NatsEventPlane:
         confirmed = trio.Event()
         interest = Interest(subject, group, subscription.deliver, confirmed.set)
         self._subscriptions[subscription] = None
-        self._island.add(interest)
+        self._line.add(interest)
         try:
-            if self._island.is_connected:
+            if self._line.is_connected:
                 await confirmed.wait()
             else:
                 await trio.lowlevel.checkpoint()
             yield subscription
         finally:
-            self._island.remove(interest)
+            self._line.remove(interest)
             del self._subscriptions[subscription]
             self._dropped_before += subscription.dropped
             subscription.close()
@@ -250,7 +194,7 @@ class NatsEventPlane:
                     await call.answered.wait()
             finally:
                 # Nobody waits for the answer of a request that has not left yet.
-                was_withdrawn = self._island.outbox.withdraw(publication)
+                was_withdrawn = self._line.outbox.withdraw(publication)
         finally:
             del self._calls[token]
         if call.reply is not None:
@@ -263,7 +207,7 @@ class NatsEventPlane:
     @asynccontextmanager
     async def work_queue(
         self, name: str, *, limits: QueueLimits | None = None
-    ) -> AsyncIterator[NatsWorkQueue]:
+    ) -> AsyncIterator[WorkQueue]:
         """Open a queue on JetStream; with `limits` it is made, or changed to have them."""
         self._check_open()
         self._queue_count += 1
@@ -286,9 +230,9 @@ class NatsEventPlane:
         """One line about the server; raises `ConnectError` if it is not connected."""
         await trio.lowlevel.checkpoint()
         self._check_open()
-        if not self._island.is_connected:
-            raise ConnectError(f"not connected to NATS: {self._island.last_error}")
-        return self._island.server
+        if not self._line.is_connected:
+            raise ConnectError(f"not connected to NATS: {self._line.last_error}")
+        return self._line.server
 
     def close(self) -> None:
         """End every subscription and every waiting request; `open_nats` calls it on leaving."""
@@ -306,14 +250,14 @@ class NatsEventPlane:
         if reply:
             check_subject(reply)
         size = message_bytes(payload, headers)
-        if size > self._island.message_bytes_max:
+        if size > self._line.message_bytes_max:
             raise RequestError(
-                f"message of {size} bytes; the server takes {self._island.message_bytes_max}",
+                f"message of {size} bytes; the server takes {self._line.message_bytes_max}",
                 param="payload",
             )
         publication = Publication(subject, payload, reply, dict(headers), size)
-        self._island.outbox.put(publication)
-        self._island.wake()
+        self._line.outbox.put(publication)
+        self._line.wake()
         return publication
 
     def _on_reply(self, message: Message) -> None:
