@@ -12,13 +12,18 @@ import pytest
 
 from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
 from tests.session import hypothesis_profile
-from tests.session.lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.session.lanes import (
+    pytest_collection_modifyitems,
+    pytest_runtest_makereport,
+    pytest_xdist_make_scheduler,
+)
 from tests.session.needs import pytest_terminal_summary
 
 __all__ = [
     "etcd_server",
     "nats_server",
     "pytest_collection_modifyitems",
+    "pytest_runtest_makereport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
 ]

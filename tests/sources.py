@@ -58,6 +58,12 @@ def is_generated(path: Path) -> bool:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """What stands in a file; each is parsed once for all rules."""
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+@cache
 def sources(package: str) -> tuple[Source, ...]:
     """Every file of one package that people wrote, in the order of names."""
     base = PACKAGES[package]
@@ -84,13 +90,13 @@ def _source(path: Path, base: Path, package: str) -> Source:
     parts = [package, *path.relative_to(base).with_suffix("").parts]
     is_package = parts[-1] == "__init__"
     module = ".".join(parts[:-1] if is_package else parts)
-    return Source(path, module, is_package, ast.parse(path.read_text("utf-8"), str(path)))
+    return Source(path, module, is_package, tree_of(path))
 
 
 def front_door() -> Source:
     """What is public: the stub of the import name."""
     path = ROOT / "src" / "trinamo" / "__init__.pyi"
-    return Source(path, "", is_package=True, tree=ast.parse(path.read_text("utf-8"), str(path)))
+    return Source(path, "", is_package=True, tree=tree_of(path))
 
 
 def imports(source: Source) -> Iterator[Import]:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.services]
 ANSWER_TIMEOUT_S = 20
 
 
-def flood(url: str, model: str, *, status: bytes, count: int = 2000) -> None:
+def flood(url: str, model: str, *, status: bytes, count: int = 1000) -> None:
     """So many requests over one connection; each has an answer of this status."""
     parts = urlsplit(url)
     body = json.dumps({"prompt": "x", "model": model, "max_tokens": 1}).encode()
@@ -136,7 +136,7 @@ def test_a_cluster_whose_up_is_stopped_serves_and_then_tells_what_it_dropped(
         running.process.send_signal(signal.SIGSTOP)
         flood(url, NASTY, status=b"404", count=100)
         # At `debug` each has a line, and no line at `debug` is held back.
-        flood(url, "echo", status=b"200")
+        flood(url, "echo", status=b"200", count=2000)
         assert_serves(url)
         running.process.send_signal(signal.SIGCONT)
 

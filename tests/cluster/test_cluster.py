@@ -208,7 +208,7 @@ async def test_a_nats_outage_stops_no_request_over_tcp(tmp_path: Path) -> None:
     assert still == pids
 
 
-async def test_a_thousand_requests_with_a_third_leaving_leave_nothing_behind(
+async def test_hundreds_of_requests_with_a_third_leaving_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
     dice = random.Random(7)
@@ -240,7 +240,7 @@ async def test_a_thousand_requests_with_a_third_leaving_leave_nothing_behind(
 
         with trio.fail_after(240):
             async with trio.open_nursery() as nursery:
-                for number in range(1000):
+                for number in range(400):
                     nursery.start_soon(one, number, dice.random() < 1 / 3)
 
         async def is_quiet() -> bool:
@@ -261,7 +261,7 @@ async def test_a_thousand_requests_with_a_third_leaving_leave_nothing_behind(
         await until(fds_are_back, "the descriptors are closed")
         answer = await ask(cluster)
 
-    assert len(outcomes) == 1000
+    assert len(outcomes) == 400
     assert set(outcomes) == {"left", "[DONE]"}
     assert answer.status_code == 200
 

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from tests.session.lanes import FIRST, SPREAD, rank, unit_of
-from tests.sources import ROOT
+from tests.sources import ROOT, tree_of
 
 SHARES = {"module", "class", "package"}
 
@@ -36,7 +36,7 @@ def test_tests_that_are_spread_one_by_one_share_no_fixture() -> None:
         f"{name}:{node.lineno}"
         for name in SPREAD
         for path in found(name)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.keyword) and node.arg == "scope"
         if isinstance(node.value, ast.Constant) and node.value.value in SHARES
     ]

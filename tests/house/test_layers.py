@@ -15,7 +15,17 @@ from pathlib import Path
 import attrs
 import pytest
 
-from tests.sources import ROOT, Import, Source, all_sources, imports, listed, other_files, sources
+from tests.sources import (
+    ROOT,
+    Import,
+    Source,
+    all_sources,
+    imports,
+    listed,
+    other_files,
+    sources,
+    tree_of,
+)
 
 
 @attrs.frozen
@@ -165,7 +175,7 @@ def test_imports_are_relative_inside_a_package_and_absolute_across() -> None:
 
 
 def top_level_imports(path: Path) -> Iterator[Import]:
-    tree = ast.parse(path.read_text("utf-8"), str(path))
+    tree = tree_of(path)
     yield from imports(Source(path, path.stem, is_package=False, tree=tree))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.session.needs import CHROMIUM, GPU, Need, skipped_text
-from tests.sources import ROOT, listed, other_files
+from tests.sources import ROOT, listed, other_files, tree_of
 
 SKIPS = {"skip", "skipif", "importorskip"}
 
@@ -56,7 +56,7 @@ def test_nothing_else_skips_a_test() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in other_files()
         if path.name not in {"needs.py", Path(__file__).name}
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in SKIPS
         if ast.unparse(node.value) in {"pytest", "pytest.mark"}
     ]

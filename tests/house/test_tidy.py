@@ -19,6 +19,7 @@ from tests.sources import (
     listed,
     other_files,
     sources,
+    tree_of,
 )
 
 LINES_MAX = 400
@@ -84,7 +85,7 @@ def test_no_function_has_more_statements_than_fit_in_a_head() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {count}"
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if (count := statements(node)) > STATEMENTS_MAX
     ]
@@ -108,7 +109,7 @@ def test_every_module_says_what_it_is_for() -> None:
         path.relative_to(ROOT).as_posix()
         for path in python_files()
         if path.relative_to(ROOT).parts[0] != "tests"
-        if ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
+        if ast.get_docstring(tree_of(path)) is None
     ]
 
     assert not silent, listed(silent)
@@ -128,9 +129,7 @@ def test_no_module_is_dead() -> None:
     tests = {
         each.target.removeprefix("trinamo.")
         for path in other_files()
-        for each in imports(
-            Source(path, path.stem, is_package=False, tree=ast.parse(path.read_text("utf-8")))
-        )
+        for each in imports(Source(path, path.stem, is_package=False, tree=tree_of(path)))
     }
     dead = [
         source.name

@@ -59,7 +59,7 @@ def test_a_run_is_the_same_in_processes_with_other_hash_seeds() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "42")
+        for seed in ("0", "42")
     }
     assert len(digests) == 1
 
