@@ -48,7 +48,7 @@ REQUEST_STREAM: Final = Tables(
         Role.WORKER: {
             _R.IDLE:        {Handshake: _R.RECEIVING, Closed: _R.GONE},
             _R.RECEIVING:   {Closed: _R.GONE},
-            _R.TURNED_AWAY: {Handshake: _R.TURNED_AWAY, Closed: _R.GONE},
+            _R.TURNED_AWAY: {Handshake: _R.RECEIVING, Closed: _R.GONE},
             _R.GONE:        {},
         },
         Role.CALLER: {
