@@ -14,6 +14,7 @@ from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
 from tests.session import hypothesis_profile
 from tests.session.lanes import (
     pytest_collection_modifyitems,
+    pytest_configure,
     pytest_runtest_makereport,
     pytest_xdist_make_scheduler,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "etcd_server",
     "nats_server",
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_runtest_makereport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",

@@ -8,12 +8,14 @@ scenarios, which only compute and stand each for itself, come last and fill the 
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 __all__ = [
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_runtest_makereport",
     "pytest_xdist_make_scheduler",
 ]
@@ -38,6 +40,14 @@ def unit_of(nodeid: str) -> str:
     """What stays in one process with a test."""
     file = nodeid.partition("::")[0]
     return nodeid if file.endswith(SPREAD) else file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shorten the folder of a process by a word: a socket's path has no room for more."""
+    if hasattr(config, "workerinput"):
+        folder = Path(config.option.basetemp)
+        config.option.basetemp = str(folder.with_name(folder.name.removeprefix("popen-gw")))
 
 
 @pytest.hookimpl(trylast=True)
