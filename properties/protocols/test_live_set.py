@@ -65,7 +65,7 @@ class LiveSetMachine(RuleBasedStateMachine):
     @rule(instance=instances, lasts_s=st.integers(1, 10))
     def inhibit(self, instance: Instance, lasts_s: int) -> None:
         if instance.key in self.entries:
-            self.table.inhibit(instance, until=self.now + lasts_s)
+            self.table.fault(instance, until=self.now + lasts_s)
             self.inhibited[instance.id] = self.now + lasts_s
 
     @rule(instance=instances)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -72,6 +72,11 @@ class Instances:
             )
         self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._records: dict[str, InstanceRecord] = {}
+        self._open: list[InstanceRecord] | None = None
+        """Those that neither drain nor are foreign; None until it is asked for again."""
+        self._open_instances: list[Instance] = []
+        self._faulty_until = -math.inf
+        """Until then some may be faulty; a choice is quicker once nobody is."""
         self.change_count = 0
         """How often somebody has joined, left or begun to leave."""
         self.changed = trio.Event()
@@ -125,6 +130,7 @@ class Instances:
             self._join(instance)
             return
         known, record.instance = record.instance, instance
+        self._open = None
         is_back = record.presence is Presence.STALE
         if not is_back and known == instance:
             return
@@ -160,6 +166,7 @@ class Instances:
             before.is_over = True
             before.wake()
         self._records[instance.id] = record
+        self._open = None
         self.joined.append(record)
         if self.kv_index is not None:
             self.kv_index.join(instance.id)
@@ -199,9 +206,18 @@ class Instances:
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
         elif not record.is_suspected:
-            record.is_suspected = True
+            record.is_suspected, self._faulty_until = True, math.inf
             self._log.warning("instance %s of %s: connection lost", record.instance)
             self._env.note("router.suspect", instance=record.instance.id)
+
+    def inhibit(
+        self, record: InstanceRecord, until: float, *, is_nonsensical: bool = False
+    ) -> None:
+        """It failed a request: pass it over before `until`, while there is another."""
+        record.inhibited_until = until
+        if is_nonsensical:
+            record.nonsense_until = until
+        self._faulty_until = max(self._faulty_until, until)
 
     def look(self, record: InstanceRecord) -> None:
         """See whether requests to it are silent, and end those that must end."""
@@ -231,6 +247,7 @@ class Instances:
         instance = record.instance
         if record.presence is before:
             return
+        self._open, self._faulty_until = None, math.inf
         match before, record.presence:
             case _, Presence.LEFT:
                 self._leave(record, before, sign)
@@ -310,8 +327,8 @@ class Instances:
             del self._records[record.instance.id]
 
     def candidates(
-        self, now: float, exclude: Container[str] = (), among: Container[str] | None = None
-    ) -> list[Instance]:
+        self, now: float, exclude: Collection[str] = (), among: Container[str] | None = None
+    ) -> Sequence[Instance]:
         """Whom to choose from, not among `exclude` and of `among` if given: nobody that drains.
 
         First those that discovery names and that are not faulty. Stale ones count as much if it
@@ -320,18 +337,35 @@ class Instances:
         the same reason and the same half). If nobody is left, all of them: their faults may have
         passed, and refusing the request outright would certainly fail it.
         """
-        open_ones = [
+        if self._open is None:
+            self._open = [
+                each for each in self if not each.instance.draining and not each.is_foreign
+            ]
+            self._open_instances = [each.instance for each in self._open]
+        if self._faulty_until <= now:
+            if not exclude and among is None:
+                return self._open_instances
+            return [
+                each
+                for each in self._open_instances
+                if each.id not in exclude and (among is None or each.id in among)
+            ]
+        self._faulty_until = max(
+            (
+                math.inf if each.presence is Presence.STALE else each.faulty_until
+                for each in self._open
+            ),
+            default=-math.inf,
+        )
+        asked = [
             each
-            for each in self
-            if not each.instance.draining
-            and not each.is_foreign
-            and each.instance.id not in exclude
-            and (among is None or each.instance.id in among)
+            for each in self._open
+            if each.instance.id not in exclude and (among is None or each.instance.id in among)
         ]
-        healthy = [each for each in open_ones if each.is_healthy(now)]
+        healthy = [each for each in asked if each.faulty_until <= now]
         listed = [each for each in healthy if each.presence is not Presence.STALE]
         few = 2 * len(listed) < len(healthy)
-        return [each.instance for each in (healthy if few else listed or open_ones)]
+        return [each.instance for each in (healthy if few else listed or asked)]
 
     def load(self, instance_id: str) -> int:
         """The requests under way to an instance, as far as is known."""

@@ -77,16 +77,14 @@ class InstanceRecord(Liveness):
             return InstanceStatus.DRAINING
         if self.presence is Presence.STALE:
             return InstanceStatus.STALE
-        return InstanceStatus.LIVE if self.is_healthy(now) else InstanceStatus.INHIBITED
+        return InstanceStatus.LIVE if self.faulty_until <= now else InstanceStatus.INHIBITED
 
-    def is_healthy(self, now: float) -> bool:
-        """Whether nothing is known against it."""
-        return (
-            self.inhibited_until <= now
-            and self.nonsense_until <= now
-            and not self.is_suspected
-            and self.presence is not Presence.UNRESPONSIVE
-        )
+    @property
+    def faulty_until(self) -> float:
+        """Until when it is passed over; infinite until it is connected, or answers, again."""
+        if self.is_suspected or self.presence is Presence.UNRESPONSIVE:
+            return math.inf
+        return max(self.inhibited_until, self.nonsense_until)
 
     def forgive(self) -> None:
         """What it did wrong is over."""

@@ -10,7 +10,7 @@ not gone: it is kept while it answers, for `stale_grace_s` at most (decision 001
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -199,6 +199,7 @@ class Router:
         With `among`, only those ids are chosen from. Raises `UnavailableError` if there is nobody,
         or not the one named.
         """
+        candidates: Sequence[Instance]
         if instance_id is not None or self.policy is Policy.DIRECT:
             candidates = [
                 each
@@ -231,9 +232,8 @@ class Router:
         self._env.note("router.inhibit", instance=instance.id)
         record = self._known.get(instance.id)
         if record is not None:
-            record.inhibited_until = until = trio.current_time() + self._inhibit_s
-            if is_nonsensical:
-                record.nonsense_until = until
+            until = trio.current_time() + self._inhibit_s
+            self._known.inhibit(record, until, is_nonsensical=is_nonsensical)
 
     def restore(self, instance: Instance) -> None:
         """The instance answered a request: choose it again."""

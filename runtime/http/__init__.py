@@ -7,14 +7,13 @@ answer), `status.py` (errors). `service.py` is it all behind a builder; `status_
 workers' status port.
 """
 
-from .models.models import DeploymentState, Engine, ModelEngines, ModelManager
+from .models.models import Engine, ModelKind, ModelManager
 from .service import HttpService, HttpServiceBuilder
 
 __all__ = [
-    "DeploymentState",
     "Engine",
     "HttpService",
     "HttpServiceBuilder",
-    "ModelEngines",
+    "ModelKind",
     "ModelManager",
 ]

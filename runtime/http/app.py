@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..config.config import HttpConfig
 from ..errors import RequestError, TrinamoError
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from .admission import Admission
-from .chat import CHAT, COMPLETIONS, Inference, InferenceLimits
-from .models.models import DeploymentState, ModelManager
+from .chat import CHAT, COMPLETIONS, Inference
+from .models.models import ModelManager
 from .overview import FrontendView, Overview
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 
@@ -26,19 +27,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def build_app(
-    state: DeploymentState,
+    manager: ModelManager,
     admission: Admission,
-    limits: InferenceLimits,
+    config: HttpConfig,
     *,
-    has_chat: bool = True,
-    has_completions: bool = True,
     look: Callable[[], Overview] | None = None,
 ) -> Starlette:
-    """The frontend's application over `state`.
+    """The frontend's application over the models of `manager`.
 
     With `look`, which must not wait, `/status` tells what this process knows of its cluster.
     """
-    manager = ModelManager(state)
 
     async def list_models(_: Request) -> Response:
         return json_response(manager.describe_all())
@@ -49,7 +47,7 @@ def build_app(
     def own_status() -> str:
         if admission.is_draining:
             return "draining"
-        return "ready" if state.has_instance else "unavailable"
+        return "ready" if manager.has_instance else "unavailable"
 
     async def health(_: Request) -> Response:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
@@ -57,7 +55,7 @@ def build_app(
         return json_response(
             {
                 "status": told,
-                "models": state.models(),
+                "models": manager.models(),
                 "in_flight": admission.in_flight,
             },
             200 if told == "ready" else 503,
@@ -68,7 +66,7 @@ def build_app(
             FrontendView(
                 status=own_status(),
                 in_flight=admission.in_flight,
-                models=state.views(),
+                models=manager.views(),
                 cluster=None if look is None else look(),
             )
         )
@@ -79,13 +77,13 @@ def build_app(
         Route("/health", health),
         Route("/status", status),
         Route("/live", live),
-        metrics_route(state.metrics),
+        metrics_route(manager.metrics),
     ]
-    if has_chat:
-        chat = Inference(CHAT, state, admission, limits)
+    if config.enable_chat_endpoints:
+        chat = Inference(CHAT, manager, admission, config)
         routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
-    if has_completions:
-        completions = Inference(COMPLETIONS, state, admission, limits)
+    if config.enable_cmpl_endpoints:
+        completions = Inference(COMPLETIONS, manager, admission, config)
         routes.append(Route("/v1/completions", completions, methods=["POST"]))
     return build_starlette(routes)
 

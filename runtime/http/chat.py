@@ -15,6 +15,7 @@ from typing import Final
 import attrs
 from typing_extensions import Buffer
 
+from ..config.config import HttpConfig
 from ..errors import EngineError, RequestError, TrinamoError
 from ..logs.fields import log_fields
 from ..logs.requests import log_request
@@ -44,11 +45,11 @@ from .exchange import (
     read_body,
     send_error,
 )
-from .models.models import DeploymentState, Engine, RemoteEngine
+from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .status import ErrorAnswer, answer_error
-from .streaming import AnswerWriter, OnDisconnect
+from .streaming import AnswerWriter
 
-__all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference", "InferenceLimits"]
+__all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference"]
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
@@ -57,36 +58,17 @@ log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
-class InferenceLimits:
-    """The bounds of one request."""
-
-    body_bytes_max: int = 4 << 20
-    body_timeout_s: float = 30.0
-    backlog_bytes_max: int = 1 << 16
-    stop_grace_s: float = 30.0
-    request_timeout_s: float | None = None
-    on_disconnect: OnDisconnect = OnDisconnect.KILL
-    tells_engine_errors: bool = False
-
-
-@attrs.frozen
 class EndpointKind:
-    """Where the two endpoints differ. `name` is the metrics' label."""
+    """Where the two endpoints differ."""
 
-    name: str
+    kind: ModelKind
     decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest]
-    find: Callable[[DeploymentState, str | None], tuple[str, Engine]]
     answer: type[ChatAnswer | CompletionAnswer]
 
 
-CHAT: Final = EndpointKind(
-    "chat", decode_chat_request, DeploymentState.get_chat_completions_engine, ChatAnswer
-)
+CHAT: Final = EndpointKind(ModelKind.CHAT, decode_chat_request, ChatAnswer)
 COMPLETIONS: Final = EndpointKind(
-    "completions",
-    decode_completion_request,
-    DeploymentState.get_completions_engine,
-    CompletionAnswer,
+    ModelKind.COMPLETIONS, decode_completion_request, CompletionAnswer
 )
 
 
@@ -101,27 +83,27 @@ class _Parsed:
 
 
 class Inference:
-    """`POST /v1/chat/completions` or `POST /v1/completions`, as `kind` says."""
+    """`POST /v1/chat/completions` or `POST /v1/completions`, as `endpoint` says."""
 
     def __init__(
         self,
-        kind: EndpointKind,
-        state: DeploymentState,
+        endpoint: EndpointKind,
+        manager: ModelManager,
         admission: Admission,
-        limits: InferenceLimits,
+        config: HttpConfig,
     ) -> None:
-        self._kind, self._state = kind, state
-        self._admission, self._limits = admission, limits
+        self._endpoint, self._manager = endpoint, manager
+        self._admission, self._config = admission, config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        public_id, inner_id = make_ids(scope, self._state.env.rng)
+        public_id, inner_id = make_ids(scope, self._manager.env.rng)
         with log_fields(request_id=inner_id):
             await self._serve(scope, receive, send, public_id, inner_id)
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, public_id: str, inner_id: str
     ) -> None:
-        started_at = self._state.env.clock.now()
+        started_at = self._manager.env.clock.now()
         headers: Headers = [(b"x-request-id", public_id.encode())]
         refusal: ErrorAnswer | None = None
         try:
@@ -132,11 +114,11 @@ class Inference:
                 record.outcome, started_at, record.detail, fault=record.fault, model=record.model
             )
         except ClientGoneError:
-            self._state.metrics.refused(self._kind.name, "client_disconnect")
+            self._manager.metrics.refused(self._endpoint.kind, "client_disconnect")
             self._tell("client_disconnect", started_at)
         except TrinamoError as error:
             refusal = self._explain(inner_id)(error)
-            self._state.metrics.refused(self._kind.name, refusal.code)
+            self._manager.metrics.refused(self._endpoint.kind, refusal.code)
             self._tell(refusal.code, started_at, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
@@ -146,7 +128,7 @@ class Inference:
 
     def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:
         return partial(
-            answer_error, request_id=request_id, tells_detail=self._limits.tells_engine_errors
+            answer_error, request_id=request_id, tells_detail=self._config.engine_error_detail
         )
 
     def _tell(
@@ -162,10 +144,10 @@ class Inference:
             log,
             outcome,
             is_success=outcome == SUCCESS,
-            duration_s=self._state.env.clock.now() - started_at,
+            duration_s=self._manager.env.clock.now() - started_at,
             detail=detail,
             fault=fault,
-            endpoint=self._kind.name,
+            endpoint=self._endpoint.kind,
             **fields,
         )
 
@@ -176,12 +158,12 @@ class Inference:
                 scope,
                 receive,
                 body,
-                bytes_max=self._limits.body_bytes_max,
-                timeout_s=self._limits.body_timeout_s,
+                bytes_max=self._config.body_bytes_max,
+                timeout_s=self._config.body_timeout_s,
             )
-        request = self._kind.decode(data)
-        model, engine = self._kind.find(self._state, request.model)
-        context_tokens_max = self._state.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        request = self._endpoint.decode(data)
+        model, engine = self._manager.find(request.model, self._endpoint.kind)
+        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
         # From here on the request is held, not its body, which may have been mostly blanks.
         body.hold(request.content_bytes)
@@ -198,35 +180,32 @@ class Inference:
     ) -> RequestRecord:
         with (
             self._admission.admit(inner_id) as context,
-            self._state.metrics.request(parsed.generate.model, self._kind.name) as record,
+            self._manager.metrics.request(parsed.generate.model, self._endpoint.kind) as record,
         ):
             writer = AnswerWriter(
                 receive,
                 send,
                 context,
                 record,
+                self._config,
                 headers=headers,
                 explain=self._explain(inner_id),
                 connection=find_connection(scope),
-                on_disconnect=self._limits.on_disconnect,
-                stop_grace_s=self._limits.stop_grace_s,
-                backlog_bytes_max=self._limits.backlog_bytes_max,
-                request_timeout_s=self._limits.request_timeout_s,
             )
-            answer = self._kind.answer(
+            answer = self._endpoint.answer(
                 inner_id,
                 parsed.generate.model,
-                int(self._state.env.clock.wall()),
+                int(self._manager.env.clock.wall()),
                 wants_usage=parsed.wants_usage,
             )
             engine = _directed(parsed.engine, scope, headers)
             deltas = engine.generate(parsed.generate, context)
-            telling = _Telling(answer, record)
+            encoder = _Encoder(answer, record)
             if parsed.is_streamed:
-                await writer.stream(deltas, telling.event, telling.last_event)
+                await writer.stream(deltas, encoder.event, encoder.last_event)
             else:
-                await writer.whole(lambda: telling.body(deltas))
-        self._state.env.note("http.answered", id=inner_id, outcome=record.outcome)
+                await writer.whole(lambda: encoder.body(deltas))
+        self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
 
 
@@ -249,15 +228,15 @@ def _directed(engine: Engine, scope: Scope, headers: Headers) -> Engine:
 
 
 @attrs.define
-class _Telling:
-    """One answer being told from its deltas: as events, or as one body."""
+class _Encoder:
+    """Encodes one answer from its deltas: as events, or as one body."""
 
     _answer: Answer
     _record: RequestRecord
     _is_finished: bool = False
 
     def event(self, delta: Delta) -> bytes:
-        """The event that tells `delta`; empty if there is nothing to tell yet."""
+        """The event of `delta`; empty if there is nothing to send yet."""
         self._count(delta)
         return self._answer.add_event(delta)
 

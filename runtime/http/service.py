@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-import attrs
+import msgspec
 import trio
 
+from ..config.config import HttpConfig
 from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
@@ -23,42 +24,14 @@ from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from .admission import Admission
 from .app import build_app
-from .chat import InferenceLimits
-from .models.models import DeploymentState, ModelManager
+from .models.models import ModelManager
 from .overview import Overview
 from .server.server import Server
-from .streaming import OnDisconnect
 
-__all__ = ["HttpService", "HttpServiceBuilder", "ServiceConfig"]
+__all__ = ["HttpService", "HttpServiceBuilder"]
 
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
-
-
-@attrs.frozen
-class ServiceConfig:
-    """Everything that can be set; see `HttpServiceBuilder` for the meanings."""
-
-    port: int = 8787
-    host: str = "127.0.0.1"
-    enable_chat_endpoints: bool = True
-    enable_cmpl_endpoints: bool = True
-    on_disconnect: OnDisconnect = attrs.field(default=OnDisconnect.KILL, converter=OnDisconnect)
-    body_bytes_max: int = 4 << 20
-    bodies_bytes_max: int = 256 << 20
-    body_timeout_s: float = 30.0
-    header_bytes_max: int = 32 << 10
-    backlog_bytes_max: int = 1 << 16
-    hosts: tuple[str, ...] | None = None
-    requests_max: int = 4096
-    connections_max: int = 2048
-    keep_alive_s: float = 60.0
-    write_timeout_s: float = 20.0
-    peer_timeout_s: float = 20.0
-    drain_timeout_s: float = 30.0
-    stop_grace_s: float = 5.0
-    request_timeout_s: float | None = None
-    engine_error_detail: bool = False
 
 
 class HttpService:
@@ -66,7 +39,7 @@ class HttpService:
 
     def __init__(
         self,
-        config: ServiceConfig,
+        config: HttpConfig,
         env: Env,
         metrics: FrontendMetrics,
         look: Callable[[], Overview] | None = None,
@@ -78,27 +51,10 @@ class HttpService:
         )
         self.port: int | None = None
         """The bound port, once `run` has started."""
-        self._state = DeploymentState(env, metrics)
-        self._manager = ModelManager(self._state)
+        self._manager = ModelManager(env, metrics)
         self._stopping = trio.Event()
         self._has_run = False
-        limits = InferenceLimits(
-            body_bytes_max=config.body_bytes_max,
-            body_timeout_s=config.body_timeout_s,
-            backlog_bytes_max=config.backlog_bytes_max,
-            stop_grace_s=config.stop_grace_s,
-            request_timeout_s=config.request_timeout_s,
-            on_disconnect=config.on_disconnect,
-            tells_engine_errors=config.engine_error_detail,
-        )
-        self.app = build_app(
-            self._state,
-            self.admission,
-            limits,
-            has_chat=config.enable_chat_endpoints,
-            has_completions=config.enable_cmpl_endpoints,
-            look=look,
-        )
+        self.app = build_app(self._manager, self.admission, config, look=look)
 
     @staticmethod
     def builder() -> HttpServiceBuilder:
@@ -125,19 +81,7 @@ class HttpService:
         if self._has_run:
             raise LocalProtocolError("an HttpService runs once; build another")
         self._has_run = True
-        config = self.config
-        server = Server(
-            self.app,
-            metrics=self.metrics,
-            host=config.host,
-            port=config.port,
-            hosts=config.hosts,
-            connections_max=config.connections_max,
-            header_bytes_max=config.header_bytes_max,
-            keep_alive_s=config.keep_alive_s,
-            write_timeout_s=config.write_timeout_s,
-            peer_timeout_s=config.peer_timeout_s,
-        )
+        server = Server(self.app, self.config, metrics=self.metrics)
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)
@@ -160,14 +104,14 @@ class HttpService:
 
 
 class HttpServiceBuilder:
-    """Each method sets one thing and returns the builder; `build()` checks and makes the service.
+    """Each method sets one thing and returns the builder; `build()` makes the service.
 
     The host is loopback unless set: a service without authentication must not face a network by
     default.
     """
 
     def __init__(self) -> None:
-        self._config = ServiceConfig()
+        self._config = HttpConfig()
         self._env: Env | None = None
         self._metrics: FrontendMetrics | None = None
         self._look: Callable[[], Overview] | None = None
@@ -203,24 +147,19 @@ class HttpServiceBuilder:
         self._look = look
         return self
 
-    def config(self, **changes: Any) -> Self:
-        """Set any fields of `ServiceConfig` by name; raises `ConfigError` for one unknown."""
+    def config(self, section: HttpConfig | None = None, **changes: Any) -> Self:
+        """Take a whole section `http` of a configuration, or set any of its keys by name.
+
+        Raises `ConfigError`, which names the key, for an unknown one or a bad value.
+        """
+        keys = msgspec.structs.asdict(section or self._config) | changes
         try:
-            self._config = attrs.evolve(self._config, **changes)
-        except TypeError as error:
-            raise ConfigError(f"unknown HTTP setting: {error}") from error
-        except ValueError as error:
+            self._config = msgspec.convert(keys, HttpConfig)
+        except msgspec.ValidationError as error:
             raise ConfigError(f"a wrong HTTP setting: {error}") from error
         return self
 
     def build(self) -> HttpService:
-        """The service; raises `ConfigError` naming the setting that is wrong."""
-        config = self._config
-        if not 0 <= config.port <= 65535:
-            raise ConfigError(f"port {config.port} is out of range; 0 to 65535")
-        for field in attrs.fields(ServiceConfig):
-            value = getattr(config, field.name)
-            if field.name.endswith(("_max", "_s")) and value is not None and value < 0:
-                raise ConfigError(f"{field.name} is {value}; it must not be negative")
+        """The service."""
         env = self._env or RealEnv()
-        return HttpService(config, env, self._metrics or FrontendMetrics(env), self._look)
+        return HttpService(self._config, env, self._metrics or FrontendMetrics(env), self._look)

@@ -13,7 +13,6 @@ know what an answer looks like (`chat.py`).
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -21,6 +20,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from ..config.config import HttpConfig
 from ..context import Context, Reason
 from ..errors import EngineError, KilledError
 from ..metrics.metrics import SUCCESS, RequestRecord
@@ -37,7 +37,7 @@ from .exchange import (
 )
 from .status import ErrorAnswer, answer_error
 
-__all__ = ["AnswerWriter", "OnDisconnect"]
+__all__ = ["AnswerWriter"]
 
 ItemT = TypeVar("ItemT")
 
@@ -49,20 +49,12 @@ SENDS_PER_CHECKPOINT: Final = 32
 """So an engine that never waits, for a client that always reads, does not hold up the others."""
 
 
-class OnDisconnect(enum.StrEnum):
-    """What a client that leaves does to its request."""
-
-    KILL = "kill"
-    STOP = "stop"
-    """Ask the engine to finish early, and kill it after the grace period."""
-
-
 class AnswerWriter:
     """The way of one request's answer to its client. Use one method, once.
 
     Neither raises: what goes wrong is told to the client, as far as it is there, and becomes
     `record.outcome`. Cancelled from outside, the engine's generator is closed before they leave.
-    `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
+    Of `config`, `backlog_bytes_max` bounds what is kept for a client that reads slowly: at the bound the
     engine waits. How long a client may take to read, the connection decides: one whose connection
     was cut counts as gone. An answer that is not made within `request_timeout_s` is killed; None is
     no bound.
@@ -74,23 +66,19 @@ class AnswerWriter:
         send: Send,
         context: Context,
         record: RequestRecord,
+        config: HttpConfig,
         *,
         headers: Headers,
         explain: Callable[[Exception], ErrorAnswer] = answer_error,
         connection: ConnectionExtension = UNKNOWN_CONNECTION,
-        on_disconnect: OnDisconnect = OnDisconnect.KILL,
-        stop_grace_s: float = 30.0,
-        backlog_bytes_max: int = 1 << 16,
-        request_timeout_s: float | None = None,
     ) -> None:
         self._receive, self._send = receive, send
         self._context, self._record = context, record
         self._headers = headers
         self._explain = explain
         self._send_now, self._is_cut = connection["send_now"], connection["is_cut"]
-        self._on_disconnect, self._stop_grace_s = on_disconnect, stop_grace_s
-        self._backlog_bytes_max = backlog_bytes_max
-        self._request_timeout_s = request_timeout_s
+        self._config = config
+        self._backlog_bytes_max = config.backlog_bytes_max
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
         self._is_started = False
@@ -107,17 +95,17 @@ class AnswerWriter:
     async def stream(
         self,
         items: AsyncGenerator[ItemT, None],
-        tell: Callable[[ItemT], bytes],
-        tell_end: Callable[[], bytes] = bytes,
+        encode: Callable[[ItemT], bytes],
+        encode_end: Callable[[], bytes] = bytes,
     ) -> None:
-        """Send what `tell` makes of each item as it comes, then `tell_end`'s event, then `[DONE]`.
+        """Send what `encode` makes of each item as it comes, then `encode_end`'s event, then `[DONE]`.
 
         Both return whole events, or nothing, and their errors are those of the answer. They are
         plain functions because one more generator on an item's way would cost more than they do.
         """
         async with open_nursery() as nursery:
             self._start_watching(nursery)
-            nursery.start_soon(self._produce, items, tell, tell_end)
+            nursery.start_soon(self._produce, items, encode, encode_end)
             await self._write()
             # A client that left is watched until its request has ended.
             await self._produced.wait()
@@ -152,19 +140,19 @@ class AnswerWriter:
     async def _produce(
         self,
         items: AsyncGenerator[ItemT, None],
-        tell: Callable[[ItemT], bytes],
-        tell_end: Callable[[], bytes],
+        encode: Callable[[ItemT], bytes],
+        encode_end: Callable[[], bytes],
     ) -> None:
         try:
             with self._context.scope as scope:
                 async with aclosing(items):
                     async for item in items:
-                        event = tell(item)
+                        event = encode(item)
                         if not self._send_single(event):
                             await self._offer(event)
                         elif self._sends % SENDS_PER_CHECKPOINT == 0:
                             await trio.lowlevel.checkpoint()
-                await self._offer(tell_end())
+                await self._offer(encode_end())
             if scope.cancelled_caught:
                 self._error = self._killed()
         except Exception as error:  # noqa: BLE001 -- whatever it is, the client is told
@@ -209,8 +197,8 @@ class AnswerWriter:
 
     def _start_watching(self, watcher: trio.Nursery) -> None:
         watcher.start_soon(self._watch_client)
-        if self._request_timeout_s is not None:
-            watcher.start_soon(self._watch_clock, self._request_timeout_s)
+        if self._config.request_timeout_s is not None:
+            watcher.start_soon(self._watch_clock, self._config.request_timeout_s)
 
     async def _watch_clock(self, timeout_s: float) -> None:
         await trio.sleep(timeout_s)
@@ -226,9 +214,9 @@ class AnswerWriter:
             # hypercorn says the same when an answer is complete; nobody left early.
             return
         self._client_left()
-        if self._on_disconnect is OnDisconnect.STOP:
+        if self._config.on_disconnect == "stop":
             self._context.stop(Reason.CLIENT_DISCONNECT)
-            await trio.sleep(self._stop_grace_s)
+            await trio.sleep(self._config.stop_grace_s)
         self._context.kill(Reason.CLIENT_DISCONNECT)
 
     def _client_left(self) -> None:
@@ -289,7 +277,7 @@ class AnswerWriter:
         assert self._error is not None
         await send_error(self._send, self._explain(self._error), self._headers)
 
-    # --- the books ---------------------------------------------------------------------------
+    # --- accounting ----------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Say once how the request ended."""

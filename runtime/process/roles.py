@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from ..config.config import Config
+from ..config.config import Config, HttpConfig
 from ..engines import GenerationEngine
 from ..env import Env
 from ..http.models.discovery import watch_models
@@ -147,10 +147,12 @@ def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -
 
     return Server(
         build_status_app(runtime.metrics, check_health),
+        HttpConfig(
+            host=config.worker.status_host,
+            port=config.worker.status_port or 0,
+            connections_max=_STATUS_CONNECTIONS_MAX,
+        ),
         metrics=runtime.metrics,
-        host=config.worker.status_host,
-        port=config.worker.status_port or 0,
-        connections_max=_STATUS_CONNECTIONS_MAX,
     )
 
 
@@ -208,7 +210,5 @@ async def serve_frontend(
 
 
 def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:
-    # The keys of `http` are the fields of the service's configuration, name by name.
-    settings = {name: getattr(config.http, name) for name in config.http.__struct_fields__}
     builder = HttpService.builder().env(runtime.env).metrics(metrics)
-    return builder.look(lambda: overview(runtime)).config(**settings).build()
+    return builder.look(lambda: overview(runtime)).config(config.http).build()

@@ -227,7 +227,7 @@ class _ModelWatch:
         manager = self._manager
         for why in change.refused:
             _log.warning("model card refused: %s", why)
-            manager.metrics().entry_refused("model")
+            manager.metrics.entry_refused("model")
         for card in (*change.added, *change.updated):
             await self._offer(card)
         for card in change.removed:

@@ -1,16 +1,20 @@
-"""Who serves which model: engines by name, and the state all requests share.
+"""Who serves which model: one registry, looked up by name and kind.
 
-The seeds' semantics: the first model added is the default, and another takes its place when it
-is removed; a request without a model name gets the default. Everything here is synchronous, so
+The first model added is the default of its kind, and the oldest that is left takes its place when
+it is removed; a request without a model name gets the default. Everything here is synchronous, so
 no request ever sees half a change. Who calls `add_model` and `remove_model` when workers come and
 go is the watch on `models/…`, outside.
 """
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from itertools import islice
+from typing import Protocol
+
+import attrs
 
 from ...context import Context
 from ...env import Env
@@ -20,7 +24,7 @@ from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ..overview import MODELS_MAX, ModelView
 
-__all__ = ["DeploymentState", "Engine", "ModelEngines", "ModelManager", "RemoteEngine"]
+__all__ = ["Engine", "ModelKind", "ModelManager", "RemoteEngine"]
 
 
 class Engine(Protocol):
@@ -57,259 +61,188 @@ class RemoteEngine(Engine, ABC):
         """
 
 
-T = TypeVar("T")
+class ModelKind(enum.StrEnum):
+    """What is asked of a model: a name has an engine for each kind, or for one of them."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
 
 
-class ModelEngines(Generic[T]):
-    """Engines by model name, with a default, in the order they were added."""
+@attrs.define(eq=False)
+class _Served:
+    """One model."""
 
-    def __init__(self) -> None:
-        self._engines: dict[str, T] = {}
-        self._default: str | None = None
-
-    def __len__(self) -> int:
-        return len(self._engines)
-
-    @property
-    def default(self) -> str | None:
-        """The model that a request without a name gets; None while there is no model."""
-        return self._default
-
-    def add(self, model: str, engine: T) -> None:
-        """Add an engine; raises `ModelAlreadyExistsError` and changes nothing if it is there."""
-        if model in self._engines:
-            raise ModelAlreadyExistsError(f"the model '{model}' is already served")
-        self._engines[model] = engine
-        if self._default is None:
-            self._default = model
-
-    def update(self, model: str, engine: T) -> None:
-        """Let `engine` answer for a model that is there: its place and the default stay."""
-        assert model in self._engines
-        self._engines[model] = engine
-
-    def remove(self, model: str) -> None:
-        """Remove an engine; raises `ModelNotFoundError`. Requests already running keep it."""
-        if self._engines.pop(model, None) is None:
-            raise ModelNotFoundError(f"the model '{model}' is not served here", param="model")
-        if self._default == model:
-            self._default = next(iter(self._engines), None)
-
-    def get(self, model: str | None) -> tuple[str, T]:
-        """The name and engine of `model`, or of the default if the name is empty.
-
-        Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
-        """
-        name = model or self._default
-        if name is not None and name in self._engines:
-            return name, self._engines[name]
-        if not self._engines:
-            raise ModelNotFoundError("no model is served here at present", param="model")
-        known = ", ".join(list(self._engines)[:8])
-        raise ModelNotFoundError(
-            f"the model '{(name or '')[:80]}' does not exist; served here: {known}", param="model"
-        )
-
-    def list(self) -> list[str]:
-        """The names, oldest first."""
-        return list(self._engines)
-
-    def contains(self, model: str) -> bool:
-        return model in self._engines
-
-    def engines(self) -> Iterable[T]:
-        """All of them, oldest first."""
-        return self._engines.values()
+    created: int
+    """When it came, in Unix seconds."""
+    engines: dict[ModelKind, Engine] = attrs.Factory(dict)
+    card: ModelCard | None = None
+    """What workers published; None for a model that was added without a card."""
 
 
-class DeploymentState:
-    """What all requests of one service share: the engines of both endpoints, and the metrics."""
+class ModelManager:
+    """The registry: models by name, each with its engines by kind, in the order they came."""
 
     def __init__(self, env: Env, metrics: FrontendMetrics) -> None:
         self.env = env
         self.metrics = metrics
-        self.chat_completion_engines: ModelEngines[Engine] = ModelEngines()
-        self.completion_engines: ModelEngines[Engine] = ModelEngines()
-        self.created: dict[str, int] = {}
-        """When each model came, in Unix seconds."""
-        self.cards: dict[str, ModelCard] = {}
-        """What workers published; nothing for models that were added without a card."""
+        self._models: dict[str, _Served] = {}
+        self._defaults: dict[ModelKind, str] = {}
 
-    def get_chat_completions_engine(self, model: str | None) -> tuple[str, Engine]:
-        """The name and engine for a chat; raises `ModelNotFoundError`."""
-        return self.chat_completion_engines.get(model)
+    # --- looking up ---
 
-    def get_completions_engine(self, model: str | None) -> tuple[str, Engine]:
-        """The name and engine for a completion; raises `ModelNotFoundError`."""
-        return self.completion_engines.get(model)
+    def find(self, model: str | None, kind: ModelKind) -> tuple[str, Engine]:
+        """The name and engine of `model`, or of the default of `kind` if the name is empty.
+
+        Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
+        """
+        name = model or self._defaults.get(kind, "")
+        served = self._models.get(name)
+        if served is not None and kind in served.engines:
+            return name, served.engines[kind]
+        known = self.models(kind)
+        if not known:
+            raise ModelNotFoundError("no model is served here at present", param="model")
+        raise ModelNotFoundError(
+            f"the model '{name[:80]}' does not exist; served here: {', '.join(known[:8])}",
+            param="model",
+        )
+
+    def models(self, kind: ModelKind | None = None) -> list[str]:
+        """The names of all models, or of those of one kind, oldest first."""
+        return [
+            name for name, served in self._models.items() if kind is None or kind in served.engines
+        ]
+
+    def has_model_any(self, model: str) -> bool:
+        """Whether `model` is served, of whatever kind."""
+        return model in self._models
 
     def context_tokens_max(self, model: str) -> int:
         """How many tokens the context of `model` holds, as its card says; 0 if it does not."""
-        card = self.cards.get(model)
+        card = self._models[model].card
         return 0 if card is None else card.context_tokens_max
-
-    def models(self) -> list[str]:
-        """The names of all models, oldest first."""
-        return [
-            *self.chat_completion_engines.list(),
-            *(
-                name
-                for name in self.completion_engines.list()
-                if not self.chat_completion_engines.contains(name)
-            ),
-        ]
 
     @property
     def has_instance(self) -> bool:
         """Whether anybody could answer a request for any model."""
-        kinds = (self.chat_completion_engines, self.completion_engines)
         return any(
             engine.has_instance if isinstance(engine, RemoteEngine) else True
-            for kind in kinds
-            for engine in kind.engines()
+            for served in self._models.values()
+            for engine in served.engines.values()
         )
+
+    def describe(self, model: str) -> Model:
+        """The entry of `model` in the models list; raises `ModelNotFoundError`."""
+        if model not in self._models:
+            raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
+        return Model(id=model, created=self._models[model].created)
+
+    def describe_all(self) -> ModelList:
+        """The models list."""
+        return ModelList(data=[self.describe(name) for name in self._models])
 
     def views(self) -> list[ModelView]:
         """The oldest `MODELS_MAX` models, each with what its card says of it."""
-        return [self._view(name) for name in self.models()[:MODELS_MAX]]
+        return [_view(name, served) for name, served in islice(self._models.items(), MODELS_MAX)]
 
-    def _view(self, name: str) -> ModelView:
-        card = self.cards.get(name)
-        if card is None:
-            return ModelView(name=name)
-        return ModelView(
-            name=name,
-            endpoint=card.endpoint,
-            engine=card.engine,
-            context_tokens_max=card.context_tokens_max,
-            refused_cards=self._refused_cards(name),
-        )
-
-    def _refused_cards(self, name: str) -> int:
-        for kind in (self.chat_completion_engines, self.completion_engines):
-            if kind.contains(name):
-                engine = kind.get(name)[1]
-                return engine.refused_cards if isinstance(engine, RemoteEngine) else 0
-        return 0
-
-
-class ModelManager:
-    """Adds, removes and lists models while the service runs."""
-
-    def __init__(self, state: DeploymentState) -> None:
-        self._state = state
-
-    def state(self) -> DeploymentState:
-        """The state that the routes read."""
-        return self._state
-
-    def metrics(self) -> FrontendMetrics:
-        """The metrics of the service."""
-        return self._state.metrics
-
-    def has_model_any(self, model: str) -> bool:
-        """Whether either endpoint serves `model`."""
-        state = self._state
-        return state.chat_completion_engines.contains(model) or state.completion_engines.contains(
-            model
-        )
-
-    def list_chat_completions_models(self) -> list[str]:
-        return self._state.chat_completion_engines.list()
-
-    def list_completions_models(self) -> list[str]:
-        return self._state.completion_engines.list()
+    # --- coming and going ---
 
     def add_chat_completions_model(self, model: str, engine: Engine, *, created: int = 0) -> None:
         """Serve chats of `model`; `created` is in Unix seconds, 0 for now.
 
         Raises `ModelAlreadyExistsError`.
         """
-        self._state.chat_completion_engines.add(model, engine)
-        self._note_created(model, created)
+        self._add(model, ModelKind.CHAT, engine, created)
 
     def add_completions_model(self, model: str, engine: Engine, *, created: int = 0) -> None:
         """Serve completions of `model`; `created` is in Unix seconds, 0 for now.
 
         Raises `ModelAlreadyExistsError`.
         """
-        self._state.completion_engines.add(model, engine)
-        self._note_created(model, created)
-
-    def remove_chat_completions_model(self, model: str) -> None:
-        """Serve no more chats of `model`; raises `ModelNotFoundError`."""
-        self._state.chat_completion_engines.remove(model)
-        self._forget_created(model)
-
-    def remove_completions_model(self, model: str) -> None:
-        """Serve no more completions of `model`; raises `ModelNotFoundError`."""
-        self._state.completion_engines.remove(model)
-        self._forget_created(model)
+        self._add(model, ModelKind.COMPLETIONS, engine, created)
 
     def add_model(self, card: ModelCard, engine: Engine) -> None:
         """Serve what `card` offers, on both endpoints or on one; all of it or, if taken, nothing.
 
         Raises `ModelAlreadyExistsError`.
         """
-        if self.has_model_any(card.name):
+        if card.name in self._models:
             raise ModelAlreadyExistsError(f"the model '{card.name}' is already served")
-        if card.chat:
-            self.add_chat_completions_model(card.name, engine, created=card.created)
-        if card.completions:
-            self.add_completions_model(card.name, engine, created=card.created)
-        self._state.cards[card.name] = card
+        for kind in _kinds(card):
+            self._add(card.name, kind, engine, card.created)
+        if card.name in self._models:
+            self._models[card.name].card = card
 
     def update_model(self, card: ModelCard, engine: Engine) -> None:
         """Serve what `card` offers for a model that is there already, without a gap between.
 
         It keeps its place among the models, the default included. Raises `ModelNotFoundError`.
         """
-        if not self.has_model_any(card.name):
-            raise ModelNotFoundError(f"the model '{card.name}' is not served here", param="model")
-        state = self._state
-        for kind, is_offered in (
-            (state.chat_completion_engines, card.chat),
-            (state.completion_engines, card.completions),
-        ):
-            if kind.contains(card.name):
-                if is_offered:
-                    kind.update(card.name, engine)
-                else:
-                    kind.remove(card.name)
-            elif is_offered:
-                kind.add(card.name, engine)
-        if self.has_model_any(card.name):
-            state.cards[card.name] = card
-        else:
-            self._forget_created(card.name)
+        served = self._served(card.name)
+        served.card, served.engines = card, dict.fromkeys(_kinds(card), engine)
+        self._settle(card.name)
+
+    def remove_chat_completions_model(self, model: str) -> None:
+        """Serve no more chats of `model`; raises `ModelNotFoundError`."""
+        self._remove(model, ModelKind.CHAT)
+
+    def remove_completions_model(self, model: str) -> None:
+        """Serve no more completions of `model`; raises `ModelNotFoundError`."""
+        self._remove(model, ModelKind.COMPLETIONS)
 
     def remove_model(self, model: str) -> None:
-        """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`."""
-        if not self.has_model_any(model):
+        """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`.
+
+        Requests already running keep its engine.
+        """
+        self._served(model).engines.clear()
+        self._settle(model)
+
+    def _add(self, model: str, kind: ModelKind, engine: Engine, created: int) -> None:
+        served = self._models.get(model)
+        if served is None:
+            served = self._models[model] = _Served(created or int(self.env.clock.wall()))
+            self.metrics.model_came(model)
+        if kind in served.engines:
+            raise ModelAlreadyExistsError(f"the model '{model}' is already served")
+        served.engines[kind] = engine
+        self._settle(model)
+
+    def _remove(self, model: str, kind: ModelKind) -> None:
+        if self._served(model).engines.pop(kind, None) is None:
             raise ModelNotFoundError(f"the model '{model}' is not served here", param="model")
-        if self._state.chat_completion_engines.contains(model):
-            self.remove_chat_completions_model(model)
-        if self._state.completion_engines.contains(model):
-            self.remove_completions_model(model)
+        self._settle(model)
 
-    def describe(self, model: str) -> Model:
-        """The entry of `model` in the models list; raises `ModelNotFoundError`."""
-        if not self.has_model_any(model):
-            raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
-        return Model(id=model, created=self._state.created[model])
+    def _served(self, model: str) -> _Served:
+        if model not in self._models:
+            raise ModelNotFoundError(f"the model '{model}' is not served here", param="model")
+        return self._models[model]
 
-    def describe_all(self) -> ModelList:
-        """The models list."""
-        return ModelList(data=[self.describe(name) for name in self._state.models()])
+    def _settle(self, model: str) -> None:
+        """After a change of `model`: forget it if nothing is left, and see to the defaults."""
+        if not self._models[model].engines:
+            del self._models[model]
+            self.metrics.model_gone(model)
+        for kind in ModelKind:
+            served = self._models.get(self._defaults.get(kind, ""))
+            if served is None or kind not in served.engines:
+                self._defaults[kind] = next(iter(self.models(kind)), "")
 
-    def _note_created(self, model: str, created: int) -> None:
-        if not created:
-            created = int(self._state.env.clock.wall())
-        self._state.created.setdefault(model, created)
-        self._state.metrics.model_came(model)
 
-    def _forget_created(self, model: str) -> None:
-        if not self.has_model_any(model):
-            del self._state.created[model]
-            self._state.cards.pop(model, None)
-            self._state.metrics.model_gone(model)
+def _kinds(card: ModelCard) -> list[ModelKind]:
+    offered = {ModelKind.CHAT: card.chat, ModelKind.COMPLETIONS: card.completions}
+    return [kind for kind, is_offered in offered.items() if is_offered]
+
+
+def _view(name: str, served: _Served) -> ModelView:
+    card = served.card
+    if card is None:
+        return ModelView(name=name)
+    engine = next(iter(served.engines.values()))
+    return ModelView(
+        name=name,
+        endpoint=card.endpoint,
+        engine=card.engine,
+        context_tokens_max=card.context_tokens_max,
+        refused_cards=engine.refused_cards if isinstance(engine, RemoteEngine) else 0,
+    )

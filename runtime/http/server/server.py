@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import http
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -31,6 +30,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
+from ...config.config import HttpConfig
 from ...errors import OverloadedError
 from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
@@ -57,7 +57,7 @@ log = logging.getLogger("trinamo.http")
 class Server:
     """Serves `app` until `close()`. One object serves once.
 
-    `header_bytes_max` bounds a request's head (431), `connections_max` the open connections (one
+    Of `config`, `header_bytes_max` bounds a request's head (431), `connections_max` the open connections (one
     more takes the place of the oldest idle one; it is a 503 with OpenAI's body while every request
     is being answered), `keep_alive_s` an idle connection and a head that does not come,
     `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that vanished
@@ -67,26 +67,17 @@ class Server:
     def __init__(
         self,
         app: ASGIApp,
+        config: HttpConfig,
         *,
         metrics: Metrics,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        hosts: Sequence[str] | None = None,
-        connections_max: int = 2048,
-        header_bytes_max: int = 32 << 10,
-        keep_alive_s: float = 60.0,
-        write_timeout_s: float = 20.0,
-        peer_timeout_s: float = 20.0,
     ) -> None:
         self._app = app
         self._metrics = metrics
-        self._host, self._port = host, port
-        self._hosts = HostPolicy.make(host, hosts)
-        self._connections_max = connections_max
-        self._write_timeout_s, self._peer_timeout_s = write_timeout_s, peer_timeout_s
-        self._config = _make_config(header_bytes_max, keep_alive_s)
+        self._config = config
+        self._hosts = HostPolicy.make(config.host, config.hosts)
+        self._hypercorn = _make_config(config.header_bytes_max, config.keep_alive_s)
         self._context = WorkerContext(None)
-        self._connections = ConnectionTable(connections_max)
+        self._connections = ConnectionTable(config.connections_max)
         self._refusals = 0
         self._closing = trio.Event()
         self._drained = trio.Event()
@@ -101,7 +92,7 @@ class Server:
         Returns within a quarter of a second after `close()`, whatever the clients do. Cancelled,
         it leaves no connection either. Raises `ConfigError` if it cannot listen.
         """
-        listeners = await open_listeners(self._host, self._port)
+        listeners = await open_listeners(self._config.host, self._config.port)
         port: int = listeners[0].socket.getsockname()[1]
         async with open_nursery() as connections:
             try:
@@ -131,15 +122,15 @@ class Server:
         if not self._make_room():
             await self._refuse(stream)
             return
-        connection = Connection(stream, write_timeout_s=self._write_timeout_s)
+        connection = Connection(stream, write_timeout_s=self._config.write_timeout_s)
         self._connections.add(connection)
         self._metrics.connection_opened("http")
         try:
             with contextlib.suppress(OSError):
                 configure_socket(
                     connection.socket,
-                    peer_timeout_s=self._peer_timeout_s,
-                    write_timeout_s=self._write_timeout_s,
+                    peer_timeout_s=self._config.peer_timeout_s,
+                    write_timeout_s=self._config.write_timeout_s,
                 )
             await self._drive(connection)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -179,7 +170,7 @@ class Server:
         # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
         framework: Any = app
         stream: Any = connection
-        server = _Http1Server(ASGIWrapper(framework), self._config, self._context, {}, stream)
+        server = _Http1Server(ASGIWrapper(framework), self._hypercorn, self._context, {}, stream)
         lock: Any = _SendLock()
         server.send_lock = lock
         async with open_nursery() as nursery:
@@ -223,7 +214,7 @@ class Server:
         self._refusals += 1
         try:
             with trio.move_on_after(REFUSAL_S):
-                await stream.send_all(_overload_response(self._connections_max))
+                await stream.send_all(_overload_response(self._config.connections_max))
                 await stream.send_eof()
                 while await stream.receive_some():
                     pass

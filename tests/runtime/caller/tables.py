@@ -65,9 +65,9 @@ class Table(Instances):
         found, self.env.notes = self.env.notes, []
         return found
 
-    def inhibit(self, *instances: Instance, until: float) -> None:
+    def fault(self, *instances: Instance, until: float) -> None:
         for each in instances:
-            self.record(each).inhibited_until = until
+            self.inhibit(self.record(each), until)
 
     def status(self, instance: Instance, now: float = 0) -> InstanceStatus:
         return self.record(instance).status(now)

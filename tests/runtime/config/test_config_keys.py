@@ -12,7 +12,6 @@ from tests.config_reads import fields_read
 from tests.sources import ROOT
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.keys import Section, config_fields
-from trinamo.runtime.http.service import ServiceConfig
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.tcp.sockets import TcpOptions
@@ -26,7 +25,6 @@ SOURCES = [
 # What these sections say is read of a class that has more; each name of theirs must be.
 ROOTS: Mapping[str, Any] = {
     "": Config,
-    "http.": ServiceConfig,
     "data_plane.tcp.": TcpOptions,
     "data_plane.nixl.": NixlOptions,
     "data_plane.mooncake.": MooncakeOptions,

@@ -12,7 +12,6 @@ import trio
 import trio.lowlevel
 
 from trinamo.runtime.context import Context, Reason
-from trinamo.runtime.http.streaming import OnDisconnect
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
 # Makes a generator of a function that yields nothing.
@@ -145,7 +144,7 @@ async def test_with_the_stop_policy_the_engine_may_finish(serve: Any) -> None:
 
 
 async def test_with_the_stop_policy_an_engine_that_will_not_stop_is_killed(serve: Any) -> None:
-    running = await serve(one_token_then_sleep, on_disconnect=OnDisconnect.STOP, stop_grace_s=0.01)
+    running = await serve(one_token_then_sleep, on_disconnect="stop", stop_grace_s=0.01)
     stream = await running.connect()
     await stream.send_all(running.post(stream=True))
     await stream.receive_some()

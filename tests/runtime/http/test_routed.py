@@ -14,7 +14,7 @@ import trio.lowlevel
 
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
-from trinamo.runtime.http import HttpService
+from trinamo.runtime.http import HttpService, ModelKind
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
@@ -71,7 +71,7 @@ class Frontend:
 
     async def wait_models(self, *names: str) -> None:
         manager = self.service.model_manager()
-        await self.until(lambda: set(manager.list_chat_completions_models()) == set(names))
+        await self.until(lambda: set(manager.models(ModelKind.CHAT)) == set(names))
 
 
 @asynccontextmanager
@@ -210,9 +210,9 @@ async def test_a_card_may_take_back_one_of_the_two_endpoints(is_chat: bool) -> N
         await frontend.wait_models("m")
         assert worker.instance_id is not None
         await frontend.publish("m", worker.instance_id, chat=is_chat, completions=not is_chat)
-        state = frontend.service.model_manager().state()
-        kept = [state.chat_completion_engines, state.completion_engines][not is_chat]
-        gone = [state.chat_completion_engines, state.completion_engines][is_chat]
-        await frontend.until(lambda: not len(gone))
-        assert kept.list() == ["m"]
-        assert state.models() == ["m"]
+        manager = frontend.service.model_manager()
+        gone, kept = ModelKind.CHAT, ModelKind.COMPLETIONS
+        if is_chat:
+            gone, kept = kept, gone
+        await frontend.until(lambda: not manager.models(gone))
+        assert manager.models(kept) == manager.models() == ["m"]

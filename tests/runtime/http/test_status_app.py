@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import trio
 
+from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
@@ -16,7 +17,7 @@ async def test_it_tells_health_life_and_metrics() -> None:
     metrics = WorkerMetrics(RealEnv())
     metrics.lease_state(LeaseState.GRANTED)
     health = Health(is_ready=True, status="ready", facts={"instance": "7"})
-    server = Server(build_status_app(metrics, lambda: health), metrics=metrics)
+    server = Server(build_status_app(metrics, lambda: health), HttpConfig(port=0), metrics=metrics)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:

@@ -14,11 +14,12 @@ import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
 
+from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.http.exchange import UNKNOWN_CONNECTION, ConnectionExtension
-from trinamo.runtime.http.streaming import AnswerWriter, OnDisconnect
+from trinamo.runtime.http.streaming import AnswerWriter
 from trinamo.runtime.metrics.metrics import SUCCESS, FrontendMetrics
 from trinamo.runtime.protocol.openai.sse import DONE
 
@@ -81,8 +82,11 @@ times = st.sampled_from([0, 0.001, 0.01, 0.1])
     fails=st.booleans(),
     read_s=times,
     leave_at=st.none() | st.floats(min_value=0, max_value=0.5),
-    policy=st.sampled_from(OnDisconnect),
-    backlog=st.sampled_from([1, 4, 1 << 16]),
+    config=st.builds(
+        HttpConfig,
+        on_disconnect=st.sampled_from(["kill", "stop"]),
+        backlog_bytes_max=st.sampled_from([1, 4, 1 << 16]),
+    ),
     takes=st.none() | st.lists(st.booleans(), max_size=8),
 )
 def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
@@ -91,8 +95,7 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     fails: bool,
     read_s: float,
     leave_at: float | None,
-    policy: OnDisconnect,
-    backlog: int,
+    config: HttpConfig,
     takes: list[bool] | None,
 ) -> None:
     """What the client reads is a gapless prefix of the events; `[DONE]` means all of them.
@@ -125,10 +128,9 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
                 client.send,
                 context,
                 record,
+                config,
                 headers=[],
                 connection=UNKNOWN_CONNECTION if takes is None else client.connection,
-                on_disconnect=policy,
-                backlog_bytes_max=backlog,
             )
             await writer.stream(generate(), bytes)
         return record.outcome
@@ -172,7 +174,9 @@ def test_a_client_that_waits_for_a_whole_answer_kills_it_by_leaving(*, leave_at:
 
     async def main() -> str:
         with metrics.request("m", "chat") as record:
-            writer = AnswerWriter(client.receive, client.send, context, record, headers=[])
+            writer = AnswerWriter(
+                client.receive, client.send, context, record, HttpConfig(), headers=[]
+            )
             await writer.whole(make_body)
         return record.outcome
 
@@ -199,7 +203,12 @@ async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
 
     with metrics.request("m", "chat") as record:
         writer = AnswerWriter(
-            client.receive, client.send, context, record, headers=[], request_timeout_s=60
+            client.receive,
+            client.send,
+            context,
+            record,
+            HttpConfig(request_timeout_s=60),
+            headers=[],
         )
         if is_streamed:
             await writer.stream(hang(), bytes)
@@ -222,7 +231,12 @@ async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
 
     with metrics.request("m", "chat") as record:
         writer = AnswerWriter(
-            client.receive, client.send, context, record, headers=[], request_timeout_s=5
+            client.receive,
+            client.send,
+            context,
+            record,
+            HttpConfig(request_timeout_s=5),
+            headers=[],
         )
         await writer.stream(quick(), bytes)
     assert (record.outcome, context.reason) == (SUCCESS, None)
@@ -239,6 +253,7 @@ async def write(
             client.send,
             context or Context("1"),
             record,
+            HttpConfig(),
             headers=[],
             connection=client.connection,
         )
@@ -330,7 +345,13 @@ async def test_an_answer_whose_connection_was_cut_is_no_success(*, is_streamed: 
 
     with metrics.request("m", "chat") as record:
         writer = AnswerWriter(
-            client.receive, client.send, context, record, headers=[], connection=client.connection
+            client.receive,
+            client.send,
+            context,
+            record,
+            HttpConfig(),
+            headers=[],
+            connection=client.connection,
         )
         if is_streamed:
             await writer.stream(quick(), bytes)

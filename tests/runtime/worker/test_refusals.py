@@ -14,7 +14,7 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ControlPlaneError, EventPlaneError, UnavailableError
 from trinamo.runtime.http.models.discovery import watch_models
-from trinamo.runtime.http.models.models import DeploymentState, ModelManager
+from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.planes import ControlPlane, EventPlane, WatchEvent
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
@@ -165,17 +165,17 @@ async def test_a_frontend_that_may_not_watch_models_starts_and_offers_them_once_
 ) -> None:
     transports = Refusing()
     env = RealEnv()
-    manager = ModelManager(DeploymentState(env, FrontendMetrics(env)))
+    manager = ModelManager(env, FrontendMetrics(env))
     async with open_process(transports) as caller, trio.open_nursery() as nursery:
         await nursery.start(watch_models, caller.control, caller, manager)
         card = encode_card(ModelCard(name="exact", endpoint=str(NAME)))
         await register(transports)
         await MemoryControlPlane(transports.store).put(model_key("exact", INSTANCE.id), card)
         await trio.sleep(LONG_S)
-        assert not manager.list_chat_completions_models()
+        assert not manager.models()
         transports.store_permission.give()
         await trio.sleep(60)
-        assert manager.list_chat_completions_models() == ["exact"]
+        assert manager.models() == ["exact"]
         nursery.cancel_scope.cancel()
 
 

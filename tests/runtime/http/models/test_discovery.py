@@ -15,7 +15,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.models.discovery import watch_models
-from trinamo.runtime.http.models.models import DeploymentState, ModelManager
+from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
@@ -101,20 +101,20 @@ class Watched:
     async def wait_models(self, *names: str) -> None:
         # Counted, not timed: on a virtual clock no time passes while we look.
         for _ in range(1000):
-            if sorted(self.manager.list_chat_completions_models()) == sorted(names):
+            if sorted(self.manager.models(ModelKind.CHAT)) == sorted(names):
                 return
             await trio.lowlevel.checkpoint()
-        raise AssertionError(self.manager.list_chat_completions_models())
+        raise AssertionError(self.manager.models(ModelKind.CHAT))
 
     @property
     def refused(self) -> float:
-        return self.manager.metrics().value("discovery_entries_refused_total", kind="model")
+        return self.manager.metrics.value("discovery_entries_refused_total", kind="model")
 
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
     env, store = RealEnv(), MemoryControlPlane()
-    manager = ModelManager(DeploymentState(env, FrontendMetrics(env)))
+    manager = ModelManager(env, FrontendMetrics(env))
 
     async with trio.open_nursery() as nursery:
         clients = Held(store, env, nursery)
@@ -210,7 +210,7 @@ async def test_a_worker_that_never_comes_back_takes_its_model_along(
         await trio.sleep(8)
         await each.wait_models("m")
         await trio.sleep(2.1)
-        assert each.manager.list_chat_completions_models() == []
+        assert each.manager.models(ModelKind.CHAT) == []
 
 
 @pytest.mark.parametrize("first", ["instance", "card"])
@@ -230,7 +230,7 @@ async def test_a_worker_that_leaves_in_order_takes_its_model_along_at_once(
             await each.wait_models("m")
             await each.register("1", draining=True)
         await trio.testing.wait_all_tasks_blocked()
-        assert each.manager.list_chat_completions_models() == []
+        assert each.manager.models(ModelKind.CHAT) == []
 
 
 async def test_a_card_that_goes_while_its_worker_stays_is_kept_for_the_grace_only(
@@ -246,9 +246,9 @@ async def test_a_card_that_goes_while_its_worker_stays_is_kept_for_the_grace_onl
         await trio.sleep(4.9)
         await each.wait_models("m", "n")
         await trio.sleep(0.2)
-        assert each.manager.list_chat_completions_models() == ["n"]
+        assert each.manager.models(ModelKind.CHAT) == ["n"]
         await trio.sleep(5)
-        assert each.manager.list_chat_completions_models() == []
+        assert each.manager.models(ModelKind.CHAT) == []
 
 
 async def test_the_clients_of_endpoints_that_are_gone_are_released(

@@ -9,8 +9,10 @@ import pytest
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ModelAlreadyExistsError, ModelNotFoundError
-from trinamo.runtime.http import HttpService, ModelEngines
+from trinamo.runtime.http import HttpService, ModelKind, ModelManager
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
+
+CHAT, COMPLETIONS = ModelKind
 
 
 class SilentEngine:
@@ -20,62 +22,76 @@ class SilentEngine:
         yield Delta()
 
 
+def manager(*chats: str) -> ModelManager:
+    made = HttpService.builder().build().model_manager()
+    for name in chats:
+        made.add_chat_completions_model(name, SilentEngine(), created=1)
+    return made
+
+
 def test_the_first_model_is_the_default_and_another_takes_its_place() -> None:
-    engines: ModelEngines[int] = ModelEngines()
-    engines.add("a", 1)
-    engines.add("b", 2)
-    assert engines.get("") == engines.get(None) == ("a", 1)
-    engines.remove("a")
-    assert (engines.default, engines.get(None)) == ("b", ("b", 2))
-    engines.remove("b")
-    assert engines.default is None
+    made = manager("a", "b")
+    assert made.find("", CHAT) == made.find(None, CHAT) == made.find("a", CHAT)
+    made.remove_model("a")
+    assert made.find(None, CHAT)[0] == "b"
+    made.remove_model("b")
     with pytest.raises(ModelNotFoundError, match="no model is served here"):
-        engines.get(None)
+        made.find(None, CHAT)
 
 
 def test_removing_another_model_keeps_the_default() -> None:
-    engines: ModelEngines[int] = ModelEngines()
-    engines.add("a", 1)
-    engines.add("b", 2)
-    engines.remove("b")
-    assert engines.default == "a"
-    assert (engines.list(), engines.contains("b"), len(engines)) == (["a"], False, 1)
+    made = manager("a", "b")
+    made.remove_model("b")
+    assert made.find(None, CHAT)[0] == "a"
+    assert (made.models(), made.has_model_any("b")) == (["a"], False)
+
+
+def test_each_kind_has_a_default_of_its_own_which_another_s_card_does_not_change() -> None:
+    made = manager()
+    made.add_model(ModelCard(name="text", endpoint="a/b/c", chat=False), SilentEngine())
+    made.add_model(ModelCard(name="both", endpoint="a/b/c"), SilentEngine())
+    assert [made.find(None, kind)[0] for kind in (CHAT, COMPLETIONS)] == ["both", "text"]
+    made.update_model(ModelCard(name="text", endpoint="a/b/c"), SilentEngine())
+    assert [made.find(None, kind)[0] for kind in (CHAT, COMPLETIONS)] == ["both", "text"]
+    made.remove_model("both")
+    assert [made.find(None, kind)[0] for kind in (CHAT, COMPLETIONS)] == ["text", "text"]
 
 
 def test_a_taken_name_and_an_unknown_one_are_typed_errors() -> None:
-    engines: ModelEngines[int] = ModelEngines()
-    engines.add("a", 1)
+    made = manager("a")
+    before = made.find("a", CHAT)
     with pytest.raises(ModelAlreadyExistsError):
-        engines.add("a", 2)
-    assert engines.get("a") == ("a", 1)
+        made.add_chat_completions_model("a", SilentEngine())
+    assert made.find("a", CHAT) == before
+    for remove in (made.remove_model, made.remove_chat_completions_model):
+        with pytest.raises(ModelNotFoundError):
+            remove("b")
     with pytest.raises(ModelNotFoundError):
-        engines.remove("b")
+        made.remove_completions_model("a")
     with pytest.raises(ModelNotFoundError, match="served here: a"):
-        engines.get("b")
+        made.find("b", CHAT)
 
 
 def test_the_manager_adds_to_either_endpoint_or_both() -> None:
-    manager = HttpService.builder().build().model_manager()
-    manager.add_chat_completions_model("chat", SilentEngine(), created=1)
-    manager.add_completions_model("text", SilentEngine(), created=2)
-    manager.add_model(ModelCard(name="both", endpoint="a/b/c", created=3), SilentEngine())
-    assert manager.list_chat_completions_models() == ["chat", "both"]
-    assert manager.list_completions_models() == ["text", "both"]
-    assert [(m.id, m.created) for m in manager.describe_all().data] == [
+    made = manager("chat")
+    made.add_completions_model("text", SilentEngine(), created=2)
+    made.add_model(ModelCard(name="both", endpoint="a/b/c", created=3), SilentEngine())
+    assert made.models(CHAT) == ["chat", "both"]
+    assert made.models(COMPLETIONS) == ["text", "both"]
+    assert [(m.id, m.created) for m in made.describe_all().data] == [
         ("chat", 1),
-        ("both", 3),
         ("text", 2),
+        ("both", 3),
     ]
     with pytest.raises(ModelAlreadyExistsError):
-        manager.add_model(ModelCard(name="text", endpoint="a/b/c"), SilentEngine())
-    assert not manager.state().chat_completion_engines.contains("text")
+        made.add_model(ModelCard(name="text", endpoint="a/b/c"), SilentEngine())
+    assert "text" not in made.models(CHAT)
     for name in ("both", "chat", "text"):
-        manager.remove_model(name)
-        assert not manager.has_model_any(name)
+        made.remove_model(name)
+        assert not made.has_model_any(name)
     with pytest.raises(ModelNotFoundError):
-        manager.remove_model("both")
-    assert manager.describe_all().data == []
-    assert manager.state().created == {}
+        made.remove_model("both")
+    assert made.describe_all().data == []
 
 
 async def test_models_are_listed_and_described(serve: Any) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import trio
 
+from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.server import Server
@@ -75,7 +76,7 @@ async def test_a_name_from_the_configuration_is_allowed(serve: Any) -> None:
 async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     metrics = WorkerMetrics(RealEnv())
     app = build_status_app(metrics, lambda: Health(is_ready=True, status="ready"))
-    server = Server(app, metrics=metrics)
+    server = Server(app, HttpConfig(port=0), metrics=metrics)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(
