@@ -21,7 +21,7 @@ from ..logs.fields import log_fields
 from ..logs.requests import log_request
 from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import Answer, ChatAnswer, CompletionAnswer
+from ..protocol.openai.answers import Answer, ChatAnswer, CompletionAnswer, Usage
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
@@ -243,7 +243,7 @@ class _Encoder:
     def last_event(self) -> bytes:
         """What follows the last delta. Raises `EngineError` if that was not the answer's end."""
         self._check_finished()
-        return self._answer.usage_event()
+        return self._answer.usage_event(self._usage)
 
     async def body(self, deltas: AsyncGenerator[Delta, None]) -> bytes:
         """The whole answer. Raises `EngineError` if the deltas stop before its end."""
@@ -254,7 +254,7 @@ class _Encoder:
                 self._count(delta)
                 self._answer.add_text(delta)
         self._check_finished()
-        return self._answer.to_body()
+        return self._answer.to_body(self._usage)
 
     def _count(self, delta: Delta) -> None:
         if delta.prompt_tokens:
@@ -262,6 +262,11 @@ class _Encoder:
         self._record.token(len(delta.token_ids))
         if delta.finish_reason is not None:
             self._is_finished = True
+
+    @property
+    def _usage(self) -> Usage:
+        prompt, output = self._record.prompt_tokens, self._record.output_tokens
+        return Usage(prompt, output, prompt + output)
 
     def _check_finished(self) -> None:
         """An answer that was cut short must not look whole."""

@@ -334,6 +334,8 @@ class RequestRecord:
         "fault",
         "model",
         "outcome",
+        "output_tokens",
+        "prompt_tokens",
         "series",
         "started_at",
     )
@@ -350,11 +352,13 @@ class RequestRecord:
         """What went wrong, for the log."""
         self.fault: BaseException | None = None
         """What of it is ours to mend."""
+        self.prompt_tokens = self.output_tokens = 0
         self.series = metrics.series(model, endpoint)
         self.started_at = started_at
 
     def prompt(self, tokens: int) -> None:
         """The prompt has `tokens` tokens."""
+        self.prompt_tokens += tokens
         self.series.tokens_in.inc(tokens)
 
     def token(self, tokens: int) -> None:
@@ -368,6 +372,7 @@ class RequestRecord:
             self.series.tokens_out.gap((now - self._last_token_at) / tokens)
         self._last_token_at = now
         self.series.tokens_out.tokens += tokens
+        self.output_tokens += tokens
 
     def disconnected(self) -> None:
         """The client left before the answer's end."""

@@ -32,7 +32,8 @@ KNOWN = {
         keep_alive_timeout keep_alive_max_requests include_server_header""",
     "clients of the HTTP API read it": "total_tokens owned_by",
     "the model manager's interface as it is documented upstream":
-        "list_chat_completions_models list_completions_models",
+        """list_chat_completions_models list_completions_models add_chat_completions_model
+        add_completions_model remove_chat_completions_model remove_completions_model""",
     "an option of a layout, named in configurations": "LAYER_FIRST",
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",

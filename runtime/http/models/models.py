@@ -113,6 +113,14 @@ class ModelManager:
             name for name, served in self._models.items() if kind is None or kind in served.engines
         ]
 
+    def list_chat_completions_models(self) -> list[str]:
+        """The names of those that answer chats, oldest first."""
+        return self.models(ModelKind.CHAT)
+
+    def list_completions_models(self) -> list[str]:
+        """The names of those that answer completions, oldest first."""
+        return self.models(ModelKind.COMPLETIONS)
+
     def has_model_any(self, model: str) -> bool:
         """Whether `model` is served, of whatever kind."""
         return model in self._models

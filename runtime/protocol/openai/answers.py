@@ -1,15 +1,14 @@
 """OpenAI's answers as structs, and how they are built from an engine's deltas.
 
-Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per request: feed it every delta in order, take either the
-bytes of the events or, at the end, the whole answer. Sans-IO; who sends what when is
-`runtime/http/chat.py`.
+Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per
+request: feed it every delta in order, take either the bytes of the events or, at the end, the whole
+answer. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat.py`.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import attrs
 import msgspec
 
 from .generate import Delta
@@ -31,7 +30,6 @@ __all__ = [
     "ErrorDetail",
     "Model",
     "ModelList",
-    "TokenCount",
     "Usage",
 ]
 
@@ -142,31 +140,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
 # --- from deltas to answers ------------------------------------------------------------------
 
 
-@attrs.define
-class TokenCount:
-    """The tokens of one request so far."""
-
-    prompt: int = 0
-    completion: int = 0
-
-    def add(self, delta: Delta) -> None:
-        self.prompt += delta.prompt_tokens
-        self.completion += len(delta.token_ids)
-
-    def to_usage(self) -> Usage:
-        return Usage(self.prompt, self.completion, self.prompt + self.completion)
-
-
 class Answer(Protocol):
     """What both kinds of answer offer. `add_*` takes each delta once, in order, in one form."""
 
-    tokens: TokenCount
-
     def add_event(self, delta: Delta) -> bytes:
-        """Take a delta and return the event that tells it; empty if there is nothing to tell."""
+        """Take a delta and return its event; empty if there is nothing to send."""
         ...
 
-    def usage_event(self) -> bytes:
+    def usage_event(self, usage: Usage) -> bytes:
         """The event after the last chunk; empty unless the client asked for the usage."""
         ...
 
@@ -174,7 +155,7 @@ class Answer(Protocol):
         """Take a delta for the whole answer."""
         ...
 
-    def to_body(self) -> bytes:
+    def to_body(self, usage: Usage) -> bytes:
         """The whole answer as JSON."""
         ...
 
@@ -186,7 +167,6 @@ class ChatAnswer:
     """
 
     def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
-        self.tokens = TokenCount()
         self._id, self._model, self._created = f"chatcmpl-{answer_id}", model, created
         self._wants_usage = wants_usage
         self._texts: list[str] = []
@@ -194,7 +174,6 @@ class ChatAnswer:
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        self.tokens.add(delta)
         if self._template is None:
             self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
             return self._event(ChatDelta(role="assistant", content=delta.text), delta.finish_reason)
@@ -202,7 +181,7 @@ class ChatAnswer:
             return self._event(ChatDelta(content=delta.text or None), delta.finish_reason)
         return self._template.render(delta.text) if delta.text else b""
 
-    def usage_event(self) -> bytes:
+    def usage_event(self, usage: Usage) -> bytes:
         if not self._wants_usage:
             return b""
         return encode_data(
@@ -212,18 +191,17 @@ class ChatAnswer:
                     created=self._created,
                     model=self._model,
                     choices=[],
-                    usage=self.tokens.to_usage(),
+                    usage=usage,
                 )
             )
         )
 
     def add_text(self, delta: Delta) -> None:
-        self.tokens.add(delta)
         self._texts.append(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
-    def to_body(self) -> bytes:
+    def to_body(self, usage: Usage) -> bytes:
         return _encode(
             ChatCompletion(
                 id=self._id,
@@ -232,7 +210,7 @@ class ChatAnswer:
                 choices=[
                     ChatChoice(0, ChatReply("assistant", "".join(self._texts)), self._finish_reason)
                 ],
-                usage=self.tokens.to_usage(),
+                usage=usage,
             )
         )
 
@@ -253,7 +231,6 @@ class CompletionAnswer:
     """One answer of `/v1/completions`; `created` is in Unix seconds."""
 
     def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
-        self.tokens = TokenCount()
         self._id, self._model, self._created = f"cmpl-{answer_id}", model, created
         self._wants_usage = wants_usage
         self._texts: list[str] = []
@@ -261,7 +238,6 @@ class CompletionAnswer:
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        self.tokens.add(delta)
         if delta.finish_reason is not None:
             return encode_data(_encode(self._chunk(delta.text, delta.finish_reason)))
         if not delta.text:
@@ -270,20 +246,19 @@ class CompletionAnswer:
             self._template = TextTemplate(self._chunk(TextTemplate.MARK))
         return self._template.render(delta.text)
 
-    def usage_event(self) -> bytes:
+    def usage_event(self, usage: Usage) -> bytes:
         if not self._wants_usage:
             return b""
-        return encode_data(_encode(self._completion([], self.tokens.to_usage())))
+        return encode_data(_encode(self._completion([], usage)))
 
     def add_text(self, delta: Delta) -> None:
-        self.tokens.add(delta)
         self._texts.append(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
-    def to_body(self) -> bytes:
+    def to_body(self, usage: Usage) -> bytes:
         choice = CompletionChoice(0, "".join(self._texts), self._finish_reason)
-        return _encode(self._completion([choice], self.tokens.to_usage()))
+        return _encode(self._completion([choice], usage))
 
     def _chunk(self, text: str, finish_reason: str | None = None) -> Completion:
         usage = None if self._wants_usage else msgspec.UNSET

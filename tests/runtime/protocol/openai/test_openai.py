@@ -241,12 +241,13 @@ DELTAS = [
     Delta("end", [5], FinishReason.LENGTH),
 ]
 TEXT = 'a "quoted"\n✓\u2028\x00end'
+USAGE = Usage(4, 5, 9)
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])
 def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = ChatAnswer("7", "m", 1, wants_usage=wants_usage)
-    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event()])
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
     chunks = [msgspec.json.decode(event.data, type=ChatChunk) for event in SseParser().feed(body)]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.delta.content or "" for choice in told) == TEXT
@@ -262,7 +263,7 @@ def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> Non
 @pytest.mark.parametrize("wants_usage", [True, False])
 def test_a_streamed_completion_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = CompletionAnswer("7", "m", 1, wants_usage=wants_usage)
-    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event()])
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
     chunks = [msgspec.json.decode(event.data, type=Completion) for event in SseParser().feed(body)]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.text for choice in told) == TEXT
@@ -276,7 +277,7 @@ def test_whole_answers_decode_to_what_was_generated() -> None:
     for delta in DELTAS:
         chat_answer.add_text(delta)
         text_answer.add_text(delta)
-    whole = msgspec.json.decode(chat_answer.to_body(), type=ChatCompletion)
+    whole = msgspec.json.decode(chat_answer.to_body(USAGE), type=ChatCompletion)
     assert (whole.choices[0].message.content, whole.usage) == (TEXT, Usage(4, 5, 9))
-    text = msgspec.json.decode(text_answer.to_body(), type=Completion)
+    text = msgspec.json.decode(text_answer.to_body(USAGE), type=Completion)
     assert (text.choices[0].text, text.choices[0].finish_reason) == (TEXT, "length")
