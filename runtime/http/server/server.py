@@ -57,11 +57,12 @@ log = logging.getLogger("trinamo.http")
 class Server:
     """Serves `app` until `close()`. One object serves once.
 
-    Of `config`, `header_bytes_max` bounds a request's head (431), `connections_max` the open connections (one
-    more takes the place of the oldest idle one; it is a 503 with OpenAI's body while every request
-    is being answered), `keep_alive_s` an idle connection and a head that does not come,
-    `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that vanished
-    while nothing was on its way to it. `hosts` are the names that it is called by: see `hosts.py`.
+    Of `config`, `header_bytes_max` bounds a request's head (431), `connections_max` the open
+    connections (one more takes the place of the oldest idle one; it is a 503 with OpenAI's body
+    while every request is being answered), `keep_alive_s` an idle connection and a head that does
+    not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
+    vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
+    `hosts.py`.
     """
 
     def __init__(
@@ -249,7 +250,8 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
             client = parse_socket_addr(socket.family, socket.getpeername())
             server = parse_socket_addr(socket.family, socket.getsockname())
             async with TaskGroup() as self._task_group:
-                self.protocol = _Http1(
+                # hypercorn's type asks for its wrapper of all versions of HTTP.
+                protocol: Any = _Http1(
                     self.app,
                     self.config,
                     self.context,
@@ -260,6 +262,7 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
                     server=server,
                     send=self.protocol_send,
                 )
+                self.protocol = protocol
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
         except OSError:
