@@ -39,6 +39,36 @@ def test_no_room_holds_more_than_a_reader_looks_over() -> None:
     assert not full, listed(full)
 
 
+def rooms_shown(page: str) -> set[str]:
+    """The folders of the tree in docs/architecture.md; two spaces make a step down."""
+    tree = page.partition("## Three floors")[2].partition("```\n")[2].partition("```")[0]
+    shown: set[str] = set()
+    above: dict[int, str] = {}
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        for word in line.split():
+            if not word.endswith("/"):
+                if word.endswith(".py"):
+                    continue
+                break
+            room = above.get(depth - 1, "") + word
+            shown.add(room.rstrip("/"))
+            above[depth] = room
+    return shown
+
+
+def test_the_tree_on_the_architecture_page_shows_every_room() -> None:
+    rooms = {
+        source.path.parent.relative_to(ROOT).as_posix()
+        for source in all_sources()
+        if not is_generated(source.path)
+    }
+
+    assert rooms_shown((ROOT / "docs" / "architecture.md").read_text("utf-8")) - {
+        "src/trinamo"
+    } == rooms - {"src/trinamo"}
+
+
 def graph() -> dict[str, set[str]]:
     """Which module imports which, type-checking imports and those inside functions included."""
     modules = {source.module for source in all_sources()}
