@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 def test_a_stopped_worker_is_away_and_is_not_counted_as_serving(tmp_path: Path) -> None:
     """Before: exit 0, `away: []`, "2 instances"."""
-    with cluster(Place(tmp_path), "--engine", "echo", "--workers", "2") as running:
+    # However slow the commands are, the worker's lease outlives both.
+    lease = ("--set", "control_plane.etcd.lease_ttl_s=60")
+    with cluster(Place(tmp_path), "--engine", "echo", "--workers", "2", *lease) as running:
         workers = [pid for pid, line in running.children.items() if " worker " in line]
         os.kill(workers[0], signal.SIGSTOP)
         try:

@@ -157,7 +157,7 @@ def test_a_live_table_on_a_terminal(tmp_path: Path) -> None:
     arguments = ("up", "--engine", "echo", "--workers", "1", "--port", "0")
     with terminal(place, *arguments) as (process, shown, type_in):
         wait_for(lambda: "req/s" in shown() and "The cluster is ready" in shown(), 60, "the table")
-        wait_for(lambda: "http://127" in shown().rpartition("req/s")[2], 20, "the address")
+        wait_for(lambda: "http://127" in shown().rpartition("req/s")[2], 60, "the address")
         type_in(b"\x03")
         wait_for(lambda: bool(shown()) and process.poll() is not None, 20, "the end")
 

@@ -68,7 +68,7 @@ class EtcdBackend:
     @asynccontextmanager
     async def open_unreachable(self) -> AsyncIterator[ControlPlane]:
         async with open_etcd(
-            f"127.0.0.1:{free_port()}", EtcdConfig(request_timeout_s=0.4)
+            f"127.0.0.1:{free_port()}", EtcdConfig(request_timeout_s=0.8)
         ) as plane:
             yield plane
 

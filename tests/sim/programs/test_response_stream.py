@@ -165,7 +165,7 @@ def test_a_planted_kill_that_is_never_said_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_planted_subject_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TcpStreamServer, "forget", lambda server, subject: None)
+    monkeypatch.setattr(TcpStreamServer, "_forget", lambda server, subject: None)
     (violation,) = run(Plan(), SeedChoices(1)).violations()
     assert violation.startswith("I5: left {'subjects': 2}")
 
