@@ -19,8 +19,8 @@ STAMPS := $(VENV)/.stamps
 TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Options for the command behind a target: make up ARGS="--engine exact --workers 4".
 ARGS ?=
-# Processes that share the tests: half as many again as cores, since many tests wait.
-LANES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+# Processes that share the tests: two for each core, since many tests wait; each takes some 700 MB.
+LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
 # How long `make swarm` searches.
 MINUTES ?= 10
 

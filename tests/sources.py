@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import attrs
@@ -37,6 +37,10 @@ class Source:
     def package(self) -> str:
         """What a relative import with one dot starts from."""
         return self.module if self.is_package else self.module.rpartition(".")[0]
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(_imports(self))
 
 
 @attrs.frozen
@@ -99,11 +103,15 @@ def front_door() -> Source:
     return Source(path, "", is_package=True, tree=tree_of(path))
 
 
-def imports(source: Source) -> Iterator[Import]:
+def imports(source: Source) -> tuple[Import, ...]:
     """Every import of the file, also those inside functions and `TYPE_CHECKING` blocks.
 
     `from x import y` gives `x.y`: whether y is a module or a name in x, the rules treat it alike.
     """
+    return source.imports
+
+
+def _imports(source: Source) -> Iterator[Import]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -109,7 +109,7 @@ async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
     """Poll a condition of other processes, which no event of ours can announce."""
     with trio.move_on_after(timeout_s):
         while not await is_true():
-            await trio.sleep(0.05)
+            await trio.sleep(0.1)
         return
     raise AssertionError(f"within {timeout_s:g} s it did not happen that {what}")
 

@@ -21,7 +21,7 @@ pytestmark = [
 
 async def read_story(cluster: Cluster, begun: list[str], ends: list[str]) -> None:
     """One long streamed answer, of which the first and the last line are kept."""
-    body = chat("a long story", stream=True, max_tokens=1500, temperature=0)
+    body = chat("a long story", stream=True, max_tokens=700, temperature=0)
     url = f"{cluster.url}/v1/chat/completions"
     async with cluster.client.stream("POST", url, json=body) as response:
         lines = response.aiter_lines()
