@@ -13,6 +13,7 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 from prometheus_client import CollectorRegistry
 
+from trinamo.runtime.config.planes import TransferConfig
 from trinamo.runtime.errors import (
     ConnectError,
     CorruptedError,
@@ -24,7 +25,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import open_block_leases
-from trinamo.runtime.kv.transfer.router import RouterOptions, TransferRouter, open_transfer_router
+from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.memory.transfer import (
@@ -125,7 +126,7 @@ async def run(case: Case) -> None:
             [first, second],
             metrics=metrics,
             leases=leases,
-            options=RouterOptions(attempt_s=6, drain_s=2),
+            section=TransferConfig(attempt_timeout_s=6, settle_timeout_s=2),
         ) as router,
         open_transfer_router([first_there, second_there], metrics=metrics) as other,
     ):

@@ -23,7 +23,8 @@ from tests.transports.owner_process import (
     running_owner,
 )
 from tests.transports.transfer_scenes import DEADLINE_S, GONE, PATIENCE_S, Outcome, outcome
-from trinamo.runtime.kv.transfer.router import RouterOptions, TransferRouter, open_transfer_router
+from trinamo.runtime.config.planes import TransferConfig
+from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.planes import TransferPlane, TransferReport
@@ -96,7 +97,9 @@ class RoutedScene:
         async with open_transfer_router(
             self.chain,
             metrics=TransferMetrics(CollectorRegistry()),
-            options=RouterOptions(attempt_s=PATIENCE_S, drain_s=0.5, probe_interval_s=600),
+            section=TransferConfig(
+                attempt_timeout_s=PATIENCE_S, settle_timeout_s=0.5, probe_interval_s=600
+            ),
         ) as router:
             memory = bytearray(COUNT * BLOCK_BYTES)
             local = await router.register(memory, block_bytes=BLOCK_BYTES)

@@ -15,7 +15,6 @@ from typing import Any
 from trinamo.runtime.config.config import DataPlaneConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
-from trinamo.runtime.kv.transfer.chain import chain_of
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.one_sided.plane import OneSidedPlane
@@ -29,6 +28,17 @@ from trinamo.transports.tcp import (
 __all__ = ["open_transfer_chain"]
 
 _log = logging.getLogger("trinamo.transfer")
+
+
+def chain_of(config: DataPlaneConfig) -> list[str]:
+    """The names of the backends to try, in order; `tcp` is always the last."""
+    chain: list[str] = []
+    if config.nixl.enabled:
+        chain += ["nixl", config.nixl.fallback]
+    if config.mooncake.enabled:
+        chain.append("mooncake_tcp" if config.mooncake.protocol == "tcp" else "mooncake")
+    chain = [name for name in chain if name != "tcp"]
+    return [*dict.fromkeys(chain), "tcp"]
 
 
 @asynccontextmanager

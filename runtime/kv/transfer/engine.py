@@ -30,7 +30,6 @@ from ...protocol.transfer.description import Direction
 from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_peer
 from ...worker.registration import Registrar
 from ..cache import KvCache
-from .chain import RouterOptions
 from .grants import Grant
 from .leases import BlockLeases, open_block_leases
 from .metadata import NixlMetadata, NixlMetadataStore
@@ -262,12 +261,6 @@ async def open_engine_transfers(
     section = config.data_plane.transfer
     for backend in chain.missing:
         metrics.opened(backend, is_open=False)
-    options = RouterOptions(
-        attempt_s=section.attempt_timeout_s,
-        drain_s=section.settle_timeout_s,
-        probe_s=section.probe_timeout_s,
-        probe_interval_s=section.probe_interval_s,
-    )
     inquiries: Inquiries | None = None
     if chain.settlement is not None:
         inquiries = Inquiries(
@@ -284,7 +277,7 @@ async def open_engine_transfers(
             inquiries=inquiries,
         ) as leases,
         open_transfer_router(
-            chain.planes, metrics=metrics, leases=leases, options=options
+            chain.planes, metrics=metrics, leases=leases, section=section
         ) as router,
     ):
         memory = await router.register(

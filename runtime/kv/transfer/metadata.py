@@ -80,7 +80,6 @@ class NixlMetadataStore:
         self._control = control
         self._key_prefix = f"{namespace}/{NIXL_METADATA_KEY}/"
         self._cached: dict[str, _Known] = {}
-        self._stored: set[str] = set()
         self._changes_seen = 0
         """Counts what `watch` was told, so that a read can see that it was overtaken."""
 
@@ -114,7 +113,6 @@ class NixlMetadataStore:
         """
         packed = self.encode(engine_id, metadata)
         await self._control.put(self.key(engine_id), packed, lease_id=lease_id)
-        self._stored.add(engine_id)
 
     async def get(self, engine_id: str) -> NixlMetadata:
         """From the cache, or the control plane.
@@ -163,17 +161,6 @@ class NixlMetadataStore:
     def drop(self, engine_id: str) -> None:
         """Forget what is cached: `get` asks the control plane again. Never waits."""
         self._cached.pop(engine_id, None)
-
-    async def delete(self, engine_id: str) -> None:
-        """Take it back before the lease ends."""
-        self._stored.discard(engine_id)
-        self._cached.pop(engine_id, None)
-        await self._control.delete(self.key(engine_id))
-
-    @property
-    def stored(self) -> frozenset[str]:
-        """The engines whose metadata we have put."""
-        return frozenset(self._stored)
 
     def _parse(self, engine_id: str, value: bytes) -> NixlMetadata:
         if len(value) > METADATA_BYTES_MAX:

@@ -5,7 +5,7 @@ over the next one from the first block that is not confirmed. Nothing is reporte
 every block is. A backend that failed with a peer is left alone until a probe says that it works
 again. Blocks stay leased until every attempt has settled (`leases.py`).
 
-What the chain is comes from the configuration: `chain.py`. Peers are found and kept by
+How patient it is stands in `data_plane.transfer`. Peers are found and kept by
 `engine.py`.
 """
 
@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 import trio
 from typing_extensions import Buffer
 
+from ...config.planes import TransferConfig
 from ...errors import (
     ConnectError,
     DeadlineError,
@@ -47,12 +48,11 @@ from ...protocol.transfer.description import (
     decode_descriptions,
 )
 from .attempt import Job, progressing, reached
-from .chain import RouterOptions, chain_of
 from .leases import BlockLeases
 from .routes import Route, RoutedMemory, RoutedPeer
 from .statistics import BackendStatistics, TransferStatistics
 
-__all__ = ["RouterOptions", "TransferRouter", "chain_of", "open_transfer_router"]
+__all__ = ["TransferRouter", "open_transfer_router"]
 
 _log = logging.getLogger("trinamo.transfer")
 
@@ -66,13 +66,13 @@ class TransferRouter:
         leases: BlockLeases | None,
         metrics: TransferMetrics,
         nursery: trio.Nursery,
-        options: RouterOptions,
+        section: TransferConfig,
     ) -> None:
         self.chain = list(chain)
         self._leases = leases
         self._metrics = metrics
         self._nursery = nursery
-        self._options = options
+        self._section = section
         self._peers: dict[RoutedPeer, None] = {}
         self._refused: dict[str, str] = {}
         for plane in self.chain:
@@ -142,7 +142,7 @@ class TransferRouter:
         return peer
 
     async def probe(self, peer: RoutedPeer) -> bool:
-        """Whether the peer answers over any backend now; takes `probe_s` at most."""
+        """Whether the peer answers over any backend now; takes `probe_timeout_s` at most."""
         async with open_nursery() as nursery:
             for route in peer.routes:
                 nursery.start_soon(self._try_out, route)
@@ -152,10 +152,10 @@ class TransferRouter:
         """Connect and probe; whether the backend may be used from now on."""
         was_usable = route.is_usable
         try:
-            with trio.fail_after(self._options.probe_s):
+            with trio.fail_after(self._section.probe_timeout_s):
                 await route.probe()
         except trio.TooSlowError:
-            route.fail(DeadlineError(f"no answer within {self._options.probe_s:g} s"))
+            route.fail(DeadlineError(f"no answer within {self._section.probe_timeout_s:g} s"))
         except TrinamoError as error:
             route.fail(error)
         if route.is_usable != was_usable:
@@ -178,7 +178,7 @@ class TransferRouter:
     async def _probe_again(self, route: Route, scope: trio.CancelScope) -> None:
         with scope:
             while not (route.is_usable or route.is_stale):
-                await trio.sleep(self._options.probe_interval_s)
+                await trio.sleep(self._section.probe_interval_s)
                 await self._try_out(route)
         route.probing = None
 
@@ -290,7 +290,7 @@ class TransferRouter:
     async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
         """Move what is left over one backend; counts what is confirmed if it fails."""
         backend, here = route.backend, job.here[job.done :]
-        remote = await reached(route, job, self._options.attempt_s)
+        remote = await reached(route, job, self._section.attempt_timeout_s)
 
         def start() -> Transfer:
             return route.plane.start(
@@ -308,7 +308,7 @@ class TransferRouter:
         self._metrics.started(backend)
         outcome = "cancelled"
         try:
-            report = await progressing(transfer, backend, job, self._options.attempt_s)
+            report = await progressing(transfer, backend, job, self._section.attempt_timeout_s)
             outcome = ""
         except TrinamoError as error:
             outcome = error.code
@@ -328,13 +328,15 @@ class TransferRouter:
         When the caller's time is up they are not, and whoever leased them waits for it.
         """
         transfer.abort()
-        with trio.move_on_at(min(job.ends_at, trio.current_time() + self._options.drain_s)):
+        with trio.move_on_at(
+            min(job.ends_at, trio.current_time() + self._section.settle_timeout_s)
+        ):
             await transfer.wait_settled()
         job.is_stuck = not transfer.is_settled
         if job.is_stuck and trio.current_time() < job.ends_at:
             raise TransferError(
                 f"a failed transfer by {route.backend} has not settled within "
-                f"{self._options.drain_s:g} s, so its blocks cannot be moved again"
+                f"{self._section.settle_timeout_s:g} s, so its blocks cannot be moved again"
             )
 
 
@@ -352,7 +354,7 @@ async def open_transfer_router(
     *,
     metrics: TransferMetrics,
     leases: BlockLeases | None = None,
-    options: RouterOptions | None = None,
+    section: TransferConfig | None = None,
 ) -> AsyncIterator[TransferRouter]:
     """Route over `chain` until the block is left. `leases` follow our blocks, if they have a pool.
 
@@ -360,6 +362,6 @@ async def open_transfer_router(
     """
     async with open_nursery() as nursery:
         try:
-            yield TransferRouter(chain, leases, metrics, nursery, options or RouterOptions())
+            yield TransferRouter(chain, leases, metrics, nursery, section or TransferConfig())
         finally:
             nursery.cancel_scope.cancel()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.session import needs
 from trinamo.runtime.config.config import Config, DataPlaneConfig, load_config
+from trinamo.runtime.config.planes import MooncakeConfig, NixlConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 from trinamo.runtime.kv.transfer.router import open_transfer_router
@@ -20,7 +21,7 @@ from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.transports.assembly import transfers
-from trinamo.transports.assembly.transfers import open_transfer_chain
+from trinamo.transports.assembly.transfers import chain_of, open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.one_sided.plane import OneSidedPlane
@@ -230,3 +231,25 @@ async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
         reports = await router.move(Direction.READ, local, [0, 3], peer, [1, 2], deadline_s=10)
         assert [report.backend for report in reports] == ["nixl"]
     assert bytes(here) == b"b" * 1024 + b"a" * 2048 + b"b" * 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "chain"),
+    [
+        (DataPlaneConfig(), ["tcp"]),
+        (DataPlaneConfig(nixl=NixlConfig(enabled=True)), ["nixl", "tcp"]),
+        (
+            DataPlaneConfig(nixl=NixlConfig(enabled=True, fallback="mooncake")),
+            ["nixl", "mooncake", "tcp"],
+        ),
+        (DataPlaneConfig(mooncake=MooncakeConfig(enabled=True)), ["mooncake_tcp", "tcp"]),
+        (
+            DataPlaneConfig(mooncake=MooncakeConfig(enabled=True, protocol="rdma")),
+            ["mooncake", "tcp"],
+        ),
+    ],
+)
+def test_the_chain_is_what_the_configuration_says(
+    config: DataPlaneConfig, chain: list[str]
+) -> None:
+    assert chain_of(config) == chain

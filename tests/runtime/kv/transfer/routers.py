@@ -11,8 +11,8 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
+from trinamo.runtime.config.planes import TransferConfig
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.chain import RouterOptions
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
@@ -93,7 +93,7 @@ async def open_house() -> AsyncIterator[House]:
         open_memory_transfer_plane(fabric, backend="slow") as slow_there,
         open_block_leases(pool, dice=random.Random(1), on_quarantine=metrics.quarantined) as leases,
         open_transfer_router(
-            [fast, slow], metrics=metrics, leases=leases, options=RouterOptions(attempt_s=10)
+            [fast, slow], metrics=metrics, leases=leases, section=TransferConfig()
         ) as router,
         open_transfer_router(
             [slow_there, fast_there], metrics=TransferMetrics(CollectorRegistry())

@@ -19,7 +19,6 @@ from tests.runtime.kv.transfer.routers import (
     House,
     open_house,
 )
-from trinamo.runtime.config.planes import DataPlaneConfig, MooncakeConfig, NixlConfig
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -28,7 +27,6 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TransferError,
 )
-from trinamo.runtime.kv.transfer.chain import chain_of
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     decode_descriptions,
@@ -325,25 +323,3 @@ async def test_grants_hold_on_every_backend(house: House, autojump_clock: Clock)
     house.owned.renew()
     with pytest.raises(StaleMemoryError):
         await house.move(READ)
-
-
-@pytest.mark.parametrize(
-    ("config", "chain"),
-    [
-        (DataPlaneConfig(), ["tcp"]),
-        (DataPlaneConfig(nixl=NixlConfig(enabled=True)), ["nixl", "tcp"]),
-        (
-            DataPlaneConfig(nixl=NixlConfig(enabled=True, fallback="mooncake")),
-            ["nixl", "mooncake", "tcp"],
-        ),
-        (DataPlaneConfig(mooncake=MooncakeConfig(enabled=True)), ["mooncake_tcp", "tcp"]),
-        (
-            DataPlaneConfig(mooncake=MooncakeConfig(enabled=True, protocol="rdma")),
-            ["mooncake", "tcp"],
-        ),
-    ],
-)
-def test_the_chain_is_what_the_configuration_says(
-    config: DataPlaneConfig, chain: list[str]
-) -> None:
-    assert chain_of(config) == chain
