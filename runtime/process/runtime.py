@@ -17,8 +17,9 @@ plane still holds then dies with the lease.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -49,10 +50,11 @@ from ..worker.registration import LeaseState, Registrar
 from ..worker.reports import Reports
 from ..worker.worker import Worker
 from .settings import REQUESTS_MAX, Settings
-from .shutdown import shut_down
+from .shutdown import Step, run_steps
 
 __all__ = ["Runtime", "open_runtime"]
 
+_log = logging.getLogger("trinamo.runtime")
 _ID_BITS: Final = 64
 _SETTINGS_WAIT_S: Final = 1.0
 """How long a start waits for the settings before it goes on with their defaults."""
@@ -299,10 +301,29 @@ class Runtime:
         async with self._shutting_down:
             self._is_shutting_down = True
             if self.worker is not None and not self._has_shut_down:
-                await shut_down(self, self.worker)
+                await run_steps(self._steps(self.worker))
             self._has_shut_down = True
 
-    async def leave_discovery(self) -> None:
+    def _steps(self, worker: Worker) -> Iterator[Step]:
+        limits = self.config.shutdown
+        yield Step("leave discovery", limits.leave_timeout_s, self._leave_discovery)
+        worker.refuse_new()
+        self.env.note("drain.begin", active=worker.active_count)
+        _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
+        yield Step("drain", limits.drain_timeout_s, worker.wait_idle)
+        if worker.active_count:
+            worker.stop_all()
+            yield Step("stop", limits.stop_timeout_s, worker.wait_idle)
+        if worker.active_count:
+            worker.kill_all()
+            yield Step("kill", limits.kill_timeout_s, worker.wait_idle)
+        self.env.note("drain.end", active=worker.active_count)
+        if self.transfers is not None:
+            # The lease comes after: a peer that still moves our blocks must not take us for dead.
+            yield Step("drain transfers", limits.transfer_timeout_s, self.transfers.drain)
+        yield Step("revoke the lease", limits.revoke_timeout_s, self.registrar.revoke)
+
+    async def _leave_discovery(self) -> None:
         """Models go at once; instances stay visible as draining until their work is done.
 
         In this order: a card that goes while its instance is there, and has not said that it
@@ -343,6 +364,7 @@ async def open_runtime(
     if metrics is None:
         metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
     async with AsyncExitStack() as planes:
+        everything = planes.enter_context(trio.CancelScope())
         control = await planes.enter_async_context(transports.open_control(config, env))
         events = await planes.enter_async_context(transports.open_events(config, env))
         data = await planes.enter_async_context(
@@ -394,5 +416,11 @@ async def open_runtime(
                 await transfers.offer(runtime.registrar)
             yield runtime
             await runtime.shutdown()
+            limit_s = config.shutdown.close_timeout_s
+            everything.deadline = trio.current_time() + limit_s
             for nursery in (data_nursery, event_nursery, control_nursery):
                 nursery.cancel_scope.cancel()
+    if everything.cancelled_caught:
+        _log.warning(
+            "shutdown: the planes did not close within %g s", config.shutdown.close_timeout_s
+        )

@@ -16,11 +16,6 @@ FILES_MAX = 14
 # The root of a package holds only what everything in it imports.
 ROOT_FILES_MAX = 8
 ROOTS = ("runtime", "transports", "sim", "src/trinamo/cli", "tests", "properties")
-# Circles that are still there; none may join them, and the list only gets shorter.
-KNOWN_CIRCLES = (
-    frozenset({"cli.up.cluster", "cli.up.watching"}),
-    frozenset({"runtime.process.runtime", "runtime.process.shutdown"}),
-)  # fmt: skip
 
 
 def python_files() -> list[str]:
@@ -108,13 +103,9 @@ def circles(edges: Mapping[str, set[str]]) -> list[frozenset[str]]:
 
 
 def test_no_imports_go_in_circles() -> None:
-    found = [circle for circle in circles(graph()) if circle not in KNOWN_CIRCLES]
+    found = circles(graph())
 
     assert not found, listed(" <-> ".join(sorted(circle)) for circle in found)
-
-
-def test_the_known_circles_are_still_there() -> None:
-    assert set(KNOWN_CIRCLES) <= set(circles(graph())), "one is gone: take it off the list"
 
 
 @pytest.mark.parametrize(

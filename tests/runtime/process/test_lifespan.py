@@ -23,7 +23,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     UnavailableError,
 )
-from trinamo.runtime.planes import ControlPlane, Delete, Put, WatchEvent
+from trinamo.runtime.planes import ControlPlane, Delete, EventPlane, Put, WatchEvent
 from trinamo.runtime.process import runtime as lifespan
 from trinamo.runtime.process.settings import (
     REQUESTS_MAX,
@@ -284,6 +284,24 @@ class MuteStore(OneProcess):
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
         yield Mute(self.store)
+
+
+class Clinging(OneProcess):
+    @asynccontextmanager
+    async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
+        async with super().open_events(config, env) as events:
+            yield events
+            await trio.sleep_forever()
+
+
+async def test_a_plane_that_does_not_close_is_left_in_its_time(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_process(Clinging(), serving=True, shutdown__close_timeout_s=3):
+        left_at = trio.current_time()
+
+    assert trio.current_time() - left_at == 3
+    assert "the planes did not close within 3 s" in caplog.text
 
 
 async def test_a_start_waits_a_bounded_time_for_settings_that_do_not_come(

@@ -73,6 +73,11 @@ class Cluster:
         """Where the frontend answers; empty before it does."""
         return "" if self.frontend is None else reachable(str(self.frontend.facts.get("url", "")))
 
+    @property
+    def children(self) -> list[Child]:
+        """The processes started so far, the frontend last."""
+        return [*self.workers, *([] if self.frontend is None else [self.frontend])]
+
     async def run(self) -> int:
         """Start, serve until a signal, end in order; returns the exit code.
 
@@ -173,12 +178,13 @@ class Cluster:
     async def _run_children(self) -> None:
         async with open_nursery() as watching, open_nursery() as nursery:
             if self._display.is_live:
-                watching.start_soon(watch_cluster, self, self._display)
+                watching.start_soon(
+                    watch_cluster, self.servers, lambda: self.children, self._display
+                )
             with self._interruptible():
                 await self._start_children(nursery)
             if not self._told.is_set():
-                children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
-                watching.start_soon(watch_for_hangs, children, self._display.say)
+                watching.start_soon(watch_for_hangs, self.children, self._display.say)
                 await self._serve()
             await self._drain()
             watching.cancel_scope.cancel()
@@ -192,14 +198,13 @@ class Cluster:
         self._publish("starting")
         self._display.busy(f"starting {_count(plan.workers, 'worker')} and the frontend")
         started_at = trio.current_time()
-        children = [*self.workers, self.frontend]
-        for child in children:
+        for child in self.children:
             nursery.start_soon(child.run, name=child.name)
         try:
             with trio.fail_after(START_TIMEOUT_S):
-                await self._wait_ready(children)
+                await self._wait_ready(self.children)
         except trio.TooSlowError:
-            late = ", ".join(child.name for child in children if not child.facts)
+            late = ", ".join(child.name for child in self.children if not child.facts)
             raise UnavailableError(f"{late} did not start within {START_TIMEOUT_S:g} s") from None
         await self._wait_model()
         self._display.say(
@@ -279,7 +284,6 @@ class Cluster:
 
     def _publish(self, state: str) -> None:
         plan, config = self.plan, self._config
-        children = [*self.workers, *([] if self.frontend is None else [self.frontend])]
         file = plan.sources.file
         run = RunFile(
             pid=os.getpid(),
@@ -294,7 +298,10 @@ class Cluster:
             preset=plan.sources.preset or "",
             processes=(
                 *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
-                *(ProcessEntry(child.name, child.pid, address_of(child)) for child in children),
+                *(
+                    ProcessEntry(child.name, child.pid, address_of(child))
+                    for child in self.children
+                ),
             ),
             directories=(
                 *(str(server.log_path.parent) for server in self.servers.values()),

@@ -6,6 +6,7 @@ process that does not answer keeps its row and loses its figures.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -18,8 +19,9 @@ from ..running.readings import Rates, read_usage, sum_samples
 from .display import Display, Row
 
 if TYPE_CHECKING:
+    from trinamo.transports.servers import EmbeddedServer
+
     from .child import Child
-    from .cluster import Cluster
 
 __all__ = ["watch_cluster"]
 
@@ -27,23 +29,26 @@ INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 0.8
 
 
-async def watch_cluster(cluster: Cluster, display: Display) -> None:
-    """Show the cluster's processes until cancelled."""
+async def watch_cluster(
+    servers: Mapping[str, EmbeddedServer], children: Callable[[], list[Child]], display: Display
+) -> None:
+    """Show a cluster's processes, as they are each time, until cancelled."""
     rates = Rates()
     while True:
-        display.show(await _rows(cluster, rates))
+        display.show(await _rows(servers, children(), rates))
         await trio.sleep(INTERVAL_S)
 
 
-async def _rows(cluster: Cluster, rates: Rates) -> list[Row]:
-    children = [*cluster.workers, *([] if cluster.frontend is None else [cluster.frontend])]
+async def _rows(
+    servers: Mapping[str, EmbeddedServer], children: list[Child], rates: Rates
+) -> list[Row]:
     samples: dict[str, dict[str, float]] = {}
     async with open_nursery() as nursery:
         for child in children:
             nursery.start_soon(_ask, child, samples)
     rows = [
         _row(name, server.pid, "ready" if server.pid else "down", server.address, {}, rates)
-        for name, server in cluster.servers.items()
+        for name, server in servers.items()
     ]
     for child in children:
         where = str(child.facts.get("url") or child.facts.get("instance_id") or "")
