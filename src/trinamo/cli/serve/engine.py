@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -66,7 +66,7 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
     """
     async with AsyncExitStack() as stack:
         try:
-            opened = await stack.enter_async_context(_open_named(section, engine))
+            opened = await stack.enter_async_context(_opener(section, engine))
         except (ValueError, MemoryError) as error:
             raise ConfigError(
                 f"engine {engine} cannot be opened with the bounds under `worker`: {error}"
@@ -74,73 +74,55 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
         yield opened
 
 
-@asynccontextmanager
-async def _open_named(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
-    bounds = _given(section, "running_max", "waiting_max", "step_tokens_max", "chunk_tokens_max")
-    context = _given(section, "context_tokens_max")
-    if engine == "echo":
-        from trinamo.runtime.engines import open_echo_engine
-
-        async with open_echo_engine(model=section.model_name or "echo", **context) as echo:
-            yield echo
-    elif engine == "exact":
-        from trinamo.runtime.engines.exact.engine import open_exact_engine
-
-        blocks: dict[str, Any] = {}
-        if section.kv_blocks is not None:
-            blocks["block_count"] = section.kv_blocks
-        async with open_exact_engine(
-            model=section.model_name or "exact",
-            block_tokens=section.kv_block_tokens,
-            **blocks,
-            **context,
-            **bounds,
-        ) as exact:
-            yield exact
-    elif engine == "mocker":
-        async with _open_mocker(section, context) as mocker:
-            yield mocker
-    else:
-        from trinamo.runtime.engines.llamacpp.engine import open_llamacpp_engine
-        from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME
-
-        tokens: dict[str, Any] = {}
-        if section.kv_blocks is not None:
-            tokens["kv_tokens"] = section.kv_blocks * section.kv_block_tokens
-        async with open_llamacpp_engine(
-            section.model_path,
-            model=section.model_name or MODEL_NAME,
-            threads=section.threads,
-            **tokens,
-            **context,
-            **bounds,
-        ) as llama:
-            yield llama
-
-
-@asynccontextmanager
-async def _open_mocker(
-    section: WorkerConfig, context: dict[str, Any]
-) -> AsyncIterator[GenerationEngine]:
-    from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
-
-    # The mocker has upstream's names for the same bounds.
-    given: dict[str, Any] = {
-        "num_gpu_blocks": section.kv_blocks,
-        "max_num_seqs": section.running_max,
-        "max_num_batched_tokens": section.step_tokens_max,
-    }
-    options = MockerOptions(
-        block_size=section.kv_block_tokens,
-        **{name: value for name, value in given.items() if value is not None},
+def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[GenerationEngine]:
+    waiting = _given(waiting_max=section.waiting_max)
+    context = _given(context_tokens_max=section.context_tokens_max)
+    bounds = context | waiting
+    bounds |= _given(
+        running_max=section.running_max,
+        step_tokens_max=section.step_tokens_max,
+        chunk_tokens_max=section.chunk_tokens_max,
     )
-    waiting = _given(section, "waiting_max")
-    model = section.model_name or "mocker"
-    async with open_mocker_engine(options, model=model, **context, **waiting) as host:
-        yield host
+    blocks, block_tokens = section.kv_blocks, section.kv_block_tokens
+    match engine:
+        case "echo":
+            from trinamo.runtime.engines import open_echo_engine
+
+            return open_echo_engine(model=section.model_name or "echo", **context)
+        case "exact":
+            from trinamo.runtime.engines.exact.engine import open_exact_engine
+
+            return open_exact_engine(
+                model=section.model_name or "exact",
+                block_tokens=block_tokens,
+                **_given(block_count=blocks),
+                **bounds,
+            )
+        case "mocker":
+            from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+
+            # It has upstream's names for the same bounds.
+            given = _given(
+                num_gpu_blocks=blocks,
+                max_num_seqs=section.running_max,
+                max_num_batched_tokens=section.step_tokens_max,
+            )
+            options = MockerOptions(block_size=block_tokens, **given)
+            model = section.model_name or "mocker"
+            return open_mocker_engine(options, model=model, **context, **waiting)
+        case _:
+            from trinamo.runtime.engines.llamacpp.engine import open_llamacpp_engine
+            from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME
+
+            return open_llamacpp_engine(
+                section.model_path,
+                model=section.model_name or MODEL_NAME,
+                threads=section.threads,
+                **_given(kv_tokens=blocks and blocks * block_tokens),
+                **bounds,
+            )
 
 
-def _given(section: WorkerConfig, *names: str) -> dict[str, Any]:
+def _given(**bounds: int | None) -> dict[str, Any]:
     """The bounds that are configured; the engine knows best about the others."""
-    values = {name: getattr(section, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in bounds.items() if value is not None}
