@@ -7,10 +7,12 @@ variables, so that no secret appears in a command line.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 import typer
@@ -20,69 +22,103 @@ from .failures import show_tracebacks
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
-__all__ = [
-    "ConfigFile",
-    "EngineName",
-    "EtcdEndpoints",
-    "NatsServers",
-    "Preset",
-    "PrintConfig",
-    "Settings",
-    "Sources",
-    "as_text",
-    "cluster_sources",
-    "gather",
-]
+__all__ = ["EngineName", "Sources", "as_text", "gather", "takes_sources"]
 
 _PANEL = "Configuration"
 
 EngineName = Literal["auto", "exact", "llamacpp", "echo", "mocker"]
 PresetName = Literal["small", "medium", "large"]
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        envvar="TRINAMO_CONFIG",
-        help="A YAML file with any of the keys that --print-config shows.",
-        rich_help_panel=_PANEL,
-    ),
-]
-Preset = Annotated[
-    PresetName | None,
-    typer.Option(
-        "--preset",
-        envvar="TRINAMO_PRESET",
-        help="Start from a shipped configuration: <10, 10-50 or 50+ GPUs.",
-        rich_help_panel=_PANEL,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one key, such as http.drain_timeout_s=5. Repeatable.",
-        rich_help_panel=_PANEL,
-    ),
-]
-PrintConfig = Annotated[
-    bool,
-    typer.Option(
-        "--print-config",
-        help="Print the configuration that results (secrets masked) and exit.",
-        rich_help_panel=_PANEL,
-    ),
-]
-EtcdEndpoints = Annotated[
-    str | None,
-    typer.Option("--etcd", metavar="HOST:PORT,…", help="The etcd cluster.", rich_help_panel=_PANEL),
-]
-NatsServers = Annotated[
-    str | None,
-    typer.Option("--nats", metavar="URL,…", help="The NATS cluster.", rich_help_panel=_PANEL),
-]
+_OPTIONS: Final[Mapping[str, Any]] = {
+    "etcd": Annotated[
+        str | None,
+        typer.Option(
+            "--etcd", metavar="HOST:PORT,…", help="The etcd cluster.", rich_help_panel=_PANEL
+        ),
+    ],
+    "nats": Annotated[
+        str | None,
+        typer.Option("--nats", metavar="URL,…", help="The NATS cluster.", rich_help_panel=_PANEL),
+    ],
+    "config": Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            envvar="TRINAMO_CONFIG",
+            help="A YAML file with any of the keys that --print-config shows.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "preset": Annotated[
+        PresetName | None,
+        typer.Option(
+            "--preset",
+            envvar="TRINAMO_PRESET",
+            help="Start from a shipped configuration: <10, 10-50 or 50+ GPUs.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "settings": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one key, such as http.drain_timeout_s=5. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "show": Annotated[
+        bool,
+        typer.Option(
+            "--print-config",
+            help="Print the configuration that results (secrets masked) and exit.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+}
+"""What commands share, by the name of the parameter."""
+
+
+def takes_sources(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of every configuration, and the shared ones called `names`.
+
+    It takes them as one argument, `sources`. typer reads options off a signature: so one is made.
+    """
+    shared = [name for name in _OPTIONS if name in {*names, "config", "preset", "settings"}]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            return command(sources=sources_of({name: given.pop(name) for name in shared}), **given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [each for each in own if each.name != "sources"] + [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if name == "show" else None,
+                annotation=_OPTIONS[name],
+            )
+            for name in shared
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def sources_of(given: Mapping[str, Any]) -> Sources:
+    """What the shared options among `given` say; others are passed over."""
+    overrides = gather(
+        given.get("settings"),
+        control_plane__etcd__endpoints=given.get("etcd"),
+        event_plane__nats__servers=given.get("nats"),
+    )
+    return Sources(
+        given.get("config"), given.get("preset"), overrides, is_shown=given.get("show", False)
+    )
 
 
 def gather(settings: Sequence[str] | None, /, **named: Any) -> dict[str, Any]:
@@ -123,6 +159,19 @@ class Sources:
     file: Path | None = None
     preset: str | None = None
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
+    is_shown: bool = False
+    """Whether the configuration is to be printed, and nothing else done (`printed`)."""
+
+    def printed(self) -> bool:
+        """Write the configuration to standard output if that was asked for, and say whether.
+
+        It is YAML with every key; secrets are masked.
+        """
+        if self.is_shown:
+            from trinamo.runtime.config.source import dump
+
+            sys.stdout.write(dump(self.load()))
+        return self.is_shown
 
     def load(self) -> Config:
         """Read them all; raises `ConfigError` naming the key and where it was written."""
@@ -136,6 +185,10 @@ class Sources:
         """The same with more overrides, named as in `gather`; those given here win."""
         return attrs.evolve(self, overrides={**self.overrides, **gather(None, **named)})
 
+    def with_options(self, **named: Any) -> Sources:
+        """The same with what the command's own options say, named likewise; `--set` wins."""
+        return attrs.evolve(self, overrides={**gather(None, **named), **self.overrides})
+
     def environ(self) -> dict[str, str]:
         """The variables that give a child process the same configuration."""
         found = {_variable(key): as_text(value) for key, value in self.overrides.items()}
@@ -144,24 +197,3 @@ class Sources:
         if self.preset is not None:
             found["TRINAMO_PRESET"] = self.preset
         return found
-
-
-def cluster_sources(
-    file: Path | None,
-    preset: str | None,
-    settings: Sequence[str] | None,
-    etcd: str | None,
-    nats: str | None,
-) -> Sources:
-    """What a command that looks for a cluster was told: `doctor`, `status`."""
-    overrides = gather(
-        settings, control_plane__etcd__endpoints=etcd, event_plane__nats__servers=nats
-    )
-    return Sources(file, preset, overrides)
-
-
-def print_config(config: Config) -> None:
-    """Write the configuration to standard output, as YAML with every key; secrets are masked."""
-    from trinamo.runtime.config.source import dump
-
-    sys.stdout.write(dump(config))

@@ -13,7 +13,7 @@ import typer
 
 from trinamo.runtime.logs.text import one_line
 
-from .options import ConfigFile, NatsServers, Preset, Settings, Sources, gather
+from .options import Sources, sources_of, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import DeadLetter, EventPlane, QueueStatistics
@@ -77,13 +77,11 @@ ADVICE = (
 @queue_app.command(
     "ls", epilog="Examples:  trinamo queue ls  ·  trinamo queue ls --json --nats nats://10.0.0.5"
 )
+@takes_sources("nats")
 def list_queues(
     *,
     as_json: AsJson = False,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """List the queues: jobs ready and leased, dead letters, age of the oldest job."""
     from trinamo.runtime.errors import UnavailableError
@@ -98,7 +96,7 @@ def list_queues(
                 continue  # Removed since it was listed.
         return rows
 
-    rows = _run(look, nats, config, preset, settings)
+    rows = _run(look, sources)
     if as_json:
         _write_json(rows)
         return
@@ -114,6 +112,7 @@ def list_queues(
 @queue_app.command(
     "show", epilog="Examples:  trinamo queue show prefill  ·  trinamo queue show prefill JOB --json"
 )
+@takes_sources("nats")
 def show_dead_letters(
     queue: QueueName,
     job: Annotated[
@@ -122,10 +121,7 @@ def show_dead_letters(
     ] = None,
     *,
     as_json: AsJson = False,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Show a queue's dead letters, or one of them with its payload; exit 1 if it is not there."""
 
@@ -137,7 +133,7 @@ def show_dead_letters(
             letter = await opened.dead_letter(job)
             return ([], 0) if letter is None else ([letter], 1)
 
-    letters, count = _run(look, nats, config, preset, settings)
+    letters, count = _run(look, sources)
     if as_json:
         _write_json([_letter_row(letter) for letter in letters])
     else:
@@ -161,15 +157,13 @@ def show_dead_letters(
     "requeue",
     epilog="Examples:  trinamo queue requeue prefill JOB  ·  trinamo queue requeue prefill --all",
 )
+@takes_sources("nats")
 def requeue(
     queue: QueueName,
     jobs: JobIds = None,
     *,
     all_of_them: AllOfThem = False,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Make dead letters jobs again, with all their attempts; exit 1 if one is not there."""
     wanted = _wanted(jobs, all_of_them)
@@ -195,7 +189,7 @@ def requeue(
                 left -= len(ids)
         return count, missing if wanted else []
 
-    count, missing = _run(act, nats, config, preset, settings)
+    count, missing = _run(act, sources)
     sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} queued again\n")
     _tell_missing(queue, missing)
 
@@ -204,15 +198,13 @@ def requeue(
     "purge",
     epilog="Examples:  trinamo queue purge prefill JOB  ·  trinamo queue purge prefill --all",
 )
+@takes_sources("nats")
 def purge(
     queue: QueueName,
     jobs: JobIds = None,
     *,
     all_of_them: AllOfThem = False,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Forget dead letters for good; exit 1 if one is not there."""
     wanted = _wanted(jobs, all_of_them)
@@ -224,7 +216,7 @@ def purge(
             missing = [job_id for job_id in wanted if not await opened.purge_dead(job_id)]
             return len(wanted) - len(missing), missing
 
-    count, missing = _run(act, nats, config, preset, settings)
+    count, missing = _run(act, sources)
     sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} forgotten\n")
     _tell_missing(queue, missing)
 
@@ -274,10 +266,7 @@ def _write_json(value: Any) -> None:
 
 def _run(
     action: Callable[[EventPlane], Awaitable[Any]],
-    nats: str | None,
-    config: Any,
-    preset: str | None,
-    settings: list[str] | None,
+    sources: Sources,
     *,
     patience_s: float = math.inf,
 ) -> Any:
@@ -291,8 +280,6 @@ def _run(
     for module in ("trinamo.transports.assembly.planes", "trinamo.transports.nats"):
         importlib.import_module(module)
     quiet_log()
-    overrides = gather(settings, event_plane__nats__servers=nats)
-    sources = Sources(config, preset, overrides)
 
     async def act() -> Any:
         with trio.move_on_after(patience_s):
@@ -331,9 +318,8 @@ def _completions(
     ctx: typer.Context, look: Callable[[EventPlane], Awaitable[list[str]]]
 ) -> list[str]:
     """What `look` finds; nothing, rather than an error or a wait, if it cannot."""
-    given = (ctx.params.get(name) for name in ("nats", "config", "preset", "settings"))
     try:
-        return _run(look, *given, patience_s=COMPLETION_TIMEOUT_S) or []
+        return _run(look, sources_of(ctx.params), patience_s=COMPLETION_TIMEOUT_S) or []
     except Exception:  # noqa: BLE001 -- a shell that completes has no place for it
         return []
 

@@ -11,7 +11,7 @@ import typer
 
 from trinamo.runtime.logs.text import one_line
 
-from .options import ConfigFile, EtcdEndpoints, Preset, Settings, Sources, gather
+from .options import Sources, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane
@@ -31,14 +31,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 @config_app.command("get")
+@takes_sources("etcd")
 def get(
     name: OptionalName = None,
     *,
     as_json: AsJson = False,
-    etcd: EtcdEndpoints = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Show what is in force: the stored value, or the default."""
     import msgspec
@@ -46,7 +44,7 @@ def get(
     from trinamo.runtime.process.settings import find_setting, read_settings
 
     wanted = None if name is None else find_setting(name)
-    readings = _run(read_settings, etcd, config, preset, settings)
+    readings = _run(read_settings, sources)
     shown = [each for each in readings if wanted is None or each.setting is wanted]
     if as_json:
         values = {each.setting.name: each.value for each in shown}
@@ -64,6 +62,7 @@ def get(
 
 
 @config_app.command("set")
+@takes_sources("etcd")
 def set_value(
     name: Name,
     value: Annotated[
@@ -71,10 +70,7 @@ def set_value(
     ] = None,
     *,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the default.")] = False,
-    etcd: EtcdEndpoints = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Store a value, which every process takes up at once; a bad one is refused here."""
     from trinamo.runtime.process.settings import find_setting, reset_setting, write_setting
@@ -90,18 +86,16 @@ def set_value(
             return await reset_setting(control, name)
         return await write_setting(control, name, value)
 
-    stored = _run(write, etcd, config, preset, settings)
+    stored = _run(write, sources)
     sys.stdout.write(f"{name} = {setting.encode(stored).decode()}\n")
 
 
 @config_app.command("watch")
+@takes_sources("etcd")
 def watch(
     name: Name,
     *,
-    etcd: EtcdEndpoints = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    sources: Sources,
 ) -> None:
     """Print the value in force, and each one that follows, until interrupted."""
     from trinamo.runtime.nurseries import open_nursery
@@ -119,23 +113,15 @@ def watch(
                 sys.stdout.flush()
                 value = await followed.wait_change(setting, value)
 
-    _run(follow, etcd, config, preset, settings)
+    _run(follow, sources)
 
 
-def _run(
-    action: Callable[[ControlPlane], Awaitable[Any]],
-    etcd: str | None,
-    config: Any,
-    preset: str | None,
-    settings: list[str] | None,
-) -> Any:
+def _run(action: Callable[[ControlPlane], Awaitable[Any]], sources: Sources) -> Any:
     import trio
 
     from .running.locating import quiet_log
 
     quiet_log()
-    overrides = gather(settings, control_plane__etcd__endpoints=etcd)
-    sources = Sources(config, preset, overrides)
 
     async def act() -> Any:
         async with _control(sources) as control:

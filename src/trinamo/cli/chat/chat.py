@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ..options import ConfigFile, Preset, PrintConfig, Settings, Sources, gather, print_config
+from ..options import Sources, takes_sources
 
 __all__ = ["chat"]
 
 
+@takes_sources("show")
 def chat(
     prompt: Annotated[
         str | None,
@@ -34,15 +35,10 @@ def chat(
         str | None,
         typer.Option("--url", help="The frontend, such as http://127.0.0.1:8787."),
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
+    sources: Sources,
 ) -> None:
     """Stream an answer to the terminal; Ctrl-C stops it."""
-    sources = Sources(config, preset, gather(settings))
-    if show_config:
-        print_config(sources.load())
+    if sources.printed():
         return
 
     from ..running.locating import frontend_url, locate

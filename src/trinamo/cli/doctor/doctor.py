@@ -8,38 +8,23 @@ from typing import Annotated
 import typer
 
 from ..failures import EXIT_FAILED
-from ..options import (
-    ConfigFile,
-    EtcdEndpoints,
-    NatsServers,
-    Preset,
-    PrintConfig,
-    Settings,
-    cluster_sources,
-    print_config,
-)
+from ..options import Sources, takes_sources
 
 __all__ = ["doctor"]
 
 
+@takes_sources("etcd", "nats", "show")
 def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of findings.")] = False,
-    etcd: EtcdEndpoints = None,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
+    sources: Sources,
 ) -> None:
     """Check installation, servers, model, limits, and what moves KV blocks.
 
     Exit codes: 0 nothing that the configuration needs is missing, 1 something is, 2 the
     configuration is wrong.
     """
-    sources = cluster_sources(config, preset, settings, etcd, nats)
-    if show_config:
-        print_config(sources.load())
+    if sources.printed():
         return
 
     import trio

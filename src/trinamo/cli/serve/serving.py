@@ -16,18 +16,7 @@ import typer
 
 from trinamo.runtime.logs.text import leaves, tell_causes
 
-from ..options import (
-    ConfigFile,
-    EngineName,
-    EtcdEndpoints,
-    NatsServers,
-    Preset,
-    PrintConfig,
-    Settings,
-    Sources,
-    gather,
-    print_config,
-)
+from ..options import EngineName, Sources, takes_sources
 from .readiness import announce, bind_to_parent
 
 if TYPE_CHECKING:
@@ -39,6 +28,7 @@ ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True)]
 Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]
 
 
+@takes_sources("etcd", "nats", "show")
 def worker(
     *,
     engine: Annotated[
@@ -56,27 +46,19 @@ def worker(
     status_host: Annotated[
         str | None, typer.Option("--host", help="Address of the status port.")
     ] = None,
-    etcd: EtcdEndpoints = None,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
     ready_fd: ReadyFd = None,
     parent: Parent = None,
+    sources: Sources,
 ) -> None:
     """Serve a model: register in the control plane and answer what the frontends send."""
     if parent is not None:
         bind_to_parent(parent)
-    overrides = gather(
-        settings,
+    sources = sources.with_options(
         worker__engine=engine,
         worker__model_name=model_name,
         worker__model_path=model_path,
         worker__status_port=status_port,
         worker__status_host=status_host,
-        control_plane__etcd__endpoints=etcd,
-        event_plane__nats__servers=nats,
     )
 
     async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -94,33 +76,26 @@ def worker(
 
         await run_worker(chosen, ready=ready)
 
-    _serve("worker", Sources(config, preset, overrides), run, show_config, ready_fd)
+    _serve("worker", sources, run, ready_fd)
 
 
+@takes_sources("etcd", "nats", "show")
 def frontend(
     *,
     port: Annotated[
         int | None, typer.Option("--port", help="HTTP port; 0: the system chooses.")
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind.")] = None,
-    etcd: EtcdEndpoints = None,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
     ready_fd: ReadyFd = None,
     parent: Parent = None,
+    sources: Sources,
 ) -> None:
     """Serve the OpenAI HTTP API for whatever models the workers register."""
     if parent is not None:
         bind_to_parent(parent)
-    overrides = gather(
-        settings,
+    sources = sources.with_options(
         http__port=port,
         http__host=host,
-        control_plane__etcd__endpoints=etcd,
-        event_plane__nats__servers=nats,
     )
 
     async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -128,7 +103,7 @@ def frontend(
 
         await run_frontend(chosen, ready=lambda facts: tell({"url": facts.url}))
 
-    _serve("frontend", Sources(config, preset, overrides), run, show_config, ready_fd)
+    _serve("frontend", sources, run, ready_fd)
 
 
 worker.__dict__["epilog"] = (
@@ -143,7 +118,7 @@ frontend.__dict__["epilog"] = (
 _Run = Callable[["Config", Callable[[dict[str, Any]], None]], Awaitable[None]]
 
 
-def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: int | None) -> None:
+def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None:
     """Configure the process, run its role to the end, and tell the supervisor of both."""
     from trinamo.runtime.engines.threads import limit_threads
 
@@ -155,10 +130,9 @@ def _serve(role: str, sources: Sources, run: _Run, show_config: bool, ready_fd: 
             sources, joined = join(sources)
             if joined:
                 sys.stderr.write(f"trinamo: {role} {joined}\n")
-        config = sources.load()
-        if show_config:
-            print_config(config)
+        if sources.printed():
             return
+        config = sources.load()
         # OpenBLAS reads its limit when numpy is imported, so nothing heavy comes before this.
         limit_threads(config.worker.threads)
         _run_role(role, config, run, ready_fd)

@@ -8,42 +8,27 @@ from typing import Annotated
 
 import typer
 
-from ..options import (
-    ConfigFile,
-    EtcdEndpoints,
-    NatsServers,
-    Preset,
-    PrintConfig,
-    Settings,
-    cluster_sources,
-    print_config,
-)
+from ..options import Sources, takes_sources
 
 __all__ = ["status"]
 
 
+@takes_sources("etcd", "nats", "show")
 def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    etcd: EtcdEndpoints = None,
-    nats: NatsServers = None,
     url: Annotated[
         str | None,
         typer.Option("--url", help="A frontend to ask too, such as http://127.0.0.1:8787."),
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
+    sources: Sources,
 ) -> None:
     """Show live instances, leases and models, and whether etcd and NATS are there.
 
     While etcd is away: what the frontend last knew. Exit codes: 0 all answers, 1 no cluster is
     running, 3 one is, but something of it does not answer.
     """
-    sources = cluster_sources(config, preset, settings, etcd, nats)
-    if show_config:
-        print_config(sources.load())
+    if sources.printed():
         return
 
     import trio

@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ..options import (
-    ConfigFile,
-    EngineName,
-    EtcdEndpoints,
-    NatsServers,
-    Preset,
-    PrintConfig,
-    Settings,
-    Sources,
-    gather,
-    print_config,
-)
+from ..options import EngineName, Sources, takes_sources
 
 __all__ = ["up"]
 
 
+@takes_sources("etcd", "nats", "show")
 def up(
     *,
     engine: Annotated[
@@ -47,27 +37,17 @@ def up(
     plain: Annotated[
         bool, typer.Option("--plain", help="Lines instead of a live table, also on a terminal.")
     ] = False,
-    etcd: EtcdEndpoints = None,
-    nats: NatsServers = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    show_config: PrintConfig = False,
+    sources: Sources,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C drains it and leaves nothing behind."""
-    overrides = gather(
-        settings,
+    sources = sources.with_options(
         worker__engine=engine,
         worker__model_name=model_name,
         worker__model_path=model_path,
         http__port=port,
         http__host=host,
-        control_plane__etcd__endpoints=etcd,
-        event_plane__nats__servers=nats,
     )
-    sources = Sources(config, preset, overrides)
-    if show_config:
-        print_config(sources.load())
+    if sources.printed():
         return
 
     import trio
