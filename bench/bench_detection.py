@@ -25,7 +25,7 @@ from trinamo.runtime.config.config import load_config
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.process.runtime import open_runtime
+from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.transports.assembly.planes import RealTransports

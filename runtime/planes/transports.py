@@ -1,6 +1,6 @@
 """What a process is put together from: the planes that a `Transports` makes of a configuration.
 
-`process/runtime.py` opens them in order and owns what runs on them; `transports.assembly` has the
+`process/opening.py` opens them in order and owns what runs on them; `transports.assembly` has the
 real `Transports`, the simulator another one. Nothing here runs.
 """
 

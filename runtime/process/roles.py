@@ -29,7 +29,8 @@ from ..planes.transports import Transports
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.model_cards import encode_card, model_key
 from ..protocol.openai.generate import ModelCard, bounded_request_type, payload_bytes_max_for
-from .runtime import Runtime, open_runtime
+from .opening import open_runtime
+from .runtime import Runtime
 from .stopping import StopRequest
 
 __all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]

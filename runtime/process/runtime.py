@@ -1,27 +1,14 @@
-"""The nurseries that own it all, and the order in which they end.
+"""`Runtime`: what a process can do once it is open, and the steps in which it ends.
 
-`open_runtime` opens the planes, then one nursery per plane inside one cancel scope:
-
-    one cancel scope for the process
-    ├─ control plane   lease keeper, discovery watches
-    ├─ event plane     subscriptions, publishers
-    └─ data plane      request listeners, handlers
-
-A process with KV memory also opens its transfers (`kv/transfer/engine.py`); they end after the
-handlers, whose blocks they move.
-
-Leaving the `async with` normally shuts down in order, every step bounded by `config.shutdown` and
-visible in the log (`shutdown.py`). Cancelling it instead ends everything at once; what the control
-plane still holds then dies with the lease.
+`opening.py` opens the planes and makes one.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import trio
@@ -32,17 +19,13 @@ from ..config.config import Config
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import UnavailableError
-from ..kv.cache import KvCache
-from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
+from ..kv.transfer.engine import EngineTransfers
 from ..metrics.kv import KvSeries
-from ..metrics.metrics import FrontendMetrics, LeaseState as LeaseMetric, Metrics
-from ..metrics.planes import show_planes
+from ..metrics.metrics import LeaseState as LeaseMetric, Metrics
 from ..metrics.queues import show_queues
-from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
-from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
-from ..planes.transports import DataPlane, Transports
+from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
 from ..worker.endpoint import Endpoint, InputHandler, StreamHandler, UnaryHandler
@@ -52,12 +35,9 @@ from ..worker.worker import Worker
 from .settings import REQUESTS_MAX, Settings
 from .shutdown import Step, run_steps
 
-__all__ = ["Runtime", "open_runtime"]
+__all__ = ["Runtime"]
 
 _log = logging.getLogger("trinamo.runtime")
-_ID_BITS: Final = 64
-_SETTINGS_WAIT_S: Final = 1.0
-"""How long a start waits for the settings before it goes on with their defaults."""
 
 
 class Runtime:
@@ -341,86 +321,3 @@ def _renderer(instance: Instance) -> Callable[[int], bytes]:
         return encode_instance(msgspec.structs.replace(instance, incarnation=incarnation))
 
     return render
-
-
-@asynccontextmanager
-async def open_runtime(
-    config: Config,
-    env: Env,
-    transports: Transports,
-    *,
-    serving: bool = False,
-    metrics: Metrics | None = None,
-    kv: KvCache | None = None,
-) -> AsyncIterator[Runtime]:
-    """Open every plane and yield the runtime; leaving it is the orderly shutdown.
-
-    With `serving` the process gets an instance id, request listeners and a lease. The cache `kv`
-    of its engine, which must stay open for longer, is what peers move blocks to and from; they
-    find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
-    what to do, if a plane cannot be opened; nothing is left behind then.
-    """
-    instance_id = f"{env.rng.getrandbits(_ID_BITS):016x}" if serving else None
-    if metrics is None:
-        metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
-    async with AsyncExitStack() as planes:
-        everything = planes.enter_context(trio.CancelScope())
-        control = await planes.enter_async_context(transports.open_control(config, env))
-        events = await planes.enter_async_context(transports.open_events(config, env))
-        data = await planes.enter_async_context(
-            transports.open_data(config, env, events, serving=instance_id)
-        )
-        show_planes(metrics, control, events, data.request_servers)
-        transfers: EngineTransfers | None = None
-        if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:
-            chain = await planes.enter_async_context(transports.open_transfers(config, env))
-            transfers = await planes.enter_async_context(
-                open_engine_transfers(
-                    chain,
-                    kv,
-                    config,
-                    env,
-                    control,
-                    engine_id=instance_id,
-                    metrics=TransferMetrics(metrics.registry),
-                )
-            )
-        async with (
-            open_nursery() as control_nursery,
-            open_nursery() as event_nursery,
-            open_nursery() as data_nursery,
-        ):
-            runtime = Runtime(
-                config=config,
-                env=env,
-                control=control,
-                events=events,
-                data=data,
-                metrics=metrics,
-                instance_id=instance_id,
-                control_nursery=control_nursery,
-                event_nursery=event_nursery,
-                transfers=transfers,
-            )
-            control_nursery.start_soon(runtime.settings.follow)
-            with trio.move_on_after(_SETTINGS_WAIT_S):
-                await runtime.settings.wait_loaded()
-            if runtime.worker is not None:
-                await data_nursery.start(runtime.worker.run)
-                control_nursery.start_soon(runtime.follow_requests_max, runtime.worker)
-                for server in data.request_servers:
-                    await data_nursery.start(server.serve, runtime.worker)
-                await control_nursery.start(runtime.registrar.run)
-            if transfers is not None:
-                control_nursery.start_soon(transfers.watch)
-                await transfers.offer(runtime.registrar)
-            yield runtime
-            await runtime.shutdown()
-            limit_s = config.shutdown.close_timeout_s
-            everything.deadline = trio.current_time() + limit_s
-            for nursery in (data_nursery, event_nursery, control_nursery):
-                nursery.cancel_scope.cancel()
-    if everything.cancelled_caught:
-        _log.warning(
-            "shutdown: the planes did not close within %g s", config.shutdown.close_timeout_s
-        )

@@ -22,8 +22,9 @@ from trinamo.runtime.errors import EngineError, TrinamoError
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.metrics.metrics import FrontendMetrics, Metrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.roles import serve_frontend, serve_worker
-from trinamo.runtime.process.runtime import Runtime, open_runtime
+from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 

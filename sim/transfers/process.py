@@ -1,6 +1,6 @@
 """One life of a host that moves KV blocks: its memory, its lease in the store, its transfers.
 
-What a worker's process opens for its engine (`runtime/process/runtime.py`): a control plane, a
+What a worker's process opens for its engine (`runtime/process/opening.py`): a control plane, a
 chain of backends, `open_engine_transfers`, a `Registrar` that keeps the offer registered, and the
 watch that forgets who is gone. The engine's id is the host's name, so a restarted host is a new
 life under the same id. Blocks hold a pattern of the request they belong to, so that a byte that is

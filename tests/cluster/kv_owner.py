@@ -20,7 +20,7 @@ from trinamo.runtime.config.config import load_config  # noqa: E402
 from trinamo.runtime.engines.exact.engine import open_exact_engine  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
 from trinamo.runtime.logs.setup import setup_log  # noqa: E402
-from trinamo.runtime.process.runtime import open_runtime  # noqa: E402
+from trinamo.runtime.process.opening import open_runtime  # noqa: E402
 from trinamo.transports.assembly.planes import RealTransports  # noqa: E402 -- threads first
 
 VALUE = 4321

@@ -16,7 +16,7 @@ from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import MetadataNotFoundError, StaleMemoryError
-from trinamo.runtime.process.runtime import open_runtime
+from trinamo.runtime.process.opening import open_runtime
 from trinamo.transports.assembly.planes import RealTransports
 from trinamo.transports.servers import open_etcd_server
 

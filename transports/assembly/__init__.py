@@ -2,5 +2,5 @@
 
 The only place that may import every transport; a library is imported once it is configured.
 `planes.py` opens control, events and requests, `transfers.py` the backends of KV transfers,
-`embedded.py` servers of our own, and `process.py` is what `import trinamo` offers of all this.
+`embedded.py` servers of our own; `process.py` and `roles.py` are what `import trinamo` offers of it.
 """

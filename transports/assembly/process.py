@@ -5,24 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from trinamo.runtime.config.config import Config, load_config
-from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes.transports import Transports
-from trinamo.runtime.process import roles, runtime as process
+from trinamo.runtime.process import opening
+from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest, stopped_by_signals
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.worker.endpoint import StreamHandler
 
 from .planes import RealTransports
 
-__all__ = ["open_runtime", "serve", "serve_frontend", "serve_worker"]
+__all__ = ["asked_to_stop", "open_runtime", "serve"]
 
 
 def open_runtime(
@@ -33,7 +33,7 @@ def open_runtime(
     metrics: Metrics | None = None,
     env: Env | None = None,
     transports: Transports | None = None,
-) -> AbstractAsyncContextManager[process.Runtime]:
+) -> AbstractAsyncContextManager[Runtime]:
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 
     Cancelling it instead ends everything at once; its instance is found until its lease ends.
@@ -50,7 +50,7 @@ def open_runtime(
         ConfigError: With the key that is wrong, or the address that cannot be bound.
         ConnectError: etcd or NATS does not answer; the sentence says what to do.
     """
-    return process.open_runtime(
+    return opening.open_runtime(
         config or load_config(),
         env or RealEnv(),
         transports or RealTransports(),
@@ -74,50 +74,15 @@ async def serve(
     SIGINT and SIGTERM ask, unless `stop` is given; a second one, and cancellation, end it at once.
     For several endpoints see `open_runtime` and `Runtime.serve`, which has more arguments.
     """
-    async with _asked(stop) as asked, open_runtime(config, serving=True) as runtime:
+    async with asked_to_stop(stop) as asked, open_runtime(config, serving=True) as runtime:
         with asked.starting():
             await runtime.serve(endpoint, handler, request_type=request_type, metadata=metadata)
         await asked.wait()
 
 
-async def serve_worker(
-    engine: GenerationEngine,
-    *,
-    config: Config | None = None,
-    ready: Callable[[roles.WorkerReady], object] = lambda _: None,
-    stop: StopRequest | None = None,
-) -> None:
-    """Serve the model of `engine` to all frontends until it is asked to stop; then leave in order.
-
-    As `trinamo worker` does: under the name of `worker.namespace`, `component` and `endpoint`, with
-    a status port. The engine stays open, and yours. `ready` is called once the model can be found.
-    What asks to stop, and what is raised, is as for `serve` and `open_runtime`.
-    """
-    async with _asked(stop) as asked:
-        await roles.serve_worker(
-            config or load_config(), RealEnv(), RealTransports(), engine, asked, ready=ready
-        )
-
-
-async def serve_frontend(
-    *,
-    config: Config | None = None,
-    ready: Callable[[roles.FrontendReady], object] = lambda _: None,
-    stop: StopRequest | None = None,
-) -> None:
-    """Serve the OpenAI HTTP API for all models that are found until it is asked to stop; then drain.
-
-    As `trinamo frontend` does; `ready` is called with its URL once it answers. What asks to stop,
-    and what is raised, is as for `serve` and `open_runtime`.
-    """
-    async with _asked(stop) as asked:
-        await roles.serve_frontend(
-            config or load_config(), RealEnv(), RealTransports(), asked, ready=ready
-        )
-
-
 @asynccontextmanager
-async def _asked(stop: StopRequest | None) -> AsyncIterator[StopRequest]:
+async def asked_to_stop(stop: StopRequest | None) -> AsyncIterator[StopRequest]:
+    """What asks the process to end: `stop`, or without one SIGINT and SIGTERM."""
     if stop is None:
         async with stopped_by_signals() as signalled:
             yield signalled

@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.planes import ControlPlane, Delete, EventPlane, Put, WatchEvent
-from trinamo.runtime.process import runtime as lifespan
+from trinamo.runtime.process import opening
 from trinamo.runtime.process.settings import (
     REQUESTS_MAX,
     SETTINGS_PREFIX,
@@ -307,7 +307,7 @@ async def test_a_plane_that_does_not_close_is_left_in_its_time(
 async def test_a_start_waits_a_bounded_time_for_settings_that_do_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifespan, "_SETTINGS_WAIT_S", 0.01)
+    monkeypatch.setattr(opening, "_SETTINGS_WAIT_S", 0.01)
     transports = MuteStore()
     async with open_process(transports, serving=True) as server, open_process(transports) as caller:
         await server.serve(COUNT, count, request_type=int)
