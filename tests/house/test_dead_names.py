@@ -18,7 +18,7 @@ from tests.sources import ROOT, all_sources, front_door, listed
 
 # By whom: the names.
 KNOWN = {
-    "Python calls it": "__class__ exc_value",
+    "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step wait_writable optlen",
     "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
