@@ -95,7 +95,7 @@ async def main() -> None:
         await answering.wait()
         print(await trio.to_thread.run_sync(ask, url, "polly wants a token"))
         for role in stop:
-            role.request("the end of the example")
+            role.request()
 
 
 if __name__ == "__main__":

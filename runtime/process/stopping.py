@@ -51,18 +51,16 @@ class StopRequest:
         """Return once the process was asked to end; at once if it was in its start."""
         await self._requested.wait()
 
-    def request(self, name: str) -> None:
-        """Ask it to end, as the signal `name` does; synchronous."""
+    def request(self) -> str:
+        """Ask it to end; returns what follows, in words. Synchronous."""
         if self._requested.is_set():
-            _log.warning("%s again: ending at once", name)
             self.everything.cancel()
-            return
+            return "ending at once"
         self._requested.set()
         if self._start is None:
-            _log.info("%s: shutting down in order", name)
-        else:
-            _log.info("%s during the start: ending", name)
-            self._start.cancel()
+            return "shutting down in order"
+        self._start.cancel()
+        return "ending the start"
 
 
 @asynccontextmanager
@@ -74,7 +72,7 @@ async def stopped_by_signals() -> AsyncIterator[StopRequest]:
 
             async def listen() -> None:
                 async for number in signals:
-                    stop.request(signal.Signals(number).name)
+                    _log.info("%s: %s", signal.Signals(number).name, stop.request())
 
             nursery.start_soon(listen)
             yield stop

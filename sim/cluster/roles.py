@@ -67,7 +67,7 @@ class Process:
     def leave(self) -> None:
         """Ask for an orderly end, as SIGTERM does; asked again it goes on leaving."""
         if not self.stop.is_requested:
-            self.stop.request("SIGTERM")
+            self.stop.request()
 
     def note(self, kind: str, **fields: Any) -> None:
         self.env.note(kind, **fields)

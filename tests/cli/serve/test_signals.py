@@ -37,5 +37,5 @@ def test_sigterm_ends_a_start_that_waits_for_etcd(
             process.wait()
 
     assert code == 0, place.output
-    assert "SIGTERM during the start: ending" in place.output
+    assert "SIGTERM: ending the start" in place.output
     assert "Traceback" not in place.output

@@ -24,6 +24,7 @@ import trio
 from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
 
 from ..failures import EXIT_HURRIED, EXIT_OK
@@ -59,10 +60,8 @@ class Cluster:
         self.workers: list[Child] = []
         self.frontend: Child | None = None
         self._display = display
-        self._told = trio.Event()
+        self._stop = StopRequest()
         self._is_hurried = False
-        self._starting = trio.CancelScope()
-        self._everything = trio.CancelScope()
         self._run_file: RunFile | None = None
         self._sources = plan.sources
         self._config = plan.config
@@ -91,7 +90,7 @@ class Cluster:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._listen, signals)
                 try:
-                    with self._everything:
+                    with self._stop.everything:
                         await self._run_servers()
                 finally:
                     if self._run_file is not None:
@@ -102,30 +101,24 @@ class Cluster:
     async def _listen(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             name = signal.Signals(number).name
-            if not self._told.is_set():
+            if not self._stop.is_requested:
                 self._display.say(f"{name}: draining; once more ends everything at once")
-                self._told.set()
-                self._starting.cancel()
+                self._stop.request()
                 continue
             self._is_hurried = True
             self._display.say(f"{name} again: ending everything at once")
-            self._everything.cancel()
+            self._stop.request()
             async with open_nursery() as nursery:
                 for server in self.servers.values():
                     nursery.start_soon(server.kill)
-
-    def _interruptible(self) -> trio.CancelScope:
-        """A scope for a part of the start, which the first signal cancels."""
-        self._starting = trio.CancelScope()
-        return self._starting
 
     # --- servers ---
 
     async def _run_servers(self) -> None:
         async with open_nursery() as nursery:
-            with self._interruptible():
+            with self._stop.starting():
                 await self._start_servers(nursery)
-            if not self._told.is_set():
+            if not self._stop.is_requested:
                 with open_secret_file(self.plan.config.security) as secret_file:
                     self._join(secret_file)
                     await self._run_children()
@@ -181,9 +174,9 @@ class Cluster:
                 watching.start_soon(
                     watch_cluster, self.servers, lambda: self.children, self._display
                 )
-            with self._interruptible():
+            with self._stop.starting():
                 await self._start_children(nursery)
-            if not self._told.is_set():
+            if not self._stop.is_requested:
                 watching.start_soon(watch_for_hangs, self.children, self._display.say)
                 await self._serve()
             await self._drain()
@@ -252,7 +245,7 @@ class Cluster:
             self._display.say(line)
         async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
-            await self._told.wait()
+            await self._stop.wait()
             nursery.cancel_scope.cancel()
 
     async def _drain(self) -> None:
