@@ -1,0 +1,61 @@
+"""What a request to stop does in the start of a process, then, and again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.process.stopping import StopRequest, stopped_by_signals
+
+
+async def test_a_request_in_the_start_ends_the_start_alone() -> None:
+    stop = StopRequest()
+    with stop.everything:
+        with stop.starting():
+            assert stop.request() == "ending the start"
+            await trio.sleep(60)
+        await stop.wait()
+        await trio.lowlevel.checkpoint()
+
+    assert not stop.everything.cancelled_caught
+
+
+async def test_a_start_that_nobody_wants_any_more_does_not_begin() -> None:
+    stop = StopRequest()
+    with stop.everything:
+        with stop.starting():
+            pass
+        stop.request()
+        with stop.starting() as begun:
+            await trio.lowlevel.checkpoint()
+            raise AssertionError(f"it went on: {begun}")
+
+    assert stop.is_requested
+
+
+async def test_the_second_request_ends_everything() -> None:
+    stop = StopRequest()
+    with stop.everything:
+        with stop.starting():
+            pass
+        assert stop.request() == "shutting down in order"
+        await stop.wait()
+        assert stop.request() == "ending at once"
+        await trio.sleep_forever()
+
+    assert stop.everything.cancelled_caught
+
+
+async def test_a_signal_is_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trinamo")
+    async with stopped_by_signals() as stop:
+        with stop.starting():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        with trio.fail_after(10):
+            await stop.wait()
+
+    assert "SIGTERM: shutting down in order" in caplog.text
