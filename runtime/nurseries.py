@@ -9,12 +9,14 @@ handler or an application makes are taken apart by `single` where they reach us.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final
 
 import trio
+
+from .logs.text import leaves
 
 __all__ = ["open_nursery", "single"]
 
@@ -68,7 +70,7 @@ def single(error: BaseException) -> BaseException:
     cancelled. A mere consequence stands for a group only if there is nothing else in it. Others
     that are no consequences are logged, once, and named in a note of the one that is returned.
     """
-    return _chosen(list(_leaves(error)))
+    return _chosen(list(leaves(error)))
 
 
 def _chosen(errors: Sequence[BaseException]) -> BaseException:
@@ -88,18 +90,10 @@ def _is_copy(error: BaseException, body: BaseException | None) -> bool:
     return (
         isinstance(error, BaseExceptionGroup)
         and isinstance(body, BaseExceptionGroup)
-        and list(_leaves(error)) == list(_leaves(body))
+        and list(leaves(error)) == list(leaves(body))
     )
 
 
 def _is(kinds: tuple[type[BaseException], ...], error: BaseException) -> bool:
     """Whether an error, or everything in a group, is of these kinds."""
-    return all(isinstance(leaf, kinds) for leaf in _leaves(error))
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    return all(isinstance(leaf, kinds) for leaf in leaves(error))
