@@ -305,7 +305,7 @@ class TransferConfig(Section, frozen=True, kw_only=True):
         about("Over TCP, of every block. `auto`: the best that both ends have."),
     ] = "auto"
     timeout_s: Annotated[
-        Seconds, about("For one transfer over all backends, where its caller says nothing.")
+        Seconds, about("Of one transfer or grant of blocks, where its caller says nothing.")
     ] = 30.0
     attempt_timeout_s: Annotated[
         Seconds,

@@ -21,7 +21,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
-from trinamo.runtime.planes import DeviceMemory
+from trinamo.runtime.planes import DeviceMemory, Transfer
 from trinamo.runtime.protocol.transfer.description import (
     DESCRIPTION_BYTES_MAX,
     NOTIFY_BYTES_MAX,
@@ -111,6 +111,27 @@ async def test_only_blocks_granted_to_the_ticket_move(ends: Ends, direction: Dir
     owned.revoke(77)
     with pytest.raises(StaleMemoryError):
         await move(4, 77)
+
+
+async def test_a_ticket_for_reading_does_not_write(ends: Ends) -> None:
+    there = Pages(9)
+    owned = await ends.theirs.register(
+        there.memory, block_bytes=BLOCK_BYTES, fingerprint="pages", needs_ticket=True
+    )
+    owned.grant(77, [4], may_write=False)
+    remote = await ends.ours.connect(owned.describe())
+    before = bytes(there.memory)
+
+    def start(direction: Direction) -> Transfer:
+        return ends.ours.start(
+            direction, ends.local, [1], remote, [4], deadline_s=DEADLINE_S, ticket=77
+        )
+
+    with pytest.raises(StaleMemoryError):
+        await start(WRITE).wait()
+    assert bytes(there.memory) == before
+    await start(READ).wait()
+    assert ends.here.block(1) == there.block(4)
 
 
 async def test_regions_that_mean_different_bytes_are_refused(ends: Ends) -> None:
