@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.control import test_control_plane as control
-from tests.conformance.events import test_event_plane as events, test_work_queue as queues
+from tests.conformance.control import (
+    test_control_faults as faults,
+    test_control_plane as control,
+    test_watches as watches,
+)
+from tests.conformance.events import (
+    test_event_bounds as bounds,
+    test_event_plane as events,
+    test_work_queue_names as queues,
+)
 from tests.conformance.simulated import SimulatedBroker, SimulatedEtcdBackend
 from trinamo.runtime.planes import EventPlane
 
@@ -17,22 +25,22 @@ NOWHERE = Path("/nonexistent")
 
 CONTROL: dict[str, Callable[[SimulatedEtcdBackend], Awaitable[None]]] = {
     "snapshot then changes": lambda backend: (
-        control.test_a_watch_gives_the_snapshot_then_every_change_in_order(backend, "p/")
+        watches.test_a_watch_gives_the_snapshot_then_every_change_in_order(backend, "p/")
     ),
-    "a burst of writes": lambda backend: control.test_no_change_falls_between_snapshot_and_stream(
+    "a burst of writes": lambda backend: watches.test_no_change_falls_between_snapshot_and_stream(
         backend, "p/"
     ),
     "leases": lambda backend: control.test_keys_die_with_an_expired_lease_and_live_while_it_is_kept(
         backend, "p/"
     ),
-    "a cut": lambda backend: control.test_a_watch_cut_off_resumes_where_it_was(backend, "p/"),
-    "compaction": lambda backend: control.test_history_compacted_during_an_outage_gives_one_resync(
+    "a cut": lambda backend: faults.test_a_watch_cut_off_resumes_where_it_was(backend, "p/"),
+    "compaction": lambda backend: faults.test_history_compacted_during_an_outage_gives_one_resync(
         backend, "p/"
     ),
     "kill and restart": lambda backend: (
-        control.test_a_killed_and_restarted_server_costs_the_watch_nothing(backend, "p/", NOWHERE)
+        faults.test_a_killed_and_restarted_server_costs_the_watch_nothing(backend, "p/", NOWHERE)
     ),
-    "frozen": lambda backend: control.test_every_call_to_a_frozen_server_can_be_cancelled(
+    "frozen": lambda backend: faults.test_every_call_to_a_frozen_server_can_be_cancelled(
         backend, "p/", NOWHERE
     ),
 }
@@ -42,9 +50,9 @@ PAIRS: dict[str, Callable[[EventPlane, EventPlane, str], Awaitable[None]]] = {
     "requests": events.test_a_request_gets_its_own_reply,
 }
 MORTAL: dict[str, Callable[[Any, str], Awaitable[None]]] = {
-    "away and back": events.test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back,
+    "away and back": bounds.test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back,
     "asked while away": (
-        events.test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back
+        bounds.test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back
     ),
     "queue of a killed broker": queues.test_jobs_leases_and_fences_outlive_a_killed_broker,
     "put while away": queues.test_a_put_bridges_a_broker_that_comes_back,

@@ -60,13 +60,13 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/conformance/events/test_work_queue*.py",
         "properties/protocols/test_work_queue.py",
     ),
-    "runtime/worker/registration.py": ("tests/runtime/worker/test_registration*.py",),
+    "runtime/worker/registration.py": ("tests/runtime/worker/test_re*.py",),
     "runtime/caller/router.py": (
         "tests/runtime/caller/test_router*.py",
         "tests/runtime/caller/test_client*.py",
     ),
     "runtime/worker/worker.py": (
-        "tests/runtime/worker/test_worker*.py",
+        "tests/runtime/worker/test_*.py",
         "tests/runtime/caller/test_client*.py",
     ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),

@@ -10,17 +10,14 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import trio
 
 from tests.cli.places import COMMAND
-from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
+from tests.cluster.processes import Cluster, open_cluster, until
+from tests.outages.watching import OK, ask, incarnation, wait_registered
 from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.survey import Survey, survey_cluster
@@ -35,13 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-OK = 200
-
-
-async def ask(cluster: Cluster, **more: Any) -> int:
-    body = chat("hello", **more)
-    answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
-    return answer.status_code
 
 
 def urls(cluster: Cluster) -> list[str]:
@@ -120,23 +110,6 @@ async def set_while_running(cluster: Cluster) -> None:
         await control.put(setting.key, b'"lots"')
         await wait_metric(cluster, "settings_refused_total", 1, setting=setting.name)
     await wait_metric(cluster, "setting_value", 64, setting=setting.name)
-
-
-async def incarnation(worker: Member) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        answer = await client.get(f"{worker.facts['status_url']}/health")
-    return int(answer.json()["incarnation"])
-
-
-async def wait_registered(cluster: Cluster) -> None:
-    async def all_granted() -> bool:
-        states = [
-            await cluster.metric(worker.facts["status_url"], "lease_state", state="granted")
-            for worker in cluster.workers
-        ]
-        return all(states)
-
-    await until(all_granted, "every worker has a lease")
 
 
 async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) -> None:
@@ -253,166 +226,3 @@ async def test_requests_over_nats_go_over_tcp_while_it_is_away(tmp_path: Path) -
         after = await ask(cluster)
 
     assert (before, away, after) == (OK, [OK] * 4, OK)
-
-
-async def freeze_past_the_leases(cluster: Cluster, lease_ttl_s: float) -> list[int]:
-    """Stop etcd until every lease is over; the answers meanwhile, and until all are registered."""
-    before = [await incarnation(worker) for worker in cluster.workers]
-    answers: list[int] = []
-    over_at = trio.current_time() + 1.5 * lease_ttl_s
-
-    async def is_over() -> bool:
-        answers.append(await ask(cluster))
-        return trio.current_time() > over_at
-
-    async def are_back() -> bool:
-        answers.append(await ask(cluster))
-        now = [await incarnation(worker) for worker in cluster.workers]
-        return all(n > b for n, b in zip(now, before, strict=True))
-
-    cluster.etcd.freeze()
-    await until(is_over, "the leases are over")
-    cluster.etcd.thaw()
-    await until(are_back, "every worker has another lease")
-
-    async def are_known() -> bool:
-        answers.append(await ask(cluster))
-        return cluster.frontend.log.read_text().count("has registered again") >= len(before)
-
-    await until(are_known, "the frontend knows all of them again")
-    return answers
-
-
-async def test_a_frozen_worker_leaves_with_its_lease_and_a_frozen_store_loses_nobody(
-    tmp_path: Path,
-) -> None:
-    settings = {
-        "control_plane.etcd.lease_ttl_s": 2,
-        "control_plane.etcd.silence_s": 1,
-        "control_plane.etcd.request_timeout_s": 2,
-        "data_plane.tcp.ack_timeout_s": 1,
-    }
-    async with open_cluster(tmp_path, settings=settings) as cluster:
-        frozen = cluster.workers[0]
-        frozen.freeze()
-        await cluster.wait_live(1)
-        answers = [await ask(cluster) for _ in range(6)]
-        frozen.thaw()
-        await cluster.wait_live(2)
-        await wait_registered(cluster)
-
-        async def serves() -> bool:
-            answers.append(await ask(cluster))
-            return await cluster.metric(frozen.facts["status_url"], "worker_requests_total") > 0
-
-        await until(serves, "the worker that was frozen is given requests")
-        async with httpx.AsyncClient(trust_env=False) as client:
-            health = (await client.get(f"{frozen.facts['status_url']}/health")).json()
-
-        left = cluster.frontend.log.read_text().count(" left ")
-        answers += await freeze_past_the_leases(cluster, settings["control_plane.etcd.lease_ttl_s"])
-        told = cluster.frontend.log.read_text()
-
-    assert told.count(" left ") == left == 1
-    assert {*answers} == {OK}
-    assert health["instance_id"] == frozen.facts["instance_id"]
-
-
-@asynccontextmanager
-async def long_stream(cluster: Cluster) -> AsyncIterator[Any]:
-    """The lines of an answer that has begun and is far from its end."""
-    body = chat("a long story", stream=True, max_tokens=600, temperature=0)
-    async with cluster.client.stream(
-        "POST", f"{cluster.url}/v1/chat/completions", json=body
-    ) as response:
-        lines = response.aiter_lines()
-        await anext(lines)
-        yield lines
-
-
-async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: Path) -> None:
-    """Nobody deletes it: it is asked, and answers nobody. The other worker serves on."""
-    settings = {
-        "router.silence_grace_s": 1,
-        "control_plane.etcd.silence_s": 1,
-        "control_plane.etcd.request_timeout_s": 2,
-        "data_plane.tcp.ack_timeout_s": 1,
-    }
-    async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
-        frozen, other = cluster.workers
-        # Round robin: one stream on each worker.
-        async with long_stream(cluster) as first, long_stream(cluster) as second:
-            cluster.etcd.freeze()
-            frozen.freeze()
-            with trio.fail_after(30):
-                ends = [
-                    [line async for line in first if line][-1],
-                    [line async for line in second if line][-1],
-                ]
-        answers = [await ask(cluster, max_tokens=2) for _ in range(6)]
-        found = {
-            reason: await cluster.metric(cluster.url, "silent_requests_total", reason=reason)
-            for reason in ("left", "unanswered", "replaced")
-        }
-        live = await cluster.metric(cluster.url, "live_instances")
-        frozen.thaw()
-
-        async def is_idle() -> bool:
-            url = frozen.facts["status_url"]
-            return await cluster.metric(url, "worker_requests_in_flight") == 0
-
-        await until(is_idle, "the worker that woke has heard Kill")
-        served = await cluster.metric(other.facts["status_url"], "worker_requests_total")
-        cluster.etcd.thaw()
-        told = cluster.frontend.log.read_text()
-
-    (error,) = (json.loads(end.removeprefix("data: ")) for end in ends if "[DONE]" not in end)
-    assert error["error"]["code"] == "disconnected"
-    assert "does not answer" in error["error"]["message"]
-    assert found == {"left": 0, "unanswered": 1, "replaced": 0}
-    assert answers == [OK] * 6
-    assert served >= 1
-    assert live == 2
-    assert " left " not in told
-
-
-async def kill_under_a_stream(cluster: Cluster) -> None:
-    async with long_stream(cluster) as lines:
-        status_url = cluster.workers[0].facts["status_url"]
-        assert await cluster.metric(status_url, "worker_requests_in_flight") == 1
-        cluster.frontend.kill()
-        async for _ in lines:
-            pass
-
-
-async def test_a_frozen_frontend_costs_time_only_and_a_killed_one_frees_everything(
-    tmp_path: Path,
-) -> None:
-    async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
-        async with long_stream(cluster) as lines:
-            cluster.frontend.freeze()
-            await trio.sleep(1)
-            cluster.frontend.thaw()
-            rest = [line async for line in lines if line]
-        answer = await ask(cluster)
-
-        status_url = cluster.workers[0].facts["status_url"]
-        with pytest.raises(httpx.HTTPError):
-            await kill_under_a_stream(cluster)
-
-        async def is_free() -> bool:
-            gauges = [
-                await cluster.metric(status_url, name)
-                for name in ("worker_requests_in_flight", "worker_streams")
-            ]
-            return not any(gauges)
-
-        await until(is_free, "the worker serves nobody", timeout_s=5)
-        cancelled = await cluster.metric(status_url, "worker_cancellations_total")
-        granted = await cluster.metric(status_url, "lease_state", state="granted")
-
-    assert rest[-1] == "data: [DONE]"
-    assert len(rest) > 400
-    assert answer == OK
-    assert cancelled == 1
-    assert granted == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -14,68 +13,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trinamo.runtime.env import Clock, RealClock
+from tests.runtime.queues.consuming import LIMITS, PACE, Bench, check_sums, until
 from trinamo.runtime.errors import EventPlaneError
-from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement
-from trinamo.runtime.queues.consumer import (
-    Backoff,
-    Consumer,
-    ConsumerLimits,
-    JobOutcome,
-    open_consumer,
-)
+from trinamo.runtime.planes import LeasedJob, Settlement
+from trinamo.runtime.queues.consumer import Consumer, JobOutcome, open_consumer
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
-from trinamo.transports.memory.queue import MemoryWorkQueue
-
-LIMITS = QueueLimits(visibility_timeout_s=9.0, attempts_max=3)
-PACE = ConsumerLimits(jobs_max=2, backoff=Backoff(min_s=1.0, max_s=4.0))
-
-
-class DiceEnv:
-    """An environment that remembers its notes."""
-
-    def __init__(self) -> None:
-        self.clock: Clock = RealClock()
-        self.rng = random.Random(1)
-        self.notes: list[tuple[str, dict[str, Any]]] = []
-
-    def note(self, kind: str, /, **fields: Any) -> None:
-        self.notes.append((kind, fields))
-
-
-@attrs.define
-class Bench:
-    """A broker with one queue, and what a handler has seen of it."""
-
-    broker: MemoryBroker
-    queue: MemoryWorkQueue
-    env: DiceEnv = attrs.field(factory=DiceEnv)
-    seen: list[tuple[str, int, float]] = attrs.field(factory=list)
-    """Id, attempt, and when it was begun."""
-    cancelled: list[str] = attrs.field(factory=list)
-    consumer: Consumer[bytes] = attrs.field(init=False)
-    """The last one that was opened."""
-
-    def begin(self, job: LeasedJob) -> None:
-        self.seen.append((job.id, job.attempt, trio.current_time()))
-
-    async def work_for(self, job: LeasedJob, seconds: float) -> None:
-        self.begin(job)
-        try:
-            await trio.sleep(seconds)
-        except trio.Cancelled:
-            self.cancelled.append(job.id)
-            raise
-
-    @asynccontextmanager
-    async def consuming(
-        self, handler: Callable[[LeasedJob, bytes], Any], limits: ConsumerLimits = PACE
-    ) -> AsyncIterator[Consumer[bytes]]:
-        async with open_consumer(
-            self.queue, handler, decode=bytes, env=self.env, limits=limits
-        ) as consumer:
-            self.consumer = consumer
-            yield consumer
 
 
 @pytest.fixture
@@ -88,17 +30,6 @@ async def bench() -> AsyncIterator[Bench]:
 
 def ended(consumer: Consumer[Any], outcome: JobOutcome, count: int = 1) -> Callable[[], bool]:
     return lambda: consumer.counts.outcomes[outcome] >= count
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 600) -> None:
-    with trio.fail_after(seconds):
-        while not condition():
-            await trio.sleep(0.01)
-
-
-def check_sums(consumer: Consumer[Any]) -> None:
-    counts = consumer.counts
-    assert counts.taken == counts.working + sum(counts.outcomes.values())
 
 
 async def test_jobs_are_worked_on_and_acked_no_more_than_jobs_max_at_a_time(
@@ -260,111 +191,6 @@ async def test_work_is_cancelled_when_an_outage_outlasts_its_lease_and_done_agai
     assert [attempt for _, attempt, _ in bench.seen] == [1, 2]
     assert bench.queue.model.counts.acked == 1
     assert bench.cancelled == ["job"]
-
-
-async def test_a_drain_lets_what_is_in_hand_finish_and_takes_nothing_more(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    for number in range(5):
-        await bench.queue.put(f"job-{number}", b"")
-    async with bench.consuming(lambda job, _: bench.work_for(job, 20)) as consumer:
-        await until(lambda: len(bench.seen) == 2)
-    assert consumer.counts.outcomes[JobOutcome.DONE] == 2
-    assert bench.cancelled == []
-    found = await bench.queue.statistics()
-    assert (found.depth, found.leased) == (3, 0)
-
-
-async def test_a_drain_is_bounded_and_gives_the_rest_back(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    await bench.queue.put("job", b"")
-    limits = attrs.evolve(PACE, drain_timeout_s=5)
-    async with bench.consuming(lambda job, _: bench.work_for(job, 1000), limits) as consumer:
-        await until(lambda: bool(bench.seen))
-        started_at = trio.current_time()
-    assert trio.current_time() - started_at == pytest.approx(5, abs=0.1)
-    assert consumer.counts.outcomes[JobOutcome.RETURNED] == 1
-    again = await bench.queue.take(wait_s=0)
-    assert again is not None
-    assert again.attempt == 2
-
-
-async def test_a_cancelled_consumer_gives_back_what_it_holds(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    for number in range(2):
-        await bench.queue.put(f"job-{number}", b"")
-    with trio.CancelScope() as scope:
-        async with bench.consuming(lambda job, _: bench.work_for(job, 1000)):
-            await until(lambda: len(bench.seen) == 2)
-            scope.cancel()
-    assert bench.consumer.counts.outcomes[JobOutcome.RETURNED] == 2
-    found = await bench.queue.statistics()
-    assert (found.depth, found.leased) == (2, 0)
-    check_sums(bench.consumer)
-
-
-async def test_a_cancelled_consumer_leaves_in_time_though_the_broker_is_away(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    await bench.queue.put("job", b"")
-    left_at = trio.current_time()
-    with trio.CancelScope() as scope:
-        async with bench.consuming(lambda job, _: bench.work_for(job, 1000)):
-            await until(lambda: bool(bench.seen))
-            bench.broker.stop()
-            left_at = trio.current_time()
-            scope.cancel()
-    assert trio.current_time() - left_at <= PACE.return_timeout_s + 0.1
-    assert bench.consumer.counts.outcomes[JobOutcome.UNSETTLED] == 1
-
-
-async def test_work_that_is_finished_is_acked_though_the_consumer_is_cancelled_meanwhile(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    with trio.CancelScope() as scope:
-
-        async def handle(job: LeasedJob, _: bytes) -> None:
-            bench.begin(job)
-            # The next checkpoint, which is in the ack, raises.
-            scope.cancel()
-
-        await bench.queue.put("job", b"")
-        async with bench.consuming(handle):
-            await trio.sleep_forever()
-    assert bench.consumer.counts.outcomes[JobOutcome.DONE] == 1
-    assert bench.queue.model.counts.acked == 1
-
-
-async def test_a_handler_that_fails_while_it_is_cancelled_does_not_end_the_consumer_badly(
-    bench: Bench,
-    autojump_clock: MockClock,
-) -> None:
-    async def handle(job: LeasedJob, _: bytes) -> None:
-        async def clean_up() -> None:
-            try:
-                await trio.sleep_forever()
-            finally:
-                raise ValueError("cannot clean up")
-
-        bench.begin(job)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(clean_up)
-            nursery.start_soon(trio.sleep_forever)
-
-    await bench.queue.put("job", b"")
-    with trio.CancelScope() as scope:
-        async with bench.consuming(handle):
-            await until(lambda: bool(bench.seen))
-            scope.cancel()
-    assert scope.cancelled_caught
-    assert bench.consumer.counts.outcomes[JobOutcome.RETURNED] == 1
 
 
 async def test_a_broker_that_refuses_takes_is_asked_again_and_named_once(

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import attrs
 import pytest
 import trio
 import trio.testing
 
+from tests.runtime.worker.registering import TTL_S, Registered, SeededEnv, render, running
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import FencedError, UnavailableError
 from trinamo.runtime.metrics.worker import WorkerMetrics
-from trinamo.runtime.worker.registration import LeaseState, Registrar
+from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
-
-TTL_S = 10.0
-
-
-class SeededEnv(RealEnv):
-    """The dice always fall alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rng = random.Random(7)
-
-
-def render(incarnation: int) -> bytes:
-    return b"incarnation %d" % incarnation
-
-
-@attrs.frozen
-class Registered:
-    """A registrar that runs, its link to the store, and the store as others see it."""
-
-    metrics: WorkerMetrics
-
-    registrar: Registrar
-    faults: ControlFaults
-    others: MemoryControlPlane
-    changes: list[LeaseState]
-
-    async def value(self, key: str = "k") -> bytes | None:
-        entry = await self.others.get(key)
-        return None if entry is None else entry.value
-
-    async def wait_value(self, value: bytes | None, key: str = "k") -> None:
-        with trio.fail_after(120):
-            while await self.value(key) != value:
-                await trio.sleep(0.05)
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Registered]:
-    faults, changes = ControlFaults(), list[LeaseState]()
-    metrics = WorkerMetrics(RealEnv())
-    mine = MemoryControlPlane(faults=faults)
-    registrar = Registrar(
-        mine,
-        SeededEnv(),
-        ttl_s=TTL_S,
-        on_change=lambda s: changes.append(attrs.evolve(s)),
-        metrics=metrics,
-    )
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registrar.run)
-        yield Registered(metrics, registrar, faults, MemoryControlPlane(mine.store), changes)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -326,78 +271,6 @@ async def test_renewals_do_not_wait_behind_registrations(
     registered.faults.delay_s = 0
     assert registered.registrar.state.lost_count == 0
     assert [await registered.value(key) for key in ("k", "l", "m")] == [b"incarnation 1"] * 3
-
-
-# --- what others do to our keys ---
-
-
-async def vandalize(store: MemoryControlPlane, how: str, key: str = "k") -> None:
-    match how:
-        case "delete":
-            await store.delete(key)
-        case "overwrite":
-            await store.put(key, b"a stranger's")
-        case "take the lease off":
-            held = await store.get(key)
-            assert held is not None
-            await store.put(key, held.value)
-        case _:  # Under our own lease.
-            held = await store.get(key)
-            assert held is not None
-            await store.put(key, b"a stranger's", lease_id=held.lease_id)
-
-
-@pytest.mark.parametrize("how", ["delete", "overwrite", "take the lease off", "under our lease"])
-async def test_a_key_that_a_stranger_removes_or_changes_is_put_back(
-    registered: Registered, autojump_clock: trio.testing.MockClock, how: str
-) -> None:
-    for key in ("k", "k/longer", "l"):
-        await registered.registrar.register(key, render)
-    for times in (1, 2):
-        await vandalize(registered.others, how)
-        await registered.wait_value(b"incarnation 1")
-        await trio.sleep(1)
-        held = await registered.others.get("k")
-        assert held is not None
-        assert held.lease_id == registered.registrar.state.lease_id
-        assert registered.metrics.value("registrations_restored_total") == times
-    assert registered.registrar.state.lost_count == 0
-
-
-async def test_a_stranger_that_goes_on_gets_no_more_than_a_write_every_second(
-    registered: Registered, autojump_clock: trio.testing.MockClock
-) -> None:
-    await registered.registrar.register("k", render)
-    for _ in range(2000):
-        await registered.others.put("k", b"a stranger's")
-        await trio.sleep(0.05)
-    assert registered.metrics.value("registrations_restored_total") <= 120
-    await registered.wait_value(b"incarnation 1")
-
-
-async def test_a_key_that_is_withdrawn_is_not_put_back(
-    registered: Registered, autojump_clock: trio.testing.MockClock
-) -> None:
-    await registered.registrar.register("k", render)
-    await vandalize(registered.others, "delete")
-    await registered.registrar.withdraw("k")
-    await registered.others.put("k", b"an operator's")
-    await trio.sleep(3 * TTL_S)
-    assert await registered.value() == b"an operator's"
-
-
-async def test_another_living_process_s_hold_on_our_key_stands_until_it_ends(
-    registered: Registered, autojump_clock: trio.testing.MockClock
-) -> None:
-    """Whoever writes under a living lease is another incarnation, not a vandal."""
-    await registered.registrar.register("k", render)
-    lease = await registered.others.grant_lease(1000)
-    await registered.others.put("k", b"another's", lease_id=lease.id)
-    await trio.sleep(3 * TTL_S)
-    assert await registered.value() == b"another's"
-    assert registered.metrics.value("registrations_fenced_total") > 1
-    await registered.others.revoke_lease(lease.id)
-    await registered.wait_value(b"incarnation 1")
 
 
 async def test_who_waits_for_a_registration_hears_of_its_end(

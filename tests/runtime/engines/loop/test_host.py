@@ -2,138 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from tests.runtime.engines.loop.hosting import (
+    BLOCKS,
+    CONTEXT_TOKENS,
+    collect,
+    gated_host,
+    make_engine,
+    open_host,
+    request,
+    settle,
+    token_ids,
+)
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
-from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
-from trinamo.runtime.engines.loop.step import StepItem
-from trinamo.runtime.errors import EngineError, OverloadedError, RequestError, UnavailableError
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
-
-Step = Callable[[Sequence[StepItem]], list[int | None]]
-CONTEXT_TOKENS = 128
-BLOCKS = 64
-SMALL = Dims(layers=1, width=16, hidden=16, heads=2, kv_heads=1)
-
-
-class FaultyEngine(ExactEngine):
-    """An exact engine whose next steps can be made to fail."""
-
-    failure: Exception | None = None
-    recovery_failure: Exception | None = None
-    release_failure: Exception | None = None
-    text_failure: Exception | None = None
-    lost_tokens = 0
-    recoveries = 0
-    is_closed = False
-
-    def step(self, items: Sequence[StepItem]) -> list[int | None]:
-        if self.failure is not None:
-            raise self.failure
-        return super().step(items)[self.lost_tokens :]
-
-    def release(self, slot: int) -> None:
-        if self.release_failure is not None:
-            raise self.release_failure
-
-    def token_bytes(self, token_id: int) -> bytes:
-        if self.text_failure is not None:
-            raise self.text_failure
-        return super().token_bytes(token_id)
-
-    def recover(self) -> None:
-        if self.recovery_failure is not None:
-            raise self.recovery_failure
-        self.recoveries += 1
-        self.failure = self.release_failure = None
-        self.lost_tokens = 0
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Gate:
-    """A hop that lets a step happen only when the test says so."""
-
-    def __init__(self) -> None:
-        self.permits = trio.Semaphore(0)
-        self.inside = 0
-
-    async def hop(self, step: Step, items: Sequence[StepItem]) -> list[int | None]:
-        self.inside += 1
-        await self.permits.acquire()
-        self.inside -= 1
-        return step(items)
-
-    async def let_steps_happen(self, count: int) -> None:
-        for _ in range(count):
-            self.permits.release()
-            await trio.testing.wait_all_tasks_blocked()
-
-
-async def inline_hop(step: Step, items: Sequence[StepItem]) -> list[int | None]:
-    await trio.lowlevel.checkpoint()
-    return step(items)
-
-
-def make_engine(blocks: int = BLOCKS) -> FaultyEngine:
-    return FaultyEngine(
-        dims=SMALL, context_tokens_max=CONTEXT_TOKENS, block_tokens=4, block_count=blocks
-    )
-
-
-def open_host(
-    engine: FaultyEngine | None = None, **options: Any
-) -> AbstractAsyncContextManager[EngineHost]:
-    options.setdefault("hop", inline_hop)
-    return open_engine_host(engine or make_engine(), **options)
-
-
-@asynccontextmanager
-async def gated_host(**options: Any) -> AsyncIterator[tuple[EngineHost, Gate]]:
-    gate = Gate()
-    async with open_host(hop=gate.hop, **options) as host:
-        yield host, gate
-
-
-def request(prompt: str = "hello", max_tokens: int | None = 8, **fields: Any) -> GenerateRequest:
-    fields.setdefault("temperature", 0)
-    return GenerateRequest(model="exact", prompt=prompt, max_tokens=max_tokens, **fields)
-
-
-async def collect(
-    host: EngineHost, asked: GenerateRequest, context: Context | None = None
-) -> list[Delta]:
-    async with aclosing(host.generate(asked, context or Context("r"))) as deltas:
-        return [delta async for delta in deltas]
-
-
-async def drain(deltas: AsyncIterator[Delta]) -> None:
-    async for _ in deltas:
-        pass
-
-
-def token_ids(deltas: Sequence[Delta]) -> list[int]:
-    return [token_id for delta in deltas for token_id in delta.token_ids]
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
 
 def text(deltas: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
-
-
-async def settle(host: EngineHost) -> None:
-    """Wait until the loop has nothing to do, and check that nothing is held."""
-    await trio.testing.wait_all_tasks_blocked()
-    found = host.statistics()
-    assert (found.running, found.waiting, found.paused, found.blocks_used) == (0, 0, 0, 0)
-    assert found.blocks_free == host.info.block_count
 
 
 async def test_an_answer_has_the_tokens_asked_for_and_says_why_it_ended() -> None:
@@ -308,187 +201,4 @@ async def test_a_slow_consumer_pauses_its_own_answer_only(running_max: int, bloc
             assert host.statistics().completion_tokens <= 100 + 300 + 5
             got += [delta async for delta in slow]
         assert token_ids(got) == alone
-        await settle(host)
-
-
-async def test_a_failed_step_fails_those_running_and_the_rest_goes_on() -> None:
-    engine = make_engine()
-    async with open_host(engine, running_max=1) as host:
-        outcomes: dict[int, list[Delta] | EngineError] = {}
-
-        async def ask(number: int) -> None:
-            try:
-                outcomes[number] = await collect(host, request(f"request {number}", 6))
-            except EngineError as error:
-                outcomes[number] = error
-
-        engine.failure = ArithmeticError("overflow in layer 3")
-        async with trio.open_nursery() as nursery:
-            for number in range(3):
-                nursery.start_soon(ask, number)
-        failed = [o for o in outcomes.values() if isinstance(o, EngineError)]
-        assert [e.message for e in failed] == [
-            "a step failed with ArithmeticError: overflow in layer 3"
-        ]
-        assert sum(len(token_ids(o)) == 6 for o in outcomes.values() if isinstance(o, list)) == 2
-        assert host.statistics().failures == 1
-        await settle(host)
-
-
-async def test_an_engine_that_cannot_recover_refuses_all_later_requests_with_the_reason() -> None:
-    engine = make_engine()
-    async with open_host(engine, running_max=1) as host:
-        engine.failure = RuntimeError("step")
-        engine.recovery_failure = RuntimeError("beyond repair")
-
-        async def ask(reason: str) -> None:
-            with pytest.raises(EngineError, match=reason):
-                await collect(host, request())
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(ask, "RuntimeError: step")
-        await ask("beyond repair")
-        assert host.statistics().failures == 3
-        await settle(host)
-
-
-async def test_an_engine_that_fails_to_release_a_slot_recovers_and_the_loop_goes_on() -> None:
-    engine = make_engine()
-    async with open_host(engine) as host:
-        expected = token_ids(await collect(host, request(max_tokens=4)))
-        engine.release_failure = RuntimeError("slot 0 is stuck")
-        async with aclosing(host.generate(request(max_tokens=100), Context("r"))) as deltas:
-            await anext(deltas)
-            # The slot of this one cannot be released; what else runs is lost with it.
-            assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
-            with pytest.raises(EngineError, match="RuntimeError: slot 0 is stuck"):
-                await drain(deltas)
-        assert engine.recoveries == 1
-        assert token_ids(await collect(host, request(max_tokens=4))) == expected
-        await settle(host)
-
-
-async def test_a_token_without_text_fails_its_own_answer_and_no_other() -> None:
-    engine = make_engine()
-    async with open_host(engine) as host:
-        async with aclosing(host.generate(request(max_tokens=100), Context("r"))) as deltas:
-            await anext(deltas)
-            engine.text_failure = LookupError("no such token")
-            with pytest.raises(EngineError, match="has no text: LookupError: no such token"):
-                await drain(deltas)
-        engine.text_failure = None
-        assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
-        assert host.statistics().failures == 1
-        await settle(host)
-
-
-async def test_a_step_that_returns_too_few_tokens_is_a_failed_step() -> None:
-    engine = make_engine()
-    async with open_host(engine) as host:
-        engine.lost_tokens = 1
-        with pytest.raises(EngineError, match="0 tokens for 1 sequences"):
-            await collect(host, request())
-        assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4
-        await settle(host)
-
-
-async def test_what_was_computed_before_a_failure_still_arrives() -> None:
-    engine = make_engine()
-    async with open_host(engine, mailbox_deltas_max=4) as host:
-        async with aclosing(host.generate(request(max_tokens=50), Context("r"))) as deltas:
-            await anext(deltas)
-            await trio.testing.wait_all_tasks_blocked()
-            engine.failure = RuntimeError("late")
-            for _ in range(4):
-                await anext(deltas)
-            with pytest.raises(EngineError, match="late"):
-                await anext(deltas)
-        await settle(host)
-
-
-async def test_a_request_starts_when_a_transfer_lets_go_of_the_blocks() -> None:
-    """Nothing else happens that could wake the loop."""
-    async with open_host() as host, trio.open_nursery() as nursery:
-        assert host.kv is not None
-        pool = host.kv.pool
-        moving = pool.take(BLOCKS)
-        assert moving is not None
-        pool.lease(moving)
-        pool.give_back(moving)
-        answers: list[list[Delta]] = []
-
-        async def ask() -> None:
-            answers.append(await collect(host, request()))
-
-        nursery.start_soon(ask)
-        await trio.testing.wait_all_tasks_blocked()
-        assert host.statistics().waiting == 1
-        pool.release(moving)
-        with trio.fail_after(5):
-            while not answers:
-                await trio.lowlevel.checkpoint()
-    assert len(token_ids(answers[0])) == 8
-
-
-async def test_a_request_that_quarantine_left_no_room_for_fails_and_the_next_one_goes_on() -> None:
-    async with open_host() as host:
-        assert host.kv is not None
-        pool = host.kv.pool
-        lost = pool.take(BLOCKS - 4)
-        assert lost is not None
-        pool.lease(lost)
-        pool.quarantine(lost)
-        with pytest.raises(OverloadedError, match="60 of 64 KV blocks are lost") as caught:
-            await collect(host, request("a prompt of forty tokens or a little more"))
-        assert caught.value.definite
-        assert len(token_ids(await collect(host, request("hi", 3)))) == 3
-        with pytest.raises(OverloadedError) as caught:
-            await collect(host, request("hi", 40))
-        assert not caught.value.definite, "it had tokens already"
-
-
-async def test_closing_ends_the_answers_in_flight_and_refuses_new_ones() -> None:
-    engine = make_engine()
-    async with trio.open_nursery() as nursery:
-        async with open_host(engine, mailbox_deltas_max=2) as host:
-            deltas = host.generate(request(max_tokens=50), Context("r"))
-            await anext(deltas)
-        with pytest.raises(UnavailableError, match="closing") as caught:
-            await drain(deltas)
-        assert not caught.value.definite
-        with pytest.raises(UnavailableError, match="closing") as caught:
-            await collect(host, request())
-        assert caught.value.definite
-        assert engine.is_closed
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_full_queue_refuses() -> None:
-    async with gated_host(running_max=1, waiting_max=1) as (host, _), trio.open_nursery() as n:
-        for _ in range(2):
-            n.start_soon(collect, host, request())
-            await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(OverloadedError, match="waiting"):
-            await collect(host, request())
-        n.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        request("x" * CONTEXT_TOKENS),
-        request(max_tokens=0),
-    ],
-)
-async def test_bad_input_is_refused_before_it_costs_anything(asked: GenerateRequest) -> None:
-    async with open_host() as host:
-        with pytest.raises(RequestError):
-            await collect(host, asked)
-        await settle(host)
-        assert host.statistics().steps == 0
-
-
-async def test_nothing_happens_before_the_first_delta_is_asked_for() -> None:
-    async with open_host() as host, aclosing(host.generate(request(), Context("r"))):
         await settle(host)

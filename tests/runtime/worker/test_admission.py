@@ -1,0 +1,186 @@
+"""What a worker takes on, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from tests.runtime.endpoints import NAME, Cluster, open_cluster
+from tests.runtime.worker.asking import PAYLOAD, ask, envelope
+from tests.transports.tcp.ends import raw_caller
+from trinamo.runtime.context import Context
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import RequestError, UnknownModelError
+from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.openai.generate import GenerateRequest
+from trinamo.runtime.protocol.streams.request import (
+    AckStatus,
+    Envelope,
+    RequestKind,
+    raise_for_nack,
+)
+from trinamo.runtime.worker.endpoint import Endpoint
+from trinamo.runtime.worker.worker import Worker
+from trinamo.transports.tcp import TcpClient, TcpOptions
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with open_cluster() as cluster:
+        yield cluster
+
+
+async def sleeper(_: int, __: Context) -> AsyncGenerator[int, None]:
+    await trio.sleep(3600)
+    yield 0
+
+
+async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluster: Cluster) -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=1)
+    worker.add(Endpoint(NAME, stream=sleeper, request_type=int))
+    assert worker.admit(envelope(), PAYLOAD).status is AckStatus.DRAINING
+    async with raw_caller() as port, trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def status(asked: Envelope, payload: bytes = PAYLOAD) -> AckStatus | None:
+            ack = worker.admit(asked, payload)
+            assert ack.id == asked.id
+            assert bool(ack.message) is (ack.status is not AckStatus.ACCEPTED)
+            return ack.status
+
+        assert status(envelope(endpoint="a/b/c")) is AckStatus.UNKNOWN_ENDPOINT
+        assert status(envelope(instance_id="2")) is AckStatus.UNKNOWN_ENDPOINT
+        assert status(envelope(), b"\xc1") is AckStatus.INVALID
+        assert status(envelope(), msgspec.msgpack.encode("no number")) is AckStatus.INVALID
+        assert (
+            status(msgspec.structs.replace(envelope(), kind=RequestKind.UNARY)) is AckStatus.INVALID
+        )
+        accepted = msgspec.structs.replace(envelope(), response=port.connection())
+        assert status(accepted) is AckStatus.ACCEPTED
+        assert status(envelope("r2")) is AckStatus.OVERLOADED
+        worker.refuse_new()
+        assert status(envelope("r3")) is AckStatus.DRAINING
+        assert worker.is_draining
+        worker.kill_all()
+        await worker.wait_idle()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothing() -> None:
+    metrics = WorkerMetrics(RealEnv())
+    worker = Worker(
+        TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=0, metrics=metrics
+    )
+    worker.add(Endpoint(NAME, stream=sleeper))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def status(**changes: str) -> AckStatus | None:
+            probe = Envelope(id="p", endpoint=str(NAME), instance_id="1", kind=RequestKind.PROBE)
+            ack = worker.admit(msgspec.structs.replace(probe, **changes), b"")
+            # Whoever answers says who it is, and so does somebody else at the address.
+            assert (ack.id, ack.instance_id) == ("p", "1")
+            return ack.status
+
+        assert [status(), status()] == [AckStatus.ACCEPTED] * 2
+        assert status(instance_id="2") is AckStatus.UNKNOWN_ENDPOINT
+        assert status(endpoint="a/b/c") is AckStatus.UNKNOWN_ENDPOINT
+        worker.refuse_new()
+        assert status() is AckStatus.DRAINING
+        assert worker.active_count == 0
+        assert b"worker_requests_total{" not in metrics.render()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_id_that_is_being_served_is_invalid(cluster: Cluster) -> None:
+    worker = await cluster.serve("1", sleeper)
+    async with raw_caller() as port:
+        asked = msgspec.structs.replace(envelope(), response=port.connection())
+        assert worker.admit(asked, PAYLOAD).status is AckStatus.ACCEPTED
+        assert worker.admit(asked, PAYLOAD).status is AckStatus.INVALID
+        worker.cancel("r")
+        await worker.wait_idle()
+        assert worker.active_count == 0
+
+
+async def test_a_cancel_that_overtakes_its_request_wins_for_a_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
+    worker.add(Endpoint(NAME, stream=sleeper))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+        worker.cancel("r")
+        assert worker.admit(envelope(), PAYLOAD).status is AckStatus.INVALID
+        await trio.sleep(61)
+        assert worker.admit(envelope(), PAYLOAD).status is AckStatus.ACCEPTED
+        worker.kill_all()
+        nursery.cancel_scope.cancel()
+
+
+async def test_cancels_whose_time_is_up_are_forgotten_and_no_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
+    worker.cancel("early")
+    await trio.sleep(30)
+    worker.cancel("late")
+    assert list(worker._cancelled) == ["early", "late"]
+    await trio.sleep(30)
+    worker.cancel("new")
+    assert list(worker._cancelled) == ["late", "new"]
+    # Said again, it is young again.
+    worker.cancel("late")
+    assert list(worker._cancelled) == ["new", "late"]
+
+
+async def test_a_cancel_for_a_request_that_has_been_here_is_not_remembered() -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    worker.cancel("ended", has_arrived=True)
+    assert worker._cancelled == {}
+
+
+async def test_cancels_are_remembered_to_a_bound() -> None:
+    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    for number in range(5000):
+        worker.cancel(f"r{number}")
+    assert len(worker._cancelled) == 4096
+    assert "r4999" in worker._cancelled
+
+
+async def test_a_caller_that_cannot_be_reached_costs_only_its_request(cluster: Cluster) -> None:
+    worker = await cluster.serve("1")
+    assert worker.admit(envelope(), PAYLOAD).status is AckStatus.ACCEPTED
+    await worker.wait_idle()
+    assert await ask(cluster, 2) == ([0, 1], None)
+
+
+async def test_an_endpoint_is_served_once(cluster: Cluster) -> None:
+    worker = await cluster.serve("1")
+    with pytest.raises(RequestError, match="served already"):
+        worker.add(Endpoint(NAME, stream=sleeper))
+
+
+async def test_a_worker_refuses_a_model_that_it_does_not_serve(cluster: Cluster) -> None:
+    """Whoever asks: an answer of its own model under the other's name would be a wrong one."""
+    worker = await cluster.serve("1")
+    other = EndpointName("ns", "engine", "models")
+    worker.add(Endpoint(other, stream=sleeper, request_type=GenerateRequest, model="own"))
+    own, wrong = (
+        worker.admit(
+            envelope(model, endpoint=str(other)),
+            msgspec.msgpack.encode(GenerateRequest(model=model, prompt="hi")),
+        )
+        for model in ("own", "other")
+    )
+    assert own.status is AckStatus.ACCEPTED
+    with pytest.raises(UnknownModelError, match="'own'") as caught:
+        raise_for_nack(wrong)
+    assert caught.value.definite
+    worker.kill_all()
+    await worker.wait_idle()
