@@ -21,6 +21,8 @@ KNOWN = {
     "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step wait_writable optlen",
+    "looked up by the name of the call that arrives, in the simulated etcd":
+        "_deleterange _txn _leasegrant _leaserevoke _leasekeepalive _status",
     "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
     "attrs calls it: the default of a field": "_make_decoder",
     "a library reads it: PyYAML, jinja2, llama.cpp, NIXL": """
