@@ -140,7 +140,8 @@ def terminal(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], Callable[[bytes], None]]]:
     """A command on a terminal of its own: the process, what it has shown, and how to type."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    # Wide enough for the longest socket of an etcd, or a table would break its words.
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(ours, False)
     process = subprocess.Popen(
         [sys.executable, "-c", AS_SESSION_LEADER, *COMMAND, *arguments],
