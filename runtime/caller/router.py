@@ -39,8 +39,7 @@ from ..protocol.discovery.presence import InFlight, Sign
 from ..protocol.discovery.routing import Policy, pick
 from ..retries import Retries
 from .instances import Instances
-from .liveness import Monitor
-from .probes import Route, best_route
+from .liveness import Monitor, Route, best_route
 from .record import InstanceStatus
 
 __all__ = ["Router"]

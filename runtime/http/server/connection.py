@@ -188,7 +188,7 @@ class Connection:
 
     # --- the owner's side --------------------------------------------------------------------
 
-    def attend(self, nursery: trio.Nursery) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Read ahead, and send what `send_now` leaves, in `nursery`."""
         self._nursery = nursery
         nursery.start_soon(self._read_ahead)

@@ -175,7 +175,7 @@ class Server:
         lock: Any = _SendLock()
         server.send_lock = lock
         async with open_nursery() as nursery:
-            connection.attend(nursery)
+            connection.start(nursery)
             with trio.CancelScope() as scope:
                 nursery.start_soon(_end_when_gone, connection, server, scope)
                 await server

@@ -132,12 +132,12 @@ class _Model:
 class ModelTable:
     """Cards by model; while some agree with the one in force, it stays in force.
 
-    `patience_s` says of an endpoint and an instance id how long a card of theirs that was deleted
+    `removal_grace_s` says of an endpoint and an instance id how long a card of theirs that was deleted
     is kept: 0 for a worker that is gone, or that leaves. It is asked again at every `review`.
     """
 
-    def __init__(self, patience_s: Callable[[str, str], float] = lambda *_: 0.0) -> None:
-        self._patience_s = patience_s
+    def __init__(self, removal_grace_s: Callable[[str, str], float] = lambda *_: 0.0) -> None:
+        self._removal_grace_s = removal_grace_s
         self._models: dict[str, _Model] = {}
         self._names: dict[str, str] = {}
         """From key to model."""
@@ -145,7 +145,7 @@ class ModelTable:
         """Keys that are deleted and whose cards are kept, with the time of their end."""
         self._before: dict[str, ModelCard | None] = {}
         """What was in force for the models that the present step touches."""
-        self._news: dict[str, ModelCard] = {}
+        self._brought: dict[str, ModelCard] = {}
         """The cards that the present step has brought, by key."""
 
     @property
@@ -202,21 +202,21 @@ class ModelTable:
     def review(self, now: float) -> ModelChange:
         """Cards that were kept go with their workers, or when their time is over."""
         for key, until in list(self._kept.items()):
-            if until <= now or not self._patience_of(key):
+            if until <= now or not self._removal_grace_of(key):
                 self._drop(key)
         return self._change()
 
     def _let_go(self, key: str, now: float) -> None:
-        patience_s = self._patience_of(key)
-        if not patience_s:
+        removal_grace_s = self._removal_grace_of(key)
+        if not removal_grace_s:
             self._drop(key)
         else:
-            # One that is kept already is not given more time by a resync that repeats the news.
-            self._kept.setdefault(key, now + patience_s)
+            # One that is kept already is not given more time by a resync that repeats the deletion.
+            self._kept.setdefault(key, now + removal_grace_s)
 
-    def _patience_of(self, key: str) -> float:
+    def _removal_grace_of(self, key: str) -> float:
         card = self._models[self._names[key]].cards[key]
-        return self._patience_s(card.endpoint, _speaks_for(key, card))
+        return self._removal_grace_s(card.endpoint, _speaks_for(key, card))
 
     def _take(self, key: str, card: ModelCard) -> None:
         self._kept.pop(key, None)
@@ -225,7 +225,7 @@ class ModelTable:
         self._touch(card.name)
         model = self._models.setdefault(card.name, _Model(card))
         if model.cards.get(key) != card:
-            self._news[key] = card
+            self._brought[key] = card
         model.put(key, card)
         self._names[key] = card.name
 
@@ -242,7 +242,7 @@ class ModelTable:
     def _change(self, refused: Iterable[str] = ()) -> ModelChange:
         """Settle the models that the step has touched, once it is whole."""
         steps, self._before = self._before, {}
-        news, self._news = self._news, {}
+        brought, self._brought = self._brought, {}
         for name in steps:
             if self._models[name].cards:
                 self._models[name].elect()
@@ -250,7 +250,7 @@ class ModelTable:
                 del self._models[name]
         contradictions = (
             f"{key}: {_contradiction(card, self._models[card.name].card)}"
-            for key, card in news.items()
+            for key, card in brought.items()
             if not _agree(card, self._models[card.name].card)
         )
         after = {name: self._models[name].card for name in steps if name in self._models}

@@ -26,7 +26,7 @@ async def open_connection(
         client = await trio.testing.open_stream_to_socket_listener(listener)
         connection = Connection(await listener.accept(), write_timeout_s=write_timeout_s)
         if is_attended:
-            connection.attend(nursery)
+            connection.start(nursery)
         try:
             yield connection, client
         finally:
@@ -132,7 +132,7 @@ async def test_a_rest_that_is_given_up_is_followed_by_nothing() -> None:
         trio.open_nursery() as sending,
         trio.open_nursery() as nursery,
     ):
-        connection.attend(nursery)
+        connection.start(nursery)
         fill(connection)
         sending.start_soon(send_later)
         await trio.testing.wait_all_tasks_blocked()

@@ -29,7 +29,7 @@ class Workers:
     def __init__(self, *ids: str) -> None:
         self.here = set(ids)
 
-    def patience_s(self, endpoint: str, instance_id: str) -> float:
+    def removal_grace_s(self, endpoint: str, instance_id: str) -> float:
         return GRACE_S if endpoint == ENDPOINT and instance_id in self.here else 0.0
 
 
@@ -38,7 +38,7 @@ def card(name: str, *, chat: bool = True) -> ModelCard:
 
 
 def table(workers: Workers, *published: tuple[str, str]) -> ModelTable:
-    made = ModelTable(workers.patience_s)
+    made = ModelTable(workers.removal_grace_s)
     for name, worker in published:
         made.put(model_key(name, worker), encode_card(card(name)))
     return made
