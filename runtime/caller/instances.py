@@ -84,12 +84,7 @@ class Instances:
         self.joined: list[InstanceRecord] = []
         """Whose task is to be started."""
         if metrics is not None:
-            metrics.live_set(
-                str(endpoint),
-                live=lambda: sum(not each.is_suspected for each in self),
-                inhibited=lambda: self._count(InstanceStatus.INHIBITED),
-                stale=lambda: self._count(InstanceStatus.STALE),
-            )
+            metrics.live_set(str(endpoint), self.counts)
 
     def __iter__(self) -> Iterator[InstanceRecord]:
         """Those that have not left."""
@@ -108,9 +103,13 @@ class Instances:
         """Requests under way; zero at quiescence."""
         return sum(len(each.requests) for each in self._records.values())
 
-    def _count(self, status: InstanceStatus) -> int:
+    def counts(self) -> tuple[int, int, int]:
+        """How many are reached, how many are inhibited, and how many are stale."""
         now = self._env.clock.now()
-        return sum(each.status(now) is status for each in self)
+        statuses = [each.status(now) for each in self]
+        suspected = sum(each.is_suspected for each in self)
+        inhibited = statuses.count(InstanceStatus.INHIBITED)
+        return len(statuses) - suspected, inhibited, statuses.count(InstanceStatus.STALE)
 
     # --- what discovery says ---
 

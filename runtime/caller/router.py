@@ -107,7 +107,7 @@ class Router:
                 await self._discovery.run(attempt, task_status=task_status)
         finally:
             if self._metrics is not None:
-                self._metrics.endpoint_gone(str(self.endpoint))
+                self._metrics.endpoint_gone(str(self.endpoint), self._known.counts)
 
     async def _discover(self, nursery: trio.Nursery, begun: Callable[[], None]) -> None:
         async with self._control.watch(self.endpoint.key_prefix) as events:

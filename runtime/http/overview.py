@@ -48,7 +48,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     id: str
     state: str
-    """A `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`."""
+    """An `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`."""
     in_flight: int
     """This process's own requests under way to it."""
     incarnation: int

@@ -33,6 +33,8 @@ __all__ = [
     "RequestRecord",
 ]
 
+LiveCounts = Callable[[], tuple[int, int, int]]
+"""How many instances are live, how many of them inhibited, and how many stale."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SUCCESS: Final = "success"
 """The outcome of a request that ended with its whole answer; others are codes of `errors.py`."""
@@ -83,12 +85,14 @@ class Metrics:
         self._rendered = b""
         self._rendered_at: float | None = None
         self._lease = self._gauge("lease_state", "1 at the lease's state, else 0", "state")
-        self._live = self._gauge("live_instances", "Instances in the live set", "endpoint")
-        self._inhibited = self._gauge(
-            "inhibited_instances", "Live instances that the router avoids for now", "endpoint"
-        )
-        self._stale = self._gauge(
-            "stale_instances", "Live instances that discovery has deleted", "endpoint"
+        self._live_sets: dict[str, LiveCounts] = {}
+        self._of_live_sets = tuple(
+            self._gauge(f"{name}_instances", text, "endpoint")
+            for name, text in (
+                ("live", "Instances in the live set"),
+                ("inhibited", "Live instances that the router avoids for now"),
+                ("stale", "Live instances that discovery has deleted"),
+            )
         )
         self._connections = self._gauge("connections", "Open connections", "kind")
         self._connections_taken = self._counter(
@@ -134,26 +138,18 @@ class Metrics:
         for known in LeaseState:
             self._lease.labels(known.value).set(known is state)
 
-    def live_set(
-        self,
-        endpoint: str,
-        *,
-        live: Callable[[], float],
-        inhibited: Callable[[], float],
-        stale: Callable[[], float],
-    ) -> None:
-        """Ask these, whenever `/metrics` is read, for the instances of `endpoint` that are there."""
-        for gauge, count in (
-            (self._live, live),
-            (self._inhibited, inhibited),
-            (self._stale, stale),
-        ):
-            gauge.labels(endpoint).set_function(count)
+    def live_set(self, endpoint: str, counts: LiveCounts) -> None:
+        """Ask `counts`, whenever `/metrics` is read, for the instances of `endpoint`."""
+        self._live_sets[endpoint] = counts
+        for place, gauge in enumerate(self._of_live_sets):
+            gauge.labels(endpoint).set_function(_item(counts, place))
 
-    def endpoint_gone(self, endpoint: str) -> None:
-        """Nobody watches `endpoint` any more: its series end."""
-        for gauge in (self._live, self._inhibited, self._stale):
-            gauge.remove_by_labels({"endpoint": endpoint})
+    def endpoint_gone(self, endpoint: str, counts: LiveCounts) -> None:
+        """Nobody asks `counts` any more: the series end, unless they are another's by now."""
+        if self._live_sets.get(endpoint) == counts:
+            del self._live_sets[endpoint]
+            for gauge in self._of_live_sets:
+                gauge.remove_by_labels({"endpoint": endpoint})
 
     def entry_refused(self, kind: str) -> None:
         """An entry of `kind` (`instance`, `model`) does not decode, or contradicts its key."""
@@ -217,6 +213,10 @@ class _ModelSeries:
     tokens_in: Counter
     tokens_out: TokenTally
     disconnects: Counter
+
+
+def _item(counts: LiveCounts, place: int) -> Callable[[], float]:
+    return lambda: counts()[place]
 
 
 class FrontendMetrics(Metrics):

@@ -97,13 +97,19 @@ def test_exactly_one_lease_state_is_set() -> None:
 
 
 def test_the_live_set_is_shown_until_nobody_watches() -> None:
+    """The end of a router does not take away what its successor shows."""
     metrics = FrontendMetrics(StillEnv())
-    metrics.live_set("a/b/c", live=lambda: 3, inhibited=lambda: 1, stale=lambda: 2)
+    counts = [(3, 1, 2)]
+    metrics.live_set("a/b/c", lambda: (0, 0, 0))
+    metrics.live_set("a/b/c", ask := lambda: counts[0])
+    metrics.endpoint_gone("a/b/c", lambda: (0, 0, 0))
     assert metrics.value("live_instances", endpoint="a/b/c") == 3
     assert metrics.value("inhibited_instances", endpoint="a/b/c") == 1
     assert metrics.value("stale_instances", endpoint="a/b/c") == 2
-    metrics.endpoint_gone("a/b/c")
-    metrics.endpoint_gone("a/b/c")
+    counts[0] = (4, 0, 0)
+    assert metrics.value("live_instances", endpoint="a/b/c") == 4
+    metrics.endpoint_gone("a/b/c", ask)
+    metrics.endpoint_gone("a/b/c", ask)
     assert b"a/b/c" not in metrics.render()
 
 
