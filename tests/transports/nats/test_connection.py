@@ -258,7 +258,8 @@ async def test_closing_leaves_no_task_no_thread_and_no_socket(url: str) -> None:
             async with open_nats([url]) as plane:
                 await trio.sleep_forever()
     gc.collect()
-    assert count() == before
+    # Threads that were idle before may have ended meanwhile.
+    assert all(now <= then for now, then in zip(count(), before, strict=True)), before
 
 
 @pytest.mark.slow
