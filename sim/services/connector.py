@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -85,6 +86,8 @@ class Connector:
         self._pause_max_s = pause_max_s
         self._silence_s = silence_s
         self._opened = trio.lowlevel.ParkingLot()
+        self._alarm = trio.CancelScope()
+        """Round the sleep of whoever listens for silence."""
 
     async def wait_open(self) -> Peer:
         """The connection, once there is one."""
@@ -127,23 +130,29 @@ class Connector:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen_for_silence, peer, session)
-                await peer.run(session.received)
+                await peer.run(partial(self._receive, session))
                 nursery.cancel_scope.cancel()
         finally:
             self.peer = None
             session.lost()
 
+    def _receive(self, session: Session, frame: Frame) -> None:
+        self._alarm.deadline = trio.current_time() + self._silence_s / 2
+        session.received(frame)
+
     async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
         half_s = self._silence_s / 2
         while True:
-            await trio.sleep_until(peer.heard_s + half_s)
+            # The deadline moves with every frame, so that a busy connection costs no step.
+            with trio.CancelScope(deadline=trio.current_time() + half_s) as self._alarm:
+                await trio.sleep_forever()
             asked_s = trio.current_time()
-            if asked_s >= peer.heard_s + half_s:
-                session.ping(peer)
-                await trio.sleep(half_s)
-                if peer.heard_s < asked_s:
-                    peer.close()
-                    return
+            session.ping(peer)
+            with trio.CancelScope(deadline=asked_s + half_s) as self._alarm:
+                await trio.sleep_forever()
+            if peer.heard_s < asked_s:
+                peer.close()
+                return
 
 
 @asynccontextmanager

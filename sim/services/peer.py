@@ -11,7 +11,7 @@ What this module does not do: say what a frame means (`services/etcd/wire.py`,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -45,6 +45,8 @@ class Peer:
         assert isinstance(stream.socket, SimSocket)
         self._socket = stream.socket
         self._outbox: deque[bytes] = deque()
+        self._held: list[bytes] | None = None
+        """While what has come is taken in: the answers, which go in one piece."""
         self._outbox_bytes = 0
         self._outbox_bytes_max = outbox_bytes_max
         self._posted = trio.lowlevel.ParkingLot()
@@ -53,20 +55,34 @@ class Peer:
 
     def post(self, header: bytes, data: bytes = b"") -> None:
         """Send a frame after those posted before it; after the loss it goes nowhere."""
+        frame = encode_frame(header, data)
+        if self._held is not None:
+            self._held.append(frame)
+        else:
+            self._post(frame)
+
+    def post_all(self, header: bytes, parts: Sequence[bytes]) -> None:
+        """Send a frame for each of these data, in one piece."""
+        if self._held is None:
+            self._post(b"".join(encode_frame(header, data) for data in parts))
+        else:
+            self._held += [encode_frame(header, data) for data in parts]
+
+    def _post(self, frames: bytes) -> None:
         if self.is_lost:
             return
-        frame = encode_frame(header, data)
         if not self._outbox_bytes:
-            # Nothing is before it: it goes at once, and most often the writer need not wake up.
+            # Nothing is before it: it goes at once, and the writer is only woken by a full window.
             try:
-                frame = frame[self._socket.send_nowait(frame) :]
+                while sent := self._socket.send_nowait(frames):
+                    if sent == len(frames):
+                        return
+                    frames = frames[sent:]
             except OSError:
                 self._lose()
                 return
-            if not frame:
-                return
-        self._outbox.append(frame)
-        self._outbox_bytes += len(frame)
+        self._outbox.append(frames)
+        self._outbox_bytes += len(frames)
         self._posted.unpark_all()
 
     @property
@@ -105,8 +121,15 @@ class Peer:
         try:
             while data := await self._socket.recv_arrived(READ_BYTES_MAX):
                 self.heard_s = trio.current_time()
-                for frame in decoder.feed(data):
-                    receive(frame)
+                held: list[bytes] = []
+                self._held = held
+                try:
+                    for frame in decoder.feed(data):
+                        receive(frame)
+                finally:
+                    self._held = None
+                if held:
+                    self._post(b"".join(held))
         except (OSError, RemoteProtocolError):
             pass
         self._lose()

@@ -61,12 +61,13 @@ class LeaseKeeper:
             self._ask(lease_id)
         question.waiters += 1
         try:
-            with trio.move_on_after(self._client.timeout_s):
-                while not question.answered.is_set():
-                    with trio.move_on_after(self._client.per_try_timeout_s) as attempt:
-                        await question.answered.wait()
-                    if attempt.cancelled_caught:
-                        self._give_up_old_stream()
+            give_up_at = trio.current_time() + self._client.timeout_s
+            while not question.answered.is_set() and trio.current_time() < give_up_at:
+                try_until = trio.current_time() + self._client.per_try_timeout_s
+                with trio.move_on_at(min(try_until, give_up_at)) as attempt:
+                    await question.answered.wait()
+                if attempt.cancelled_caught:
+                    self._give_up_old_stream()
         finally:
             question.waiters -= 1
             if question.waiters == 0 and self._questions.get(lease_id) is question:
@@ -110,7 +111,8 @@ class LeaseKeeper:
                     for lease_id in list(self._questions):
                         self._ask(lease_id)
                     while True:
-                        self._answer(await stream.receive())
+                        for reply in await stream.receive():
+                            self._answer(reply)
                 finally:
                     self._stream = None
         except StreamLostError as lost:

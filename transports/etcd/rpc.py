@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
@@ -45,12 +46,15 @@ METHODS: Final = {
 class Stream(Protocol):
     """An open bidirectional stream."""
 
-    def send_nowait(self, request: Any) -> None:
-        """Queue a request. Raises `StreamLostError` if far too many are waiting."""
+    def send_nowait(self, *requests: Any) -> None:
+        """Queue requests, in order. Raises `StreamLostError` if far too many are waiting."""
         ...
 
-    async def receive(self) -> Any:
-        """The next reply; `StreamLostError` when there is none. A cancelled wait loses none."""
+    async def receive(self) -> Sequence[Any]:
+        """The replies that are there, at least one; a cancelled wait loses none.
+
+        Raises `StreamLostError` when there are no more.
+        """
         ...
 
     def cancel(self) -> None:

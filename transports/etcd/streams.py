@@ -39,20 +39,25 @@ class GrpcStream:
         self._reader = threading.Thread(target=self._read, name="etcd-stream", daemon=True)
         self._reader.start()
 
-    def send_nowait(self, request: Any) -> None:
-        """Queue a request. Raises `StreamLostError` if far too many are waiting."""
+    def send_nowait(self, *requests: Any) -> None:
+        """Queue requests, in order. Raises `StreamLostError` if far too many are waiting."""
         # A stuck stream is cut after a silence of seconds, so the bound is only reached when
         # something opens watches without end; then a new stream is the remedy as well.
         if self._requests.qsize() >= REQUESTS_MAX:
             raise StreamLostError(f"{REQUESTS_MAX} requests are waiting to be sent")
-        self._requests.put(request)
+        for request in requests:
+            self._requests.put(request)
 
-    async def receive(self) -> Any:
-        """The next reply; raises `StreamLostError` when there is none. A cancelled wait loses none."""
+    async def receive(self) -> list[Any]:
+        """See `Stream.receive`."""
         try:
-            return await self._receive.receive()
+            replies = [await self._receive.receive()]
         except trio.EndOfChannel:
             raise self._lost() from None
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                replies.append(self._receive.receive_nowait())
+        return replies
 
     def cancel(self) -> None:
         """End the call; whoever receives gets `StreamLostError`."""

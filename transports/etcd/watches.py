@@ -153,6 +153,10 @@ class WatchTable:
         It is not an on-demand progress request: releases before 3.4.25 and 3.5.8 answer those
         with revisions that they have not delivered yet (etcd issues 15220 and 17566).
         """
+        # To cancel a watch is such a question too, so every second one ends what the first began.
+        if self._probe_id:
+            self._cancel(self._probe_id)
+            return
         self._probe_id = self._next_wire_id()
         self._requests.append(
             wire.WatchRequest(
@@ -163,9 +167,8 @@ class WatchTable:
     def receive(self, reply: wire.WatchResponse) -> bool:
         """Take in one reply. False means that the stream is of no more use: open another."""
         if self._probe_id and reply.watch_id == self._probe_id:
-            if not reply.canceled:
-                self._cancel(reply.watch_id)
-            self._probe_id = 0
+            if reply.canceled:
+                self._probe_id = 0
             return True
         watch = self._on_wire.get(reply.watch_id)
         # `canceled` is looked at before `created`: a watch that is refused for its token comes

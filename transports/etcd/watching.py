@@ -6,7 +6,7 @@ the pause before the next one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
 
 import trio
@@ -19,6 +19,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Snapshot, WatchEvent
 
+from . import wire_pb2 as wire
 from .client import Client
 from .failures import StreamLostError
 from .rpc import Stream
@@ -60,8 +61,7 @@ class WatchKeeper:
         if self._stream is None:
             return
         try:
-            for request in self.table.take_requests():
-                self._stream.send_nowait(request)
+            self._stream.send_nowait(*self.table.take_requests())
         except StreamLostError:
             # The keeper learns of it from the stream's end, and the books keep no debts: the
             # next stream starts from the state of every watch.
@@ -114,13 +114,14 @@ class WatchKeeper:
     async def _take_replies(self, stream: Stream) -> None:
         is_asked = False
         while True:
-            reply = None
-            with trio.move_on_after(self._silence_s / 2):
-                reply = await stream.receive()
-            if reply is not None:
+            replies: Sequence[wire.WatchResponse] = ()
+            # Asked for the last third only: an answer takes no seconds, and who asks less costs less.
+            with trio.move_on_after(self._silence_s * (1 / 3 if is_asked else 2 / 3)):
+                replies = await stream.receive()
+            if replies:
                 is_asked = False
                 self._client.heard()
-                if not self.table.receive(reply):
+                if not all(self.table.receive(reply) for reply in replies):
                     raise StreamLostError("a watch was refused")
             elif is_asked:
                 raise StreamLostError(f"silent for {self._silence_s} s")

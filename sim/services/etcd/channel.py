@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -43,33 +42,32 @@ class _Exchange:
     def __init__(self, call: Call, connector: Connector) -> None:
         self._head, self._method = encode(call), METHODS[call.op]
         self._connector = connector
-        self._requests: deque[bytes] = deque()
-        self._replies: deque[Any] = deque()
+        self._requests: list[bytes] = []
+        self._replies: list[Any] = []
         self._came = trio.lowlevel.ParkingLot()
         self._error: StatusError | None = None
 
-    def send_nowait(self, request: Any) -> None:
+    def send_nowait(self, *requests: Any) -> None:
         """See `Stream.send_nowait`."""
-        data = request.SerializeToString()
+        self._requests += [request.SerializeToString() for request in requests]
         if self._connector.peer is not None:
-            self._connector.peer.post(self._head, data)
+            self.opened(self._connector.peer)
         elif self._connector.is_failing:
             self.unreached()
-        else:
-            self._requests.append(data)
 
-    async def reply(self) -> Any:
-        """The next reply, or `StatusError`."""
+    async def replies(self) -> list[Any]:
+        """Those that are there, at least one, or `StatusError`."""
         while not self._replies:
             if self._error is not None:
                 raise self._error
             await self._came.park()
-        return self._replies.popleft()
+        replies, self._replies = self._replies, []
+        return replies
 
-    async def receive(self) -> Any:
+    async def receive(self) -> list[Any]:
         """See `Stream.receive`."""
         try:
-            return await self.reply()
+            return await self.replies()
         except StatusError as error:
             raise StreamLostError(error.text, error) from None
 
@@ -79,8 +77,9 @@ class _Exchange:
 
     def opened(self, peer: Peer) -> None:
         """There is a connection: what waited for it goes."""
-        while self._requests:
-            peer.post(self._head, self._requests.popleft())
+        if self._requests:
+            peer.post_all(self._head, self._requests)
+            self._requests.clear()
 
     def received(self, data: bytes) -> None:
         """A reply came."""
@@ -119,7 +118,7 @@ class SimulatedChannel:
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._exchange(name) as (_, exchange), trio.move_on_after(timeout_s):
             exchange.send_nowait(request)
-            return await exchange.reply()
+            return (await exchange.replies())[0]
         raise StatusError("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
     @asynccontextmanager

@@ -235,14 +235,20 @@ class _Connection:
             stream = self._streams.get(message.id)
             if stream is None:
                 stream = self._streams[message.id] = WatchStream(self._etcd.world.choices)
-            request = METHODS["Watch"].request.FromString(data)
-            if request.create_request.range_end:  # Else it is a probe.
-                self._etcd.world.note("etcd.watch", client=self._peer_name)
-            stream.take(request)
-            self.wake()
+            self._watch(message, METHODS["Watch"].request.FromString(data), stream)
         else:
             reply, result = self._etcd.answer(message, data)
             self._reply(reply, result, payload=Done(message.op, reply))
+
+    def _watch(self, call: Call, request: Any, stream: WatchStream) -> None:
+        etcd = self._etcd
+        answer = stream.take(request, etcd.store, etcd.store_id)
+        self._reply(Answer(call.id), answer.SerializeToString(), payload=answer)
+        wanted = request.create_request
+        if wanted.range_end:  # Else it is a probe.
+            etcd.world.note("etcd.watch", client=self._peer_name)
+        if wanted.start_revision and wanted.start_revision <= etcd.store.revision:
+            self.wake()
 
     def _reply(self, reply: Reply, data: bytes, *, payload: Any) -> None:
         header = encode(reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,6 @@ class _Watch:
     key: str
     is_key: bool
     next_revision: int
-    is_announced: bool = False
 
     def wants(self, change: Change) -> bool:
         key = change.entry.key if isinstance(change, Put) else change.key
@@ -44,40 +42,33 @@ class WatchStream:
         """Set to have every watch told how far it is."""
         self._choices = choices
         self._watches: dict[int, _Watch] = {}
-        self._cancelled: deque[int] = deque()
 
-    def take(self, request: Any) -> None:
-        """What the client said."""
+    def take(self, request: Any, store: MemoryStore, store_id: int) -> wire.WatchResponse:
+        """What the client said, and the answer, which comes before any event."""
         if request.HasField("cancel_request"):
-            self._cancelled.append(request.cancel_request.watch_id)
-            return
+            watch_id = request.cancel_request.watch_id
+            self._watches.pop(watch_id, None)
+            return _reply(store, store_id, watch_id, canceled=True)
         wanted = request.create_request
         is_key = not wanted.range_end
         key = wanted.key.decode() if is_key else prefix_of(wanted.range_end)
-        self._watches[wanted.watch_id] = _Watch(key, is_key, wanted.start_revision)
+        start = wanted.start_revision or store.revision + 1
+        self._watches[wanted.watch_id] = _Watch(key, is_key, start)
+        return _reply(store, store_id, wanted.watch_id, created=True)
 
     def pending(
         self, store: MemoryStore, store_id: int, now: float
     ) -> Iterator[wire.WatchResponse]:
         """What is to be sent now, one message at a time: the store may go on between two."""
-        for watch_id in list(self._watches):
-            for fields in self._pending_of(watch_id, store, now):
+        for watch_id, watch in list(self._watches.items()):
+            for fields in self._pending_of(watch_id, watch, store, now):
                 yield _reply(store, store_id, watch_id, **fields)
-        while self._cancelled:
-            watch_id = self._cancelled.popleft()
-            self._watches.pop(watch_id, None)
-            yield _reply(store, store_id, watch_id, canceled=True)
         self.is_progress_due = False
 
     def _pending_of(
-        self, watch_id: int, store: MemoryStore, now: float
+        self, watch_id: int, watch: _Watch, store: MemoryStore, now: float
     ) -> Iterator[dict[str, Any]]:
-        watch = self._watches[watch_id]
-        if not watch.is_announced:
-            watch.is_announced = True
-            watch.next_revision = watch.next_revision or store.revision + 1
-            yield {"created": True}
-        while watch_id not in self._cancelled:
+        while self._watches.get(watch_id) is watch:
             asked = watch.next_revision
             try:
                 changes, watch.next_revision = store.changes(
@@ -89,10 +80,10 @@ class WatchStream:
                 return
             yield from self._told([change for change in changes if watch.wants(change)])
             if watch.next_revision == asked:
-                break
-        if self.is_progress_due:
-            # Nothing came between the look at the history and this.
-            yield {}
+                if self.is_progress_due:
+                    # Nothing came between the look at the history and this.
+                    yield {}
+                return
 
     def _told(self, changes: list[Change]) -> Iterator[dict[str, Any]]:
         events = list(map(_event_of, changes))

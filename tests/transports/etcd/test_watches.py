@@ -355,7 +355,7 @@ def test_a_store_whose_history_is_not_ours_is_listed_again(
     assert watch.phase is phase
 
 
-def test_a_probe_is_answered_and_leaves_nothing() -> None:
+def test_a_probe_is_answered_and_ends_with_the_next() -> None:
     books = Books()
     books.table.connected()
     watch = books.add()
@@ -363,12 +363,16 @@ def test_a_probe_is_answered_and_leaves_nothing() -> None:
     books.table.probe()
     assert books.sent() == [("create", 2, 0)]
     assert books.table.receive(created(2))
+    assert books.sent() == []
+    books.table.probe()
     assert books.sent() == [("cancel", 2, 0)]
     assert books.table.receive(refused(2, is_created=False))
     assert watch.phase is Phase.STREAMING
     books.table.probe()
-    assert books.table.receive(refused(3)), "also a refusal shows that the server lives"
     assert books.sent() == [("create", 3, 0)]
+    assert books.table.receive(refused(3)), "also a refusal shows that the server lives"
+    books.table.probe()
+    assert books.sent() == [("create", 4, 0)]
 
 
 @pytest.mark.parametrize(
