@@ -10,6 +10,7 @@ connection (`services/etcd/channel.py`, `services/nats/client.py`).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -141,18 +142,16 @@ class Connector:
         session.received(frame)
 
     async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
-        half_s = self._silence_s / 2
+        half_s, asked_s = self._silence_s / 2, -math.inf
         while True:
             # The deadline moves with every frame, so that a busy connection costs no step.
             with trio.CancelScope(deadline=trio.current_time() + half_s) as self._alarm:
                 await trio.sleep_forever()
-            asked_s = trio.current_time()
-            session.ping(peer)
-            with trio.CancelScope(deadline=asked_s + half_s) as self._alarm:
-                await trio.sleep_forever()
             if peer.heard_s < asked_s:
                 peer.close()
                 return
+            asked_s = trio.current_time()
+            session.ping(peer)
 
 
 @asynccontextmanager
