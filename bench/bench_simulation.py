@@ -184,7 +184,7 @@ about = "Ten workers under load, one of them killed and one cut off for a while.
 frontends = 1
 workers = 10
 
-[[load]]
+[[workload]]
 clients = {clients}
 requests = {requests}
 pause_s = {pause_s}
@@ -212,7 +212,7 @@ def cluster_under_load(*, clients: int, requests: int, pause_s: list[float]) -> 
     """The whole stack: hypercorn, httpx, router, workers with the mocker engine, store."""
     text = CLUSTER.format(clients=clients, requests=requests, pause_s=pause_s)
     outcome = run_scenario(parse_scenario(text), SeedChoices(1))
-    assert not outcome.breaches, outcome.breaches
+    assert not outcome.violations, outcome.violations
     return outcome.world.ended_s
 
 

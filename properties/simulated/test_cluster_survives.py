@@ -21,18 +21,18 @@ SCENARIO = parse_scenario(
     about = "Faults as hypothesis draws them."
     [cluster]
     config = { "control_plane.etcd.lease_ttl_s" = 2 }
-    [[load]]
+    [[workload]]
     clients = 2
     requests = 3
     timeout_s = 20.0
-    [[load]]
+    [[workload]]
     via = "runtime"
     requests = 2
     timeout_s = 20.0
-    [[load]]
+    [[workload]]
     requests = 2
     start_s = 13.0
-    [[load]]
+    [[workload]]
     via = "runtime"
     requests = 2
     start_s = 13.0
@@ -88,7 +88,7 @@ def test_a_cluster_survives_any_three_faults(
 def survive(plan: list[FaultPlan], values: list[int], policy: Policy = "batch") -> None:
     scenario: Scenario = attrs.evolve(SCENARIO, faults=tuple(plan), policy=policy)
     outcome = run_scenario(scenario, ReplayChoices(values))
-    assert [str(breach) for breach in outcome.breaches] == []
+    assert [str(violation) for violation in outcome.violations] == []
     ends = [record.outcome for record in outcome.records]
     assert len(ends) == 12
     assert plan or ends == ["complete"] * len(ends)

@@ -31,7 +31,7 @@ STALE_ACK = Scenario("trinamo.sim.programs.leased_queue", parameters={"fenced": 
 def test_a_bounded_search_sees_exactly_the_runs_within_its_bound(
     sizes: list[int], bound: int
 ) -> None:
-    """Compared with all combinations of answers that differ from the dull ones `bound` times."""
+    """Compared with all combinations of answers that differ from the default answers `bound` times."""
     seen: list[tuple[int, ...]] = []
 
     def play(choices: Choices) -> None:
@@ -64,7 +64,7 @@ def test_a_failing_run_is_filed_replayed_and_shrunk(values: list[int], seed: int
     shrunk = shrink(STALE_ACK, ReplayChoices(values, seed))
     assert shrunk.run.finding is not None
     assert shrunk.run.finding.invariant == failing.finding.invariant
-    assert shrunk.run.lively_count <= min(5, failing.lively_count)
+    assert shrunk.run.deviation_count <= min(5, failing.deviation_count)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_invariants_hold_under_drawn_choices_and_faults(plan: Plan, values: 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=plans(), seed=st.integers(0, 2**32))
 def test_the_invariants_hold_under_seeded_choices(plan: Plan, seed: int) -> None:
-    """The same, with lively choices to the end of the run instead of dull ones after a prefix."""
+    """The same, with non_default choices to the end of the run instead of dull ones after a prefix."""
     outcome = run(plan, SeedChoices(seed))
     note(f"terminals {outcome.terminals}, handlers {outcome.handlers}")
     assert outcome.violations() == []

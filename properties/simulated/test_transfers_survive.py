@@ -76,4 +76,4 @@ def test_transfers_survive_any_three_faults(
         limits=Limits(end_s=200.0, settle_s=300.0),
     )
     outcome = run_scenario(scenario, ReplayChoices(values))
-    assert [str(breach) for breach in outcome.breaches] == []
+    assert [str(violation) for violation in outcome.violations] == []

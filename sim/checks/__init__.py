@@ -55,4 +55,4 @@ def judge(outcome: Outcome) -> None:
             outcome.violate(invariant, text)
     asked = outcome.scenario.expect.invariants
     if asked:
-        outcome.breaches[:] = [v for v in outcome.breaches if v.invariant in asked]
+        outcome.violations[:] = [v for v in outcome.violations if v.invariant in asked]

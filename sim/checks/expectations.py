@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from ..cluster.load import COMPLETE
+from ..cluster.workload import COMPLETE
 
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
@@ -39,7 +39,7 @@ def _wrong_ends(outcome: Outcome) -> Iterator[str]:
 def _wrong_notes(outcome: Outcome) -> Iterator[str]:
     seen = {row.kind for row in outcome.told}
     for kind in outcome.scenario.expect.notes:
-        if kind not in seen and not outcome.breaches:
+        if kind not in seen and not outcome.violations:
             # One run may lack it by chance; if no run of a swarm shows it, that is a finding.
             outcome.world.missed.append(f"there is no note {kind!r}")
     # Once all is settled everybody is told to leave, and is forgotten and lost in good order.
@@ -50,11 +50,11 @@ def _wrong_notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _wrong_answers(outcome: Outcome) -> Iterator[str]:
-    for row in outcome.world.trace.of_kind("rogue.end"):
+    for row in outcome.world.trace.of_kind("byzantine.end"):
         answer, expects = row.field("answer"), row.field("expects")
         if answer != expects:
             act = row.field("act")
-            yield f"the rogue's {act} was answered with {answer!r}, not {expects!r}"
+            yield f"the Byzantine client's {act} was answered with {answer!r}, not {expects!r}"
 
 
 def _bursts(outcome: Outcome) -> Iterator[str]:

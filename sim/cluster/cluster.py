@@ -23,10 +23,10 @@ from ..core.errors import Violation
 from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
-from .load import Manner, RequestRecord, ask_over_http, ask_through_runtime
 from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
+from .workload import ClientProfile, RequestRecord, ask_over_http, ask_through_runtime
 
 if TYPE_CHECKING:
     from ..scenario.plans import FaultPlan
@@ -40,7 +40,7 @@ class ClusterPlan:
 
     frontends: int = 1
     workers: int = 2
-    load: tuple[Manner, ...] = (Manner(),)
+    workload: tuple[ClientProfile, ...] = (ClientProfile(),)
     config: Config = attrs.Factory(Config)
     engine: MockerOptions = attrs.Factory(MockerOptions)
     ready_timeout_s: float = 10.0
@@ -66,11 +66,11 @@ class Cluster:
         """Every request asked, in order."""
         self.frontends = [f"frontend{n}" for n in range(plan.frontends)]
         self.workers = [f"worker{n}" for n in range(plan.workers)]
-        self._manners: dict[str, Manner] = {}
-        for manner in plan.load:
-            for _ in range(manner.clients):
-                self._manners[f"client{len(self._manners)}"] = manner
-        self.clients = list(self._manners)
+        self._profiles: dict[str, ClientProfile] = {}
+        for profile in plan.workload:
+            for _ in range(profile.clients):
+                self._profiles[f"client{len(self._profiles)}"] = profile
+        self.clients = list(self._profiles)
 
     @property
     def store(self) -> NotedStore:
@@ -131,11 +131,11 @@ class Cluster:
             return run_worker, process, config, self.plan.engine
         if name in self.frontends:
             return run_frontend, process, config
-        manner = self._manners[name]
+        profile = self._profiles[name]
         rng = self.world.choices.stream(f"load/{name}")
-        if manner.via == "runtime":
-            return ask_through_runtime, process, manner, rng, self.records, config
-        return ask_over_http, process, manner, rng, self.records
+        if profile.via == "runtime":
+            return ask_through_runtime, process, profile, rng, self.records, config
+        return ask_over_http, process, profile, rng, self.records
 
     def strike(self, fault: FaultPlan, host: str) -> None:
         """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
@@ -157,8 +157,8 @@ class Cluster:
         """The clients that ask one of these frontends, or workers through the runtime."""
         return [
             name
-            for name, manner in self._manners.items()
-            if manner.via == "runtime" or manner.to in frontends
+            for name, profile in self._profiles.items()
+            if profile.via == "runtime" or profile.to in frontends
         ]
 
     def open_requests(self, clients: Collection[str]) -> list[RequestRecord]:
@@ -175,4 +175,4 @@ class Cluster:
 
     def _is_done(self, name: str) -> bool:
         asked = [r for r in self.records if r.client == name]
-        return not self.is_up(name) or len(asked) == self._manners[name].requests
+        return not self.is_up(name) or len(asked) == self._profiles[name].requests

@@ -3,7 +3,7 @@
 The same cluster, load and faults run against the kernel's TCP. Then each request's notes, times
 aside, are compared with the simulated run of the same seed. Without faults they must be equal, token
 by token. With faults it is chance which token a fault meets, so runs of tokens count as one, and
-the sequence must be one that some simulated run shows, for any request of the same manner.
+the sequence must be one that some simulated run shows, for any request of the same profile.
 
 What cannot be done on loopback is refused by name: `refusals`. Read next: `world.py`.
 """
@@ -173,9 +173,9 @@ def simulated_rows(scenario: Scenario, seed: int) -> Sequence[Row]:
 def _is_exact(scenario: Scenario) -> bool:
     """Whether nothing that depends on the moment has a part in it."""
     leaves = any(
-        getattr(manner, name, -1) >= 0 for manner in scenario.cluster.load for name in EARLY
+        getattr(profile, name, -1) >= 0 for profile in scenario.cluster.workload for name in EARLY
     )
-    return not (scenario.faults or scenario.rogues or leaves)
+    return not (scenario.faults or scenario.byzantines or leaves)
 
 
 def _possible(scenario: Scenario, seed: int) -> set[tuple[str, Shape]]:

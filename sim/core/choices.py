@@ -1,9 +1,9 @@
 """Every decision of a simulated run goes through one object: `below(n, label)`.
 
-0 is always the dullest answer (no tear, no jitter, creation order), so a shrinker that lowers
+0 is always the default answer (no tear, no jitter, creation order), so a shrinker that lowers
 numbers removes deviations. The sources: a seed; a list to replay, which is also how a list drawn by
 Hypothesis answers (draw the list before the run, never inside it); a list whose end a seed goes on
-from; a few deviations from the dull run; and answers kept per label. All of them record what they
+from; a few deviations from the default run; and answers kept per label. All of them record what they
 answered; seed and record together replay the run.
 
 What this module does not do: decide what is worth deciding. Callers name each decision with a
@@ -64,7 +64,7 @@ class Choices:
         return value
 
     def chance(self, one_in: int, label: str) -> bool:
-        """True about once in `one_in`; False is the dull answer. Never true if `one_in` < 2."""
+        """True about once in `one_in`; False is the default answer. Never true if `one_in` < 2."""
         return self.below(one_in, label) == 1
 
     def stream(self, name: str) -> random.Random:
@@ -152,7 +152,7 @@ class PrefixChoices(ReplayChoices):
 
 
 class DeviationChoices(Choices):
-    """The dull run but for some answers, given as (position, value): see `explore_bounded`."""
+    """The default run but for some answers, given as (position, value): see `explore_bounded`."""
 
     def __init__(self, deviations: Sequence[tuple[int, int]], seed: int = 0) -> None:
         super().__init__(seed)

@@ -10,7 +10,7 @@
               finds a bug of depth d with a known probability (Burckhardt et al., ASPLOS 2010)
 
 A policy is given the runnable tasks, oldest first, and says which run now, in which order: all of
-them, or one, and then the others stay runnable. 0 is always the dull answer: creation order, or whose turn it is.
+them, or one, and then the others stay runnable. 0 is always the default answer: creation order, or whose turn it is.
 
 Under `step` and `pct` the next event (a delivery, a fault) and the next deadline compete with the
 runnable tasks, so they fall between any two steps. Time then goes on while tasks could run, as on
@@ -147,7 +147,7 @@ class _OneByOne(ABC):
             if task not in turns:
                 turns[task] = (self._next_turn, now_s)
                 self._next_turn += 1
-        # Whoever became runnable first is the dull answer, so dull runs are fair.
+        # Whoever became runnable first is the default answer, so default runs are fair.
         tasks.sort(key=turns.__getitem__)
         next_s = self._happenings.next_happening_s()
         is_soon = next_s <= turns[tasks[0]][1] + LATE_S_MAX

@@ -1,7 +1,7 @@
 """Many runs of one scenario: search for failures, make them small, replay them, explain them.
 
 Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds), `bounded.py`
-(every run near the dull one), `coverage.py` (what no run has shown), `failure.py` and `replay.py`
+(every run near the default run), `coverage.py` (what no run has shown), `failure.py` and `replay.py`
 (a failure on file), `shrink.py`, `pin.py`, `determinism.py`. Scenario files come from
 `sim/scenario/play.py`. All are plain functions that report progress to a callback; the command line
 is elsewhere.

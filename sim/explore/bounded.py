@@ -1,6 +1,6 @@
-"""Every run that departs from the dull one in at most so many decisions.
+"""Every run that deviates from the default run in at most so many decisions.
 
-Runs are visited by their number of departures, so the first failure found has the fewest. A search
+Runs are visited by their number of deviations, so the first failure found has the fewest. A search
 that was not stopped by `runs_max` is complete: no run of this scenario within the bound breaks a
 rule, as far as it is made of recorded decisions. What is drawn from `Choices.stream` is fixed by the
 seed; take a policy that records its picks (`choice`, `grouped`, `step`) to enumerate schedules too.
@@ -31,7 +31,7 @@ class Search:
     failed_runs: int = 0
     is_complete: bool = False
     first: Run | None = None
-    """The first failing run, which has the fewest departures."""
+    """The first failing run, which has the fewest deviations."""
     first_after_runs: int = 0
     runs_by_deviations: list[int] = attrs.field(factory=list)
     keys: dict[str, int] = attrs.field(factory=dict)
@@ -48,7 +48,7 @@ def explore_bounded(
     stop_at_first: bool = False,
     on_progress: Callable[[Search], object] = lambda _search: None,
 ) -> Search:
-    """Play the dull run, then all with one departure, and so on up to `max_deviations`.
+    """Play the default run, then all with one deviation, and so on up to `max_deviations`.
 
     With `labels` only decisions of these names may depart. `on_progress` is called after each run.
     """
@@ -76,7 +76,7 @@ def explore_bounded(
 
 @attrs.frozen
 class _Parent:
-    """A run whose departures are to be played: where, and how many answers there are.
+    """A run whose deviations are to be played: where, and how many answers there are.
 
     Kept packed: a run has ten thousands of decisions, and a search thousands of runs.
     """
@@ -84,7 +84,7 @@ class _Parent:
     deviations: Deviations
     start: int
     answers: bytes | None
-    """Of each decision from `start` on, packed; None stands for the dull run itself."""
+    """Of each decision from `start` on, packed; None stands for the default run itself."""
 
     @classmethod
     def of(cls, deviations: Deviations, record: list[Choice], labels: tuple[str, ...]) -> _Parent:

@@ -32,7 +32,7 @@ from .run import Finding, Play, Played, Run, Scenario, played
 
 __all__ = ["SCHEMA", "BadFailureFile", "Failure", "load_failure", "save_failure"]
 
-SCHEMA = "trinamo.sim-failure/1"
+SCHEMA = "trinamo.sim-failure/2"
 FILE_BYTES_MAX = 100_000
 ROWS_BYTES_MAX = 40_000
 ROWS_TEXT_MAX = 16_000_000

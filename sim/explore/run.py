@@ -86,8 +86,8 @@ class Run:
     """What the scenario is about and did not come to pass in this run (`World.untested`)."""
 
     @property
-    def lively_count(self) -> int:
-        """How many of its decisions were not the dull ones."""
+    def deviation_count(self) -> int:
+        """How many of its decisions were not the default answers."""
         return sum(value != 0 for value in self.values)
 
 

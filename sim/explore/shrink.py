@@ -88,8 +88,8 @@ class _Shrinker:
 
     @staticmethod
     def _measure(scenario: Scenario, record: list[Choice]) -> tuple[int, int, int, int]:
-        lively = [choice.value for choice in record if choice.value]
-        return len(_faults(scenario)), len(lively), sum(lively), len(record)
+        non_default = [choice.value for choice in record if choice.value]
+        return len(_faults(scenario)), len(non_default), sum(non_default), len(record)
 
     def _try(self, choices: Choices, scenario: Scenario | None = None) -> bool:
         """Play; keep the run if it fails alike and is duller."""
@@ -126,8 +126,8 @@ class _Shrinker:
         seed = self.best.run.seed
         if self._try(ReplayChoices([], seed)):
             return
-        lively = Counter(choice.label for choice in self.best.record if choice.value)
-        for label, _ in lively.most_common():
+        non_default = Counter(choice.label for choice in self.best.record if choice.value)
+        for label, _ in non_default.most_common():
             answers = _by_label(self.best.record)
             answers.pop(label, None)
             if not self._try(LabelledChoices(answers, seed)):
@@ -144,7 +144,7 @@ class _Shrinker:
                 return
 
     def _silence_blocks(self) -> None:
-        """Zero ever smaller groups of lively decisions, until no single one can be zeroed."""
+        """Zero ever smaller groups of non_default decisions, until no single one can be zeroed."""
         size = max(1, len(_lively(self.best.record)) // 2)
         while True:
             start = 0

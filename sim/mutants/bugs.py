@@ -1,6 +1,6 @@
 """Mistakes of other systems, and possible ones of ours, to be put back into a run on purpose.
 
-A simulator that finds nothing may be blind. So each scenario has twins: the same play with one of
+A simulator that finds nothing may be blind. So each scenario has mutants: the same play with one of
 these mistakes planted (`planting.py`), which some seed must show. Those of the control and event planes are in
 `plane_bugs.py`, those of transfers in `transfer_bugs.py`.
 """

@@ -1,8 +1,8 @@
-"""A small leased work queue, and its twin with a planted bug: an acknowledgement that comes late.
+"""A small leased work queue, and its mutant with a planted bug: an acknowledgement that comes late.
 
 The queue lends a job to a worker under a token and, when the lease runs out, lends it again. A
 worker that was slow then acknowledges with the old token. The queue must reject that (`fenced`); the
-twin (`fenced=False`) takes it, and so commits a job twice: S10 of the catalogue. Small enough to be
+mutant (`fenced=False`) takes it, and so commits a job twice: S10 of the catalogue. Small enough to be
 searched exhaustively within a bound, it holds the simulator itself to account: the bug must be found,
 and shrunk to one decision.
 
@@ -78,7 +78,7 @@ class _Queue:
         if self._fenced and self._leased.get(job) != token:
             self._world.note("queue.reject", job=job, token=token)
             return
-        # The twin forgets to look at the token.
+        # The mutant forgets to look at the token.
         self._leased.pop(job, None)
         self._world.note("queue.commit", job=job, token=token)
         if job in self.committed:

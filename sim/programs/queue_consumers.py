@@ -1,9 +1,9 @@
-"""Real consumers of a work queue on a simulated broker, and a twin whose broker forgets its fence.
+"""Real consumers of a work queue on a simulated broker, and a mutant whose broker forgets its fence.
 
 `runtime/queues/consumer.py` runs on hosts that are paused for longer than their leases, killed and
 booted again; the broker dies and comes back, has no leader, and loses answers. Whatever happens, no
 ack of a job is applied twice, no attempt has two effects (I8), and once the faults are over every
-job is done. The twin (`fenced=False`) is S10 of the catalogue: a broker that takes an ack under a
+job is done. The mutant (`fenced=False`) is S10 of the catalogue: a broker that takes an ack under a
 token whose lease has expired.
 
 What this module does not do: search. `sim.explore` does, with this module as the scenario.

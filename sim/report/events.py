@@ -327,7 +327,7 @@ class _Reader:
 
 def _rank(host: str) -> tuple[int, str, int, str]:
     """Driver first, then clients, frontends, workers, and what they share."""
-    order = ("client", "frontend", "router", "worker", "rogue", "queue", "store", "broker")
+    order = ("client", "frontend", "router", "worker", "byzantine", "queue", "store", "broker")
     stem = host.rstrip("0123456789")
     digits = host[len(stem) :]
     if host == DRIVER:

@@ -87,15 +87,15 @@ class ClusterDriver(Driver):
 
     async def run(self) -> None:
         scenario, outcome, world = self.scenario, self.outcome, self.world
-        rogues = [f"rogue{number}" for number in range(len(scenario.rogues))]
-        self.shape_links([*self.cluster.hosts, *rogues])
+        byzantines = [f"byzantine{number}" for number in range(len(scenario.byzantines))]
+        self.shape_links([*self.cluster.hosts, *byzantines])
         await self.cluster.start()
         outcome.load_started_s = trio.current_time()
         world.note("load.begin")
         self.nemesis.arm()
         self.cluster.start_clients()
-        for number, rogue in enumerate(scenario.rogues):
-            world.boot(f"rogue{number}", rogue.run, self.cluster)
+        for number, byzantine in enumerate(scenario.byzantines):
+            world.boot(f"byzantine{number}", byzantine.run, self.cluster)
         if scenario.liveness.at_s >= 0:
             world.after(scenario.liveness.at_s, self.nemesis.heal_core)
         if not await self.wait(self._is_load_over, scenario.limits.end_s):
@@ -110,7 +110,7 @@ class ClusterDriver(Driver):
         if not await self.wait(self._are_workers_found, scenario.limits.settle_s):
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
-        if not outcome.breaches:
+        if not outcome.violations:
             await self._look_at_watches()
             await self._look_at_reports()
             await self._shut_down()
@@ -118,13 +118,13 @@ class ClusterDriver(Driver):
     @override
     def look(self) -> None:
         for text in overflows(self.outcome):
-            if not any(v.text == text for v in self.outcome.breaches):
+            if not any(v.text == text for v in self.outcome.violations):
                 self.outcome.violate("I12", text)
 
     def _is_load_over(self) -> bool:
         if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
             return False
-        names = [f"rogue{number}" for number in range(len(self.scenario.rogues))]
+        names = [f"byzantine{number}" for number in range(len(self.scenario.byzantines))]
         return self.cluster.are_done(self._clients) and not any(map(self.is_running, names))
 
     @property

@@ -1,8 +1,8 @@
 """Scenario files: TOML in, a `Scenario` out, or an error that names file, line and nearest word.
 
 The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `[network]`,
-`[link."a->b"]`, `[[load]]`, `[[rogue]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
-`[[twin]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
+`[link."a->b"]`, `[[workload]]`, `[[byzantine]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
+`[[mutant]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trinamo.runtime.engines.mocker.engine import MockerOptions
 from trinamo.runtime.errors import ConfigError
 
 from ..checks import INVARIANTS
+from ..cluster.byzantine import ACTS, ByzantineClient
 from ..cluster.cluster import ClusterPlan
-from ..cluster.load import Manner
-from ..cluster.rogues import ACTS, Rogue
 from ..cluster.services import BROKER, STORE
+from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
 from ..mutants.bugs import BUGS
 from ..transfers.plan import TransferPlan
@@ -37,9 +37,9 @@ from .plans import (
     Limits,
     LinkPlan,
     Liveness,
+    Mutant,
     NetworkPlan,
     QueuePlan,
-    Twin,
 )
 from .scenario import Scenario
 
@@ -47,8 +47,8 @@ __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 
 T = TypeVar("T")
 TOP: Final = (
-    "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "load", "rogue",
-    "fault", "limits", "liveness", "expect", "twin", "queue", "transfers",
+    "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "workload", "byzantine",
+    "fault", "limits", "liveness", "expect", "mutant", "queue", "transfers",
 )  # fmt: skip
 CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
@@ -59,7 +59,7 @@ NOTES: Final = (
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
-    "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "rogue.end",
+    "lease.lost", "load.begin", "load.end", "request.begin", "request.end", "byzantine.end",
     "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",
@@ -174,13 +174,13 @@ class _Reader:
         if policy is not None and policy not in get_args(Policy):
             raise self._unknown("", 0, "policy", "policy", str(policy), get_args(Policy))
         cluster = self._cluster(table)
-        rogues = tuple(
-            self._rogue(each, number, cluster)
-            for number, each in enumerate(self._tables(table, "rogue"))
+        byzantines = tuple(
+            self._byzantine(each, number, cluster)
+            for number, each in enumerate(self._tables(table, "byzantine"))
         )
         transfers = self._transfers(table)
         stage: StageName = "transfers" if transfers else "cluster"
-        hosts = [*host_names(cluster), *(f"rogue{number}" for number in range(len(rogues)))]
+        hosts = [*host_names(cluster), *(f"byzantine{number}" for number in range(len(byzantines)))]
         if transfers is not None:
             hosts = transfers.hosts
         return Scenario(
@@ -195,7 +195,7 @@ class _Reader:
             transfers=transfers,
             network=self._build(NetworkPlan, self._table(table, "network"), "network"),
             links=tuple(self._links(table, hosts)),
-            rogues=rogues,
+            byzantines=byzantines,
             faults=tuple(
                 self._fault(each, number, hosts, stage)
                 for number, each in enumerate(self._tables(table, "fault"))
@@ -203,8 +203,9 @@ class _Reader:
             liveness=self._build(Liveness, self._table(table, "liveness"), "liveness"),
             limits=self._build(Limits, self._table(table, "limits"), "limits"),
             expect=self._expect(table),
-            twins=tuple(
-                self._twin(each, number) for number, each in enumerate(self._tables(table, "twin"))
+            mutants=tuple(
+                self._mutant(each, number)
+                for number, each in enumerate(self._tables(table, "mutant"))
             ),
         )
 
@@ -213,30 +214,32 @@ class _Reader:
         self._check_keys(section, CLUSTER, "cluster")
         more = {name: section[name] for name in CLUSTER if name != "config" and name in section}
         load = [
-            self._build(Manner, each, "load", number)
-            for number, each in enumerate(self._tables(table, "load"))
+            self._build(ClientProfile, each, "workload", number)
+            for number, each in enumerate(self._tables(table, "workload"))
         ]
         try:
             config = load_config(environ={}, overrides=section.get("config", {}))
         except ConfigError as error:
             raise self._fail("cluster", 0, "config", error.message) from error
         engine = self._build(MockerOptions, self._table(table, "engine"), "engine")
-        plan = ClusterPlan(**more, load=tuple(load), config=config, engine=engine)
-        for number, manner in enumerate(load):
-            if manner.via == "http":
-                self._check_host("load", number, "to", manner.to, host_names(plan))
+        plan = ClusterPlan(**more, workload=tuple(load), config=config, engine=engine)
+        for number, profile in enumerate(load):
+            if profile.via == "http":
+                self._check_host("workload", number, "to", profile.to, host_names(plan))
         return plan
 
     def _check_host(self, header: str, number: int, key: str, name: str, hosts: list[str]) -> None:
         if not any(fnmatchcase(host, name) for host in hosts):
             raise self._unknown(header, number, key, "host", name, hosts)
 
-    def _rogue(self, table: dict[str, Any], number: int, cluster: ClusterPlan) -> Rogue:
-        rogue = self._build(Rogue, table, "rogue", number)
-        if rogue.act not in ACTS:
-            raise self._unknown("rogue", number, "act", "act", rogue.act, ACTS)
-        self._check_host("rogue", number, "to", rogue.to, host_names(cluster))
-        return rogue
+    def _byzantine(
+        self, table: dict[str, Any], number: int, cluster: ClusterPlan
+    ) -> ByzantineClient:
+        byzantine = self._build(ByzantineClient, table, "byzantine", number)
+        if byzantine.act not in ACTS:
+            raise self._unknown("byzantine", number, "act", "act", byzantine.act, ACTS)
+        self._check_host("byzantine", number, "to", byzantine.to, host_names(cluster))
+        return byzantine
 
     def _links(self, table: Mapping[str, Any], hosts: list[str]) -> Iterable[LinkPlan]:
         for name, section in self._table(table, "link").items():
@@ -258,7 +261,7 @@ class _Reader:
         """What is played instead of a cluster, if it is that."""
         if "transfers" not in table:
             return None
-        for other in ("cluster", "engine", "load", "rogue", "liveness", "queue"):
+        for other in ("cluster", "engine", "workload", "byzantine", "liveness", "queue"):
             if other in table:
                 raise self._fail("", 0, other, f"[transfers] stands instead of [{other}]")
         return self._build(TransferPlan, self._table(table, "transfers"), "transfers")
@@ -298,13 +301,13 @@ class _Reader:
                     raise self._unknown("expect", 0, key, "note", kind, NOTES)
         return expect
 
-    def _twin(self, table: dict[str, Any], number: int) -> Twin:
-        twin = self._build(Twin, table, "twin", number)
-        if twin.bug not in BUGS:
-            raise self._unknown("twin", number, "bug", "bug", twin.bug, BUGS)
-        if twin.finds not in INVARIANTS:
-            raise self._unknown("twin", number, "finds", "invariant", twin.finds, INVARIANTS)
-        return twin
+    def _mutant(self, table: dict[str, Any], number: int) -> Mutant:
+        mutant = self._build(Mutant, table, "mutant", number)
+        if mutant.bug not in BUGS:
+            raise self._unknown("mutant", number, "bug", "bug", mutant.bug, BUGS)
+        if mutant.finds not in INVARIANTS:
+            raise self._unknown("mutant", number, "finds", "invariant", mutant.finds, INVARIANTS)
+        return mutant
 
 
 def _key_of(line: str) -> str:
@@ -314,7 +317,7 @@ def _key_of(line: str) -> str:
 
 def host_names(plan: ClusterPlan) -> list[str]:
     """Every host of a cluster of this plan."""
-    clients = sum(manner.clients for manner in plan.load)
+    clients = sum(profile.clients for profile in plan.workload)
     return [
         STORE,
         BROKER,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .plans import Breach
+from .plans import BrokenRule
 
 if TYPE_CHECKING:
     from ..cluster.cluster import Cluster
-    from ..cluster.load import RequestRecord
     from ..cluster.network import ClusterNetwork
+    from ..cluster.workload import RequestRecord
     from ..core.trace import Row
     from ..core.world import World
     from ..transfers.stage import KvRecord, TransferStage
@@ -34,7 +34,7 @@ class Outcome:
     network: ClusterNetwork
     cluster: Cluster
     digest: str = ""
-    breaches: list[Breach] = attrs.Factory(list)
+    violations: list[BrokenRule] = attrs.Factory(list)
     load_started_s: float = 0.0
     load_ended_s: float | None = None
     healed_s: float | None = None
@@ -63,4 +63,4 @@ class Outcome:
 
     def violate(self, invariant: str, text: str) -> None:
         """Write one down."""
-        self.breaches.append(Breach(invariant, text, self.world.current_time()))
+        self.violations.append(BrokenRule(invariant, text, self.world.current_time()))

@@ -1,7 +1,7 @@
-"""What a scenario is made of, as plain data: network, links, faults, limits, expectations, twins.
+"""What a scenario is made of, as plain data: network, links, faults, limits, expectations, mutants.
 
 The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
-the plans of what is played stand with it (`cluster/cluster.py`, `cluster/load.py`,
+the plans of what is played stand with it (`cluster/cluster.py`, `cluster/workload.py`,
 `transfers/plan.py`).
 """
 
@@ -13,15 +13,15 @@ import attrs
 from typing_extensions import override
 
 __all__ = [
-    "Breach",
+    "BrokenRule",
     "Expect",
     "FaultPlan",
     "Limits",
     "LinkPlan",
     "Liveness",
+    "Mutant",
     "NetworkPlan",
     "QueuePlan",
-    "Twin",
 ]
 
 
@@ -135,7 +135,7 @@ class QueuePlan:
 
 
 @attrs.frozen(kw_only=True)
-class Twin:
+class Mutant:
     """The same scenario with a known mistake put back: some seed must show it."""
 
     bug: str
@@ -145,7 +145,7 @@ class Twin:
 
 
 @attrs.frozen
-class Breach:
+class BrokenRule:
     """One invariant that does not hold, when it was noticed, and what was seen."""
 
     invariant: str

@@ -52,6 +52,6 @@ def run(
         expect = attrs.evolve(scenario.expect, notes=())
         scenario = attrs.evolve(scenario, faults=kept, expect=expect)
     outcome = run_scenario(scenario, choices, bug=bug)
-    for breach in outcome.breaches:
-        raise Violation(breach.invariant, breach.text)
+    for violation in outcome.violations:
+        raise Violation(violation.invariant, violation.text)
     return outcome

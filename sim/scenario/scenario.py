@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import attrs
 
+from ..cluster.byzantine import ByzantineClient
 from ..cluster.cluster import ClusterPlan
-from ..cluster.rogues import Rogue
 from ..core.scheduler import Policy
 from ..transfers.plan import TransferPlan
-from .plans import Expect, FaultPlan, Limits, LinkPlan, Liveness, NetworkPlan, QueuePlan, Twin
+from .plans import Expect, FaultPlan, Limits, LinkPlan, Liveness, Mutant, NetworkPlan, QueuePlan
 
 __all__ = ["Scenario"]
 
@@ -33,9 +33,9 @@ class Scenario:
     """Likewise."""
     network: NetworkPlan = attrs.Factory(NetworkPlan)
     links: tuple[LinkPlan, ...] = ()
-    rogues: tuple[Rogue, ...] = ()
+    byzantines: tuple[ByzantineClient, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     liveness: Liveness = attrs.Factory(Liveness)
     limits: Limits = attrs.Factory(Limits)
     expect: Expect = attrs.Factory(Expect)
-    twins: tuple[Twin, ...] = ()
+    mutants: tuple[Mutant, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 from typing_extensions import override
 
-from ..cluster.load import COMPLETE
+from ..cluster.workload import COMPLETE
 from ..scenario.driver import SHUTDOWN_S, Driver
 from ..scenario.faults import Nemesis
 from .stage import TransferStage
@@ -55,7 +55,7 @@ class TransferDriver(Driver):
             outcome.violate("I9", text)
         self._look_at_the_last()
         await self._look_at_quarantine()
-        if not outcome.breaches:
+        if not outcome.violations:
             await self._look_at_the_store()
             await self._shut_down()
 

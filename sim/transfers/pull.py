@@ -17,7 +17,7 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 
-from ..cluster.load import COMPLETE
+from ..cluster.workload import COMPLETE
 
 if TYPE_CHECKING:
     from .mail import Inbox, Word

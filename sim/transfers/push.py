@@ -20,7 +20,7 @@ import trio
 
 from trinamo.runtime.errors import StaleMemoryError, TrinamoError
 
-from ..cluster.load import COMPLETE
+from ..cluster.workload import COMPLETE
 from .pull import answer_to, use
 
 if TYPE_CHECKING:

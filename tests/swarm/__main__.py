@@ -190,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--first", type=int, default=time.time_ns() % 10**9, help="the first seed (by the clock)"
     )
-    made.add_argument("--bug", default="", help="a mistake to plant, as the twins do")
+    made.add_argument("--bug", default="", help="a mistake to plant, as the mutants do")
     return made
 
 

@@ -95,7 +95,7 @@ def test_a_failure_replays_shrinks_and_replays_again(sim: Say, failure: Path) ->
     assert (replayed.exit_code, "as recorded" in replayed.stdout) == (1, True)
     shrunk = sim("shrink", failure, "-o", "small.json")
     assert shrunk.exit_code == 0
-    assert "1 decisions that are not dull" in shrunk.stdout
+    assert "1 decisions that are not the default" in shrunk.stdout
     assert sim("replay", "small.json").exit_code == 1
 
 

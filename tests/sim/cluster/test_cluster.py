@@ -14,7 +14,7 @@ from trinamo.sim.scenario.outcome import Outcome
 from trinamo.sim.scenario.run import run_scenario
 
 HEAD = 'name = "a"\nabout = "b"\n'
-MIXED = "[[load]]\nclients = 2\nrequests = 2\n[[load]]\nvia = 'runtime'\n[[load]]\nstream = false\n"
+MIXED = "[[workload]]\nclients = 2\nrequests = 2\n[[workload]]\nvia = 'runtime'\n[[workload]]\nstream = false\n"
 
 
 def play(text: str, seed: int = 1) -> Outcome:
@@ -29,7 +29,7 @@ def test_every_kind_of_client_gets_the_right_answer() -> None:
     outcome = play(MIXED)
     assert outcomes(outcome) == ["complete"] * 6
     assert all(record.text == record.expected for record in outcome.cluster.records)
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert outcome.is_settled
 
 
@@ -66,18 +66,18 @@ def test_a_run_is_the_same_in_processes_with_other_hash_seeds() -> None:
 
 def test_a_killed_and_restarted_worker_is_a_new_instance() -> None:
     outcome = play(
-        "[[load]]\nrequests = 6\npause_s = [0.1, 0.3]\n"
+        "[[workload]]\nrequests = 6\npause_s = [0.1, 0.3]\n"
         '[[fault]]\ndo = "kill"\non = "worker0"\nat = 0.1\nfor = 0.5'
     )
     served = outcome.world.trace.of_kind("worker.serve")
     assert sorted(row.host for row in served) == ["worker0.1", "worker0.2", "worker1.1"]
     assert len({row.field("instance") for row in served}) == 3
-    assert outcome.breaches == []
+    assert outcome.violations == []
 
 
 def test_after_the_faulty_phase_a_core_is_healed_and_the_rest_stays_broken() -> None:
     outcome = play(
-        "[[load]]\nclients = 2\nrequests = 4\npause_s = [0.2, 0.5]\n"
+        "[[workload]]\nclients = 2\nrequests = 4\npause_s = [0.2, 0.5]\n"
         '[[fault]]\ndo = "pause"\non = "worker0"\nat = 0.1\nfor = 60\n'
         '[[fault]]\ndo = "pause"\non = "worker1"\nat = 0.1\nfor = 60\n'
         "[liveness]\nat_s = 1.0\n[limits]\nidle_s = 30"
@@ -89,14 +89,14 @@ def test_after_the_faulty_phase_a_core_is_healed_and_the_rest_stays_broken() -> 
     assert not outcome.network.links.passes(other, "frontend0")
     assert not outcome.network.links.passes("store", other)
     assert "complete" in outcomes(outcome)
-    assert outcome.breaches == []
+    assert outcome.violations == []
 
 
 def test_store_writes_that_seem_to_fail_are_survived() -> None:
     outcome = play(
         '[cluster]\nconfig = { "control_plane.etcd.lease_ttl_s" = 2 }\n'
-        "[[load]]\nrequests = 4\npause_s = [0.5, 1.0]\n"
+        "[[workload]]\nrequests = 4\npause_s = [0.5, 1.0]\n"
         '[[fault]]\ndo = "cut"\non = "worker0"\nto = "store"\nat = 0.1\nfor = 3.0\n'
         '[[fault]]\ndo = "lose_replies"\non = "worker0"\nat = 0.2\ncount = 2'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []

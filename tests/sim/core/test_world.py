@@ -79,8 +79,8 @@ def test_under_the_choice_policy_the_replay_list_orders_the_steps() -> None:
     dull, world = run([])
     assert dull == [0, 1, 2]
     three_runnable = [choice.n for choice in world.choices.record].index(3)
-    lively, _ = run([0] * three_runnable + [2, 1])
-    assert lively == [2, 1, 0]
+    non_default, _ = run([0] * three_runnable + [2, 1])
+    assert non_default == [2, 1, 0]
 
 
 def test_an_unknown_policy_is_refused() -> None:

@@ -87,7 +87,7 @@ def test_the_bounded_search_is_complete_and_finds_the_bug_with_one_deviation(pol
     buggy = explore_bounded(STALE_ACK.changed(policy=policy), max_deviations=bound)
     assert buggy.is_complete
     assert buggy.first is not None
-    assert buggy.first.lively_count == 1
+    assert buggy.first.deviation_count == 1
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_shrinking_drops_the_faults_that_are_not_needed() -> None:
     scenario = STALE_ACK.changed(faults=faults)
     assert run(scenario, ReplayChoices([])).finding is not None
     shrunk = shrink(scenario, SeedChoices(failing_seed(scenario)))
-    assert len(shrunk.scenario.parameters["faults"]) + shrunk.run.lively_count == 1
+    assert len(shrunk.scenario.parameters["faults"]) + shrunk.run.deviation_count == 1
 
 
 def test_shrinking_stops_when_its_time_is_up() -> None:
@@ -327,5 +327,5 @@ def test_a_bounded_search_keeps_little_of_each_run() -> None:
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Every departure of one run kept as a tuple is about ten megabytes.
+    # Every deviation of one run kept as a tuple is about ten megabytes.
     assert peak_bytes < 8_000_000

@@ -49,7 +49,7 @@ def test_a_shrunk_failure_replays_exactly_from_its_file(path: Path) -> None:
     save_failure(Failure.of(shrunk.scenario, shrunk.run), path)
     again = replay(load_failure(path))
     assert again.is_exact
-    assert again.played.run.lively_count == 1
+    assert again.played.run.deviation_count == 1
 
 
 def play_long(choices: Choices, rows: int = 20_000, odd: int = -1) -> None:

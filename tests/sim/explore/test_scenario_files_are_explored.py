@@ -21,7 +21,7 @@ def test_a_failure_of_a_scenario_file_needs_no_other_file(tmp_path: Path) -> Non
     scenario = play_of(CATALOGUE / "s10_stale_ack.toml", bug="stale_ack")
     failing = next(found for seed in range(200) if (found := run(scenario, seed)).finding)
     shrunk = shrink(scenario, SeedChoices(failing.seed))
-    assert shrunk.run.lively_count == 1
+    assert shrunk.run.deviation_count == 1
     save_failure(Failure.of(shrunk.scenario, shrunk.run), tmp_path / "failure.json")
     assert replay(load_failure(tmp_path / "failure.json")).is_exact
 

@@ -35,10 +35,10 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scenario = load_scenario(FOLDER / "worker_dies.toml")
     # Which seeds show the mistake depends on every step of the code that runs.
     outcomes = (run_scenario(scenario, SeedChoices(n), bug="eof_is_complete") for n in range(1, 40))
-    outcome = next(each for each in outcomes if each.breaches)
-    breach = outcome.breaches[0]
+    outcome = next(each for each in outcomes if each.violations)
+    violation = outcome.violations[0]
     about = About(
-        title="worker_dies", invariant=breach.invariant, text=breach.text, at_s=breach.at_s
+        title="worker_dies", invariant=violation.invariant, text=violation.text, at_s=violation.at_s
     )
     path = tmp_path_factory.mktemp("page") / "run.html"
     path.write_text(page(outcome.world.trace.rows, about), "utf-8")

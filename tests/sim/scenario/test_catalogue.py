@@ -1,4 +1,4 @@
-"""Every shipped scenario holds on some seeds, replays exactly, and its planted twins are found."""
+"""Every shipped scenario holds on some seeds, replays exactly, and its planted mutants are found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trinamo.sim.explore.swarm import Progress
 from trinamo.sim.mutants.bugs import BUGS
 from trinamo.sim.mutants.planting import Patch, bug
 from trinamo.sim.scenario.file import load_scenario
-from trinamo.sim.scenario.plans import Twin
+from trinamo.sim.scenario.plans import Mutant
 from trinamo.sim.scenario.play import play_of
 from trinamo.sim.scenario.run import run_scenario
 
 PATHS = scenario_paths()
-TWINS = [(path, twin) for path in PATHS for twin in load_scenario(path).twins]
+MUTANTS = [(path, mutant) for path in PATHS for mutant in load_scenario(path).mutants]
 SEEDS_MAX = 10
 """How many runs a scenario has to show all that it is about."""
 ROWS = {
@@ -70,20 +70,20 @@ def test_a_shipped_scenario_replays_exactly(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "twin"), TWINS, ids=[f"{path.stem}-{twin.bug}" for path, twin in TWINS]
+    ("path", "mutant"), MUTANTS, ids=[f"{path.stem}-{mutant.bug}" for path, mutant in MUTANTS]
 )
-def test_a_planted_bug_is_found(path: Path, twin: Twin) -> None:
+def test_a_planted_bug_is_found(path: Path, mutant: Mutant) -> None:
     """A simulator that finds nothing may be blind: each known mistake, put back, must show."""
     scenario, coverage = load_scenario(path), Coverage()
-    for seed in range(1, min(twin.seeds_max, 40) + 1):
-        outcome = run_scenario(scenario, SeedChoices(seed), bug=twin.bug)
-        if any(breach.invariant == twin.finds for breach in outcome.breaches):
+    for seed in range(1, min(mutant.seeds_max, 40) + 1):
+        outcome = run_scenario(scenario, SeedChoices(seed), bug=mutant.bug)
+        if any(violation.invariant == mutant.finds for violation in outcome.violations):
             return
-        if not outcome.breaches:
+        if not outcome.violations:
             coverage.add(outcome.untested)
-    if twin.finds == "expected" and coverage.untested:
+    if mutant.finds == "expected" and coverage.untested:
         return
-    pytest.fail(f"{twin.bug} was not found")
+    pytest.fail(f"{mutant.bug} was not found")
 
 
 def test_every_row_of_the_event_table_has_a_scenario() -> None:
@@ -91,16 +91,16 @@ def test_every_row_of_the_event_table_has_a_scenario() -> None:
     assert sorted((ROWS | FAILURES) - covered) == []
 
 
-def test_every_scenario_has_a_twin_and_every_bug_is_in_use() -> None:
-    assert [path.stem for path in PATHS if not load_scenario(path).twins] == []
-    assert sorted(set(BUGS) - {twin.bug for _, twin in TWINS}) == []
+def test_every_scenario_has_a_mutant_and_every_bug_is_in_use() -> None:
+    assert [path.stem for path in PATHS if not load_scenario(path).mutants] == []
+    assert sorted(set(BUGS) - {mutant.bug for _, mutant in MUTANTS}) == []
 
 
 def test_a_planted_bug_is_gone_after_its_run() -> None:
     path = next(path for path in PATHS if path.stem == "stop")
     scenario = load_scenario(path)
-    assert run_scenario(scenario, SeedChoices(1), bug="stop_unheard").breaches
-    assert not run_scenario(scenario, SeedChoices(1)).breaches
+    assert run_scenario(scenario, SeedChoices(1), bug="stop_unheard").violations
+    assert not run_scenario(scenario, SeedChoices(1)).violations
 
 
 def test_two_mistakes_must_not_have_one_name() -> None:

@@ -20,10 +20,14 @@ HEAD = 'name = "a"\nabout = "b"\n'
     ("text", "line", "words"),
     [
         ("[cluster]\nworker = 2", 4, "unknown key 'worker'; did you mean 'workers'?"),
-        ("[lod]\n", 3, "unknown key 'lod'; did you mean 'load'?"),
-        ("[[load]]\nclients = 2\n\nrequets = 1", 6, "did you mean 'requests'?"),
-        ("[[load]]\n[[load]]\nclients = 'x'", 5, "clients: "),
-        ('[[load]]\nto = "frontend7"', 4, "unknown host 'frontend7'; did you mean 'frontend0'?"),
+        ("[worklod]\n", 3, "unknown key 'worklod'; did you mean 'workload'?"),
+        ("[[workload]]\nclients = 2\n\nrequets = 1", 6, "did you mean 'requests'?"),
+        ("[[workload]]\n[[workload]]\nclients = 'x'", 5, "clients: "),
+        (
+            '[[workload]]\nto = "frontend7"',
+            4,
+            "unknown host 'frontend7'; did you mean 'frontend0'?",
+        ),
         ('[[fault]]\ndo = "kil"\non = "worker0"\nat = 1', 4, "did you mean 'kill'?"),
         ('[[fault]]\ndo = "kill"\non = "wrker0"\nat = 1', 5, "did you mean 'worker0'?"),
         ('[[fault]]\ndo = "cut"\non = "worker0"\nat = 1', 3, "unknown host ''"),
@@ -39,8 +43,8 @@ HEAD = 'name = "a"\nabout = "b"\n'
         ),
         ('[[fault]]\ndo = "kill"\non = "worker0"', 4, "exactly one of at and after_note"),
         ('[expect]\ninvariants = ["I99"]', 4, "unknown invariant 'I99'"),
-        ('[[twin]]\nbug = "nack_is_succes"\nfinds = "I15"', 4, "did you mean 'nack_is_success'?"),
-        ('[[rogue]]\nact = "silense"', 4, "did you mean 'silence'?"),
+        ('[[mutant]]\nbug = "nack_is_succes"\nfinds = "I15"', 4, "did you mean 'nack_is_success'?"),
+        ('[[byzantine]]\nact = "silense"', 4, "did you mean 'silence'?"),
         ('[link."worker0->stor"]\nlatency_s = 1', 3, "did you mean 'store'?"),
         ('[link."worker0-store"]\nlatency_s = 1', 3, "is no link; write a->b or a<->b"),
         ('policy = "bach"', 3, "unknown policy 'bach'; did you mean 'batch'?"),
@@ -67,7 +71,9 @@ def test_what_is_no_toml_or_no_file_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_links_have_the_latency_their_tables_say() -> None:
-    text = '[[load]]\nrequests = 1\n[link."client*<->frontend0"]\nlatency_s = 0.1\njitter_s = 0.0'
+    text = (
+        '[[workload]]\nrequests = 1\n[link."client*<->frontend0"]\nlatency_s = 0.1\njitter_s = 0.0'
+    )
     outcome = run_scenario(parse_scenario(HEAD + text), SeedChoices(1))
     record = outcome.cluster.records[0]
     assert record.ended_s is not None
@@ -77,7 +83,7 @@ def test_links_have_the_latency_their_tables_say() -> None:
 
 def test_a_fault_after_the_nth_note_strikes_there_and_a_range_is_drawn_from() -> None:
     text = (
-        '[[load]]\noutput_tokens = [9, 9]\n[[fault]]\ndo = "kill"\non = "worker*"\n'
+        '[[workload]]\noutput_tokens = [9, 9]\n[[fault]]\ndo = "kill"\non = "worker*"\n'
         'after_note = "stream.token#5"\ndelay = [0.0, 0.004]'
     )
     scenario = parse_scenario(HEAD + text)
@@ -96,16 +102,16 @@ def test_a_fault_after_the_nth_note_strikes_there_and_a_range_is_drawn_from() ->
 
 
 def test_a_scenario_that_never_ends_hits_its_limits_and_says_what_was_runnable() -> None:
-    text = "[[load]]\nrequests = 100\npause_s = [1, 1]\n[limits]\nvirtual_s = 5"
+    text = "[[workload]]\nrequests = 100\npause_s = [1, 1]\n[limits]\nvirtual_s = 5"
     outcome = run_scenario(parse_scenario(HEAD + text), SeedChoices(1))
-    assert [breach.invariant for breach in outcome.breaches[:1]] == ["I15"]
-    assert "TimeLimit: 5" in outcome.breaches[0].text
-    assert "client0.1" in outcome.breaches[0].text
+    assert [violation.invariant for violation in outcome.violations[:1]] == ["I15"]
+    assert "TimeLimit: 5" in outcome.violations[0].text
+    assert "client0.1" in outcome.violations[0].text
 
 
 def test_faults_can_be_left_out_for_a_shrinker() -> None:
     text = HEAD + (
-        '[[load]]\nrequests = 2\n[[fault]]\ndo = "kill"\non = "worker0"\nat = 0.01\n'
+        '[[workload]]\nrequests = 2\n[[fault]]\ndo = "kill"\non = "worker0"\nat = 0.01\n'
         '[[fault]]\ndo = "kill"\non = "worker1"\nat = 0.01\n[expect]\nnotes = ["fault"]'
     )
     outcome = run(SeedChoices(1), text=text, faults=[])
@@ -119,7 +125,7 @@ about = "every fault word does what it says, and the cluster lives"
 [cluster]
 workers = 2
 [engine]
-[[load]]
+[[workload]]
 clients = 2
 requests = 3
 [[fault]]
@@ -144,7 +150,7 @@ def test_every_fault_word_can_be_carried_out(do: str) -> None:
 
     outcome = run_scenario(parse_scenario(text, "one.toml"), SeedChoices(3))
 
-    assert [b for b in outcome.breaches if b.invariant == "crash"] == []
+    assert [b for b in outcome.violations if b.invariant == "crash"] == []
     assert any(row.kind == "fault" for row in outcome.world.trace.rows)
 
 
@@ -160,4 +166,4 @@ def test_a_link_is_shaped_in_every_respect() -> None:
     link = outcome.network.link("worker0", "frontend0")
     assert (link.latency_s, link.jitter_s) == (0.01, 0.0)
     assert (link.bytes_per_s, link.loss_one_in, link.fin_delay_s) == (1e6, 50, 0.5)
-    assert not outcome.breaches
+    assert not outcome.violations

@@ -26,19 +26,19 @@ def play(text: str, seed: int = 1) -> Outcome:
     return run_scenario(parse_scenario(HEAD + text), SeedChoices(seed))
 
 
-LATE = '[[load]]\n[[fault]]\ndo = "kill"\non = "worker0"\nafter_note = "worker.ready#1"\n'
+LATE = '[[workload]]\n[[fault]]\ndo = "kill"\non = "worker0"\nafter_note = "worker.ready#1"\n'
 
 
 def test_a_fault_whose_note_came_before_the_load_never_strikes_and_is_told() -> None:
     outcome = play(LATE)
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert outcome.untested == [
         "the fault kill worker0 never struck: it waited for note 1 of 'worker.ready', and 0 came"
     ]
 
 
 def test_a_fault_whose_time_never_came_is_told() -> None:
-    outcome = play('[[load]]\n[[fault]]\ndo = "kill"\non = "worker0"\nat = 500.0\n')
+    outcome = play('[[workload]]\n[[fault]]\ndo = "kill"\non = "worker0"\nat = 500.0\n')
     assert outcome.untested == ["the fault kill worker0 never struck: the run was over before"]
 
 
@@ -99,12 +99,12 @@ def test_code_that_reaches_for_clock_or_dice_ends_a_cluster_run(
 
     monkeypatch.setattr("trinamo.sim.cluster.roles.request_name", reaching)
     with pytest.raises(Escape, match="simulated code"):
-        play("[[load]]")
+        play("[[workload]]")
 
 
 def _judged(*notes: tuple[float, str, Mapping[str, object]]) -> list[str]:
     """What is said of leases of which these notes tell."""
-    outcome = play("[[load]]")
+    outcome = play("[[workload]]")
     trace = outcome.world.trace
     trace.is_muted = False
     trace._rows.clear()

@@ -149,7 +149,7 @@ def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
 
 @pytest.mark.slow
 def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4's planted twin: with the jitter taken out, all renew in the same tenth of a second."""
+    """S4's planted mutant: with the jitter taken out, all renew in the same tenth of a second."""
     steady = SimpleNamespace(uniform=lambda _low, _high: 1.0, getrandbits=lambda _bits: 0)
     start = Connector.__init__
     monkeypatch.setattr(
@@ -169,7 +169,7 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_renewal_at_a_fixed_period_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3's planted twin: renewing every half TTL, whatever is left, misses the deadline."""
+    """S3's planted mutant: renewing every half TTL, whatever is left, misses the deadline."""
     monkeypatch.setattr(LeaseTimer, "wait_s", lambda self, now: self.ttl_s / 2)
     monkeypatch.setattr(LeaseTimer, "retry_s", lambda self, now: self.ttl_s / 2)
 

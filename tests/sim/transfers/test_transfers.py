@@ -27,7 +27,7 @@ def kinds(outcome: Outcome) -> list[str]:
 def test_all_blocks_come_by_every_way(move: str, backends: str) -> None:
     outcome = play(f'move = "{move}"\nbackends = {backends}\nrequests = 2')
     assert [record.terminals for record in outcome.records] == [["complete"]] * 6
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert outcome.leftovers == {}
     assert "kv.fallback" not in kinds(outcome)
 
@@ -45,7 +45,7 @@ def test_a_backend_that_breaks_at_any_block_hands_over_to_the_next(
         f"delay = {delay_ms / 1000}\n"
     )
     assert [record.terminals for record in outcome.records] == [["complete"]]
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert kinds(outcome).count("kv.fallback") == 1
 
 
@@ -57,7 +57,7 @@ def test_an_abort_while_the_adapter_stalls_keeps_the_blocks_until_it_has_landed(
         '[[fault]]\ndo = "stall_adapter"\non = "decode0"\nafter_note = "kv.move#1"\nfor = 1.0\n'
     )
     assert [record.terminals for record in outcome.records] == [["aborted"], ["complete"]]
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert "kv.quarantine" not in kinds(outcome)
     (first, second) = outcome.world.trace.of_kind("kv.move")
     (over,) = outcome.world.trace.of_kind("fault.over")
@@ -70,7 +70,7 @@ def test_blocks_of_a_transfer_that_settles_late_are_in_quarantine_until_then() -
         "abort_after_s = [0.1, 0.2]\n"
         '[[fault]]\ndo = "stall_adapter"\non = "decode0"\nafter_note = "kv.move#1"\nfor = 9.0\n'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []
     (gone,) = outcome.world.trace.of_kind("kv.quarantine")
     (back,) = outcome.world.trace.of_kind("kv.readmit")
     (over,) = outcome.world.trace.of_kind("fault.over")
@@ -83,7 +83,7 @@ def test_blocks_of_a_transfer_that_settles_late_are_in_quarantine_until_then() -
 def test_a_block_may_lie_in_several_places() -> None:
     outcome = play('layout = "layer_first"\nmove = "write"\nis_fenced = false\nrequests = 2')
     assert [record.terminals for record in outcome.records] == [["complete"]] * 6
-    assert outcome.breaches == []
+    assert outcome.violations == []
 
 
 def test_a_host_that_leaves_in_order_is_not_in_the_store_any_more() -> None:
@@ -91,7 +91,7 @@ def test_a_host_that_leaves_in_order_is_not_in_the_store_any_more() -> None:
         "prefills = 2\nrequests = 8\ndeadline_s = 2.0\n"
         '[[fault]]\ndo = "stop"\non = "prefill0"\nafter_note = "kv.move#3"\n'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert {record.outcome for record in outcome.records} <= {"complete", "refused", "unanswered"}
     left = [row.host for row in outcome.world.trace.of_kind("kv.left")]
     assert left[0] == "prefill0.1"
@@ -104,7 +104,7 @@ def test_a_restarted_host_waits_until_its_former_life_is_not_registered_any_more
         'requests = 6\ndeadline_s = 1.0\n[[fault]]\ndo = "kill"\non = "prefill0"\n'
         'after_note = "kv.move#5"\nfor = 0.3\n'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert "kv.fenced" in kinds(outcome)
     (expired,) = outcome.world.trace.of_kind("store.expire")
     again = [r for r in outcome.world.trace.of_kind("kv.ready") if r.host == "prefill0.2"]
@@ -117,8 +117,8 @@ def test_requests_that_fail_long_after_the_last_fault_are_a_breach() -> None:
         'requests = 8\ndeadline_s = 0.3\nwhole_after_s = {}\n[[fault]]\ndo = "kill"\n'
         'on = "prefill0"\nafter_note = "kv.move#5"\nfor = 0.2\n'
     )
-    assert [breach.invariant for breach in play(text.format(0.1)).breaches][:1] == ["I15"]
-    assert play(text.format(4.0)).breaches == []
+    assert [violation.invariant for violation in play(text.format(0.1)).violations][:1] == ["I15"]
+    assert play(text.format(4.0)).violations == []
 
 
 def test_a_store_that_loses_replies_or_its_history_harms_no_transfer() -> None:
@@ -129,7 +129,7 @@ def test_a_store_that_loses_replies_or_its_history_harms_no_transfer() -> None:
         '[[fault]]\ndo = "kill"\non = "store"\nat = 0.3\nfor = 1.0\n'
     )
     assert {record.outcome for record in outcome.records} == {"complete"}
-    assert outcome.breaches == []
+    assert outcome.violations == []
 
 
 def test_a_restarted_host_is_another_peer_with_an_empty_pool() -> None:
@@ -137,7 +137,7 @@ def test_a_restarted_host_is_another_peer_with_an_empty_pool() -> None:
         'requests = 6\ndeadline_s = 2.0\n[[fault]]\ndo = "kill"\non = "prefill0"\n'
         'after_note = "kv.move#5"\nfor = 0.3\n'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []
     ends = [record.outcome for record in outcome.records]
     assert ends[-1] == "complete"
     assert set(ends) != {"complete"}
@@ -178,7 +178,7 @@ def test_every_fault_word_can_be_carried_out(do: str) -> None:
         f'deadline_s = 2.0\nrequests = 3\n[[fault]]\ndo = "{do}"\non = "decode0"\n{to}'
         'after_note = "kv.move#2"\nfor = 0.3\n'
     )
-    assert outcome.breaches == []
+    assert outcome.violations == []
     assert "fault" in kinds(outcome)
 
 

@@ -189,7 +189,7 @@ def _check_size(text: str, where: str) -> None:
         value = section.get(key, 1) if isinstance(section, dict) else 1
         return value if isinstance(value, int) else 1
 
-    cluster, loads, queue = (table.get(key) for key in ("cluster", "load", "queue"))
+    cluster, loads, queue = (table.get(key) for key in ("cluster", "workload", "queue"))
     groups = loads if isinstance(loads, list) else []
     sizes = [number(cluster, "frontends"), number(cluster, "workers")]
     sizes += [number(group, "clients") for group in groups]

@@ -69,7 +69,7 @@ PolicyOption = Annotated[
     typer.Option("--policy", help="How tasks are scheduled, in place of the file's own."),
 ]
 Bug = Annotated[
-    str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the twins do.")
+    str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the mutants do.")
 ]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="OUT", help="Write the picture of the run.")
@@ -266,7 +266,8 @@ def explore_command(
     file: File,
     *,
     max_dev: Annotated[
-        int, typer.Option("--max-dev", min=0, max=20, help="How many decisions may not be dull.")
+        int,
+        typer.Option("--max-dev", min=0, max=20, help="How many decisions may not be the default."),
     ] = 1,
     runs_max: Annotated[
         int, typer.Option("--runs-max", min=1, help="Give up after so many.")
@@ -277,7 +278,7 @@ def explore_command(
         Path | None, typer.Option("--save", metavar="FAIL.json", help="Keep the first failure.")
     ] = None,
 ) -> None:
-    """Play every run that departs from the dull one in at most N decisions; say if that was all."""
+    """Play every run that deviates from the default run in at most N decisions; say if that was all."""
     from .swarm import explore_all
 
     play = scenario_of(file, bug=bug, policy=policy)

@@ -167,7 +167,7 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
     def count(shrunk: Shrunk) -> str:
         faults = shrunk.scenario.parameters.get("faults")
         left = f"{len(faults)} faults, " if isinstance(faults, list) else ""
-        return f"{left}{shrunk.run.lively_count} decisions that are not dull"
+        return f"{left}{shrunk.run.deviation_count} decisions that are not the default"
 
     with quietly(), _bar(None) as (bar, task):
         bar.update(task, description="shrinking")
@@ -187,8 +187,8 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
             refuse(f"{target} cannot be written: {error}")
     end = "nothing gets duller" if shrunk.is_finished else "the time was up"
     say(f"{count(shrunk)} are left after {shrunk.attempts} attempts; {end}.")
-    lively = [(number, each) for number, each in enumerate(shrunk.record) if each.value]
-    for number, choice in lively[:LISTED_MAX]:
+    non_default = [(number, each) for number, each in enumerate(shrunk.record) if each.value]
+    for number, choice in non_default[:LISTED_MAX]:
         say(f"  decision {number}: {choice.label} = {choice.value} of {choice.n}")
     for line in finding_lines(shrunk.run.finding):
         say(line)
@@ -214,7 +214,7 @@ def explore_all(play: Scenario, name: str, max_dev: int, runs_max: int, save: Pa
 
         found = explore_bounded(play, max_deviations=max_dev, runs_max=runs_max, on_progress=show)
     for deviations, runs in enumerate(found.runs_by_deviations):
-        say(f"{runs:8d} runs with {deviations} decisions that are not dull")
+        say(f"{runs:8d} runs with {deviations} decisions that are not the default")
     if found.is_complete:
         say(f"Complete: there is no other run with at most {max_dev} such decisions.")
     else:

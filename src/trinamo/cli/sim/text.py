@@ -68,7 +68,7 @@ def run_lines(title: str, run: Run, cpu_s: float) -> list[str]:
         title,
         f"  {run.virtual_s:.3f} virtual s in {cpu_s:.2f} s of processor time{speed}",
         f"  {run.steps} steps, {run.events} events, {run.rows} rows",
-        f"  {len(run.values)} decisions, {run.lively_count} of them not dull",
+        f"  {len(run.values)} decisions, {run.deviation_count} of them not the default",
         f"  digest {run.digest}",
         *finding_lines(run.finding),
         *(f"Not tested by this run: {text}." for text in run.untested),
@@ -120,7 +120,7 @@ def page_of(
         facts=(
             ("seed", str(run.seed)),
             ("digest", run.digest),
-            ("decisions", f"{len(run.values)}, {run.lively_count} not dull"),
+            ("decisions", f"{len(run.values)}, {run.deviation_count} not the default"),
             *facts,
         ),
     )

@@ -1,6 +1,6 @@
 """Strangers, and members that break the stream protocol on purpose, over plain sockets.
 
-Each `Rogue` is a host of its own that connects to where workers call home, or to where callers
+Each `ByzantineClient` is a host of its own that connects to where workers call home, or to where callers
 send requests, does its act, and notes how it was answered; `expects` says what the protocol asks
 for. What is around it must not notice: that is what the other invariants are for.
 """
@@ -27,14 +27,14 @@ from .membership import SECRET
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["ACTS", "Rogue"]
+__all__ = ["ACTS", "ByzantineClient"]
 
 UNKNOWN: Final = "0" * 32
 POLL_S: Final = 0.005
 
 
 @attrs.frozen(kw_only=True)
-class Rogue:
+class ByzantineClient:
     """One act against one host, `at_s` after the load began."""
 
     act: str
@@ -44,7 +44,7 @@ class Rogue:
     """`refused CODE`, or `closed` for an end without a word."""
 
     async def run(self, cluster: Cluster) -> None:
-        """The rogue host's main function."""
+        """The byzantine host's main function."""
         await trio.sleep(self.at_s)
         payload = await ACTS[self.act](self, cluster)
         address = self._address(cluster)
@@ -52,7 +52,7 @@ class Rogue:
         answer = await self._converse(address, payload, cluster.world)
         took_s = round(trio.current_time() - started_s, 3)
         cluster.world.note(
-            "rogue.end", act=self.act, answer=answer, expects=self.expects, took_s=took_s
+            "byzantine.end", act=self.act, answer=answer, expects=self.expects, took_s=took_s
         )
 
     def _address(self, cluster: Cluster) -> tuple[str, int]:
@@ -66,7 +66,7 @@ class Rogue:
         try:
             async with await trio.open_tcp_stream(*address) as stream:
                 if self.act in MEMBER_ACTS:
-                    options, env = TcpOptions(secret=SECRET), SimEnv(world, f"rogue.{self.act}")
+                    options, env = TcpOptions(secret=SECRET), SimEnv(world, f"byzantine.{self.act}")
                     await greet(stream, self.to, options, env, Purpose.REQUESTS)
                 await stream.send_all(payload)
                 async for data in stream:
@@ -91,22 +91,22 @@ def _proven(subject: str) -> bytes:
     return _handshake(subject, call_home_proof(SECRET, subject, "Response"))
 
 
-async def _unknown_subject(_: Rogue, __: Cluster) -> bytes:
+async def _unknown_subject(_: ByzantineClient, __: Cluster) -> bytes:
     return _proven(UNKNOWN)
 
 
-async def _stolen_subject(rogue: Rogue, cluster: Cluster) -> bytes:
+async def _stolen_subject(byzantine: ByzantineClient, cluster: Cluster) -> bytes:
     """One that the worker has not called for yet, by somebody who knows all but the secret."""
     while True:
-        home = cluster.processes[rogue.to].transports.home
+        home = cluster.processes[byzantine.to].transports.home
         for subject, registration in home._registrations.items() if home else ():  # noqa: SLF001
             if not registration.is_taken:
                 return _handshake(subject, call_home_proof(b"", subject, "Response"))
         await trio.sleep(POLL_S / 50)
 
 
-async def _taken_subject(rogue: Rogue, cluster: Cluster) -> bytes:
-    home = cluster.processes[rogue.to].transports.home
+async def _taken_subject(byzantine: ByzantineClient, cluster: Cluster) -> bytes:
+    home = cluster.processes[byzantine.to].transports.home
     while True:
         # Guessing one is impossible by design, so it is looked up.
         for subject, registration in home._registrations.items():  # noqa: SLF001
@@ -115,35 +115,35 @@ async def _taken_subject(rogue: Rogue, cluster: Cluster) -> bytes:
         await trio.sleep(POLL_S)
 
 
-async def _malformed_handshake(_: Rogue, __: Cluster) -> bytes:
+async def _malformed_handshake(_: ByzantineClient, __: Cluster) -> bytes:
     return encode_frame(b'{"subject": 1')
 
 
-async def _data_first(_: Rogue, __: Cluster) -> bytes:
+async def _data_first(_: ByzantineClient, __: Cluster) -> bytes:
     return encode_frame(b"", b"an item before the handshake")
 
 
-async def _silence(_: Rogue, __: Cluster) -> bytes:
+async def _silence(_: ByzantineClient, __: Cluster) -> bytes:
     return b""
 
 
-async def _half_a_handshake(_: Rogue, __: Cluster) -> bytes:
+async def _half_a_handshake(_: ByzantineClient, __: Cluster) -> bytes:
     return _handshake(UNKNOWN)[:-5]
 
 
-async def _oversize(_: Rogue, __: Cluster) -> bytes:
+async def _oversize(_: ByzantineClient, __: Cluster) -> bytes:
     return b"\xff" * 8 + b"no such frame"
 
 
-async def _garbage_request(_: Rogue, __: Cluster) -> bytes:
+async def _garbage_request(_: ByzantineClient, __: Cluster) -> bytes:
     return b"GET / HTTP/1.1\r\nhost: worker\r\n\r\n"
 
 
-async def _oversize_request(_: Rogue, __: Cluster) -> bytes:
+async def _oversize_request(_: ByzantineClient, __: Cluster) -> bytes:
     return b"\xff" * 8 + b"no such frame"
 
 
-ACTS: Final[dict[str, Callable[[Rogue, Cluster], Awaitable[bytes]]]] = {
+ACTS: Final[dict[str, Callable[[ByzantineClient, Cluster], Awaitable[bytes]]]] = {
     "unknown_subject": _unknown_subject,
     "taken_subject": _taken_subject,
     "malformed_handshake": _malformed_handshake,

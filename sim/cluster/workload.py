@@ -2,9 +2,9 @@
 
 A client host asks one request after the other, waits for its end, and writes down what it saw in
 a `RequestRecord`; the checkers compare that with what the engines did. How a client misbehaves (it
-quits, stops, kills or drops after so many tokens, reads slowly) is part of its `Manner`.
+quits, stops, kills or drops after so many tokens, reads slowly) is part of its `ClientProfile`.
 
-What this module does not do: speak nonsense on purpose (`rogues.py`).
+What this module does not do: speak nonsense on purpose (`byzantine.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPLETE",
-    "Manner",
+    "ClientProfile",
     "RequestRecord",
     "Via",
     "ask_over_http",
@@ -44,7 +44,7 @@ COMPLETE: Final = "complete"
 
 
 @attrs.frozen(kw_only=True)
-class Manner:
+class ClientProfile:
     """How the clients of one group behave. Numbers of tokens that are -1 mean never.
 
     Pairs are ranges, drawn evenly, both ends included.
@@ -84,7 +84,7 @@ class RequestRecord:
     name: str
     client: str
     via: Via
-    manner: Manner
+    profile: ClientProfile
     output_tokens: int
     request: GenerateRequest
     started_s: float = 0.0
@@ -109,12 +109,14 @@ class RequestRecord:
         return expected_text(self.request, self.output_tokens)
 
 
-def make_request(name: str, manner: Manner, rng: random.Random) -> tuple[GenerateRequest, int]:
+def make_request(
+    name: str, profile: ClientProfile, rng: random.Random
+) -> tuple[GenerateRequest, int]:
     """A request called `name`, and the number of tokens it asks for."""
-    words = [f"w{rng.randrange(1000)}" for _ in range(rng.randint(*manner.prompt_words))]
-    if manner.raise_after >= 0:
-        words.append(f"{RAISE_WORD}{manner.raise_after}")
-    tokens = rng.randint(*manner.output_tokens)
+    words = [f"w{rng.randrange(1000)}" for _ in range(rng.randint(*profile.prompt_words))]
+    if profile.raise_after >= 0:
+        words.append(f"{RAISE_WORD}{profile.raise_after}")
+    tokens = rng.randint(*profile.output_tokens)
     message = ChatMessage("user", " ".join([name, *words]))
     return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens), tokens
 
@@ -123,18 +125,22 @@ class Client:
     """What both kinds of client share: the requests, one by one, and their records."""
 
     def __init__(
-        self, process: Process, manner: Manner, rng: random.Random, records: list[RequestRecord]
+        self,
+        process: Process,
+        profile: ClientProfile,
+        rng: random.Random,
+        records: list[RequestRecord],
     ) -> None:
-        self.process, self.manner = process, manner
+        self.process, self.profile = process, profile
         self._rng, self._records = rng, records
 
     async def pause_and_begin(self, number: int) -> RequestRecord:
         """The next request, after the pause before it."""
-        await trio.sleep(self._rng.uniform(*self.manner.pause_s))
+        await trio.sleep(self._rng.uniform(*self.profile.pause_s))
         name = f"{self.process.name}.{number}"
-        request, tokens = make_request(name, self.manner, self._rng)
+        request, tokens = make_request(name, self.profile, self._rng)
         record = RequestRecord(
-            name, self.process.name, self.manner.via, self.manner, tokens, request,
+            name, self.process.name, self.profile.via, self.profile, tokens, request,
             started_s=trio.current_time(),
         )  # fmt: skip
         self._records.append(record)
@@ -160,20 +166,20 @@ class Client:
 
 
 async def ask_over_http(
-    process: Process, manner: Manner, rng: random.Random, records: list[RequestRecord]
+    process: Process, profile: ClientProfile, rng: random.Random, records: list[RequestRecord]
 ) -> None:
     """The main function of a client host that speaks HTTP."""
-    client = _HttpClient(process, manner, rng, records)
-    await trio.sleep(manner.start_s)
-    base = f"http://{manner.to}:{HTTP_PORT}"
-    timeout = httpx.Timeout(manner.timeout_s)
+    client = _HttpClient(process, profile, rng, records)
+    await trio.sleep(profile.start_s)
+    base = f"http://{profile.to}:{HTTP_PORT}"
+    timeout = httpx.Timeout(profile.timeout_s)
     async with httpx.AsyncClient(
         base_url=base,
         verify=False,  # noqa: S501 -- there is no TLS here
         trust_env=False,
         timeout=timeout,
     ) as http:
-        for number in range(manner.requests):
+        for number in range(profile.requests):
             await client.ask(http, await client.pause_and_begin(number))
 
 
@@ -182,8 +188,8 @@ class _HttpClient(Client):
         terminal = "quit"
         try:
             with trio.CancelScope() as scope:
-                if self.manner.quit_after_s >= 0:
-                    scope.deadline = trio.current_time() + self.manner.quit_after_s
+                if self.profile.quit_after_s >= 0:
+                    scope.deadline = trio.current_time() + self.profile.quit_after_s
                 terminal = await self._exchange(http, record, scope)
         except httpx.HTTPError as error:
             terminal = type(error).__name__
@@ -194,13 +200,13 @@ class _HttpClient(Client):
         self, http: httpx.AsyncClient, record: RequestRecord, scope: trio.CancelScope
     ) -> str:
         """Ask and read; the terminal, or nothing if it has been written down already."""
-        body = _http_body(record, stream=self.manner.stream)
+        body = _http_body(record, stream=self.profile.stream)
         headers = {"x-request-id": record.name}
         async with http.stream(
             "POST", "/v1/chat/completions", json=body, headers=headers
         ) as answer:
             record.status = answer.status_code
-            if answer.status_code != 200 or not self.manner.stream:
+            if answer.status_code != 200 or not self.profile.stream:
                 return self._whole(record, await answer.aread())
             return await self._events(record, answer, scope)
 
@@ -222,11 +228,11 @@ class _HttpClient(Client):
             async for piece in pieces:
                 for event in parser.feed(piece):
                     told |= self._take_event(record, event.data)
-                if 0 <= self.manner.quit_after <= len(record.text) and not told:
+                if 0 <= self.profile.quit_after <= len(record.text) and not told:
                     # Left by an exception, httpx closes all its generators; by a return, not.
                     scope.cancel()
-                if self.manner.read_pause_s:
-                    await trio.sleep(self.manner.read_pause_s)
+                if self.profile.read_pause_s:
+                    await trio.sleep(self.profile.read_pause_s)
         if not told:
             # The stream ended, as HTTP goes in good order, without saying how.
             return "cut short"
@@ -259,20 +265,20 @@ def _http_body(record: RequestRecord, *, stream: bool) -> dict[str, Any]:
 
 async def ask_through_runtime(
     process: Process,
-    manner: Manner,
+    profile: ClientProfile,
     rng: random.Random,
     records: list[RequestRecord],
     config: Any,
 ) -> None:
     """The main function of a client host that is a member of the cluster."""
-    client = _RuntimeClient(process, manner, rng, records)
-    await trio.sleep(manner.start_s)
+    client = _RuntimeClient(process, profile, rng, records)
+    await trio.sleep(profile.start_s)
     section = config.worker
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     async with run_caller(process, config) as runtime:
         routed = await runtime.client(endpoint)
         await routed.router.wait_instances()
-        for number in range(manner.requests):
+        for number in range(profile.requests):
             await client.ask(routed, await client.pause_and_begin(number))
         process.note("caller.done")
         await process.stop.wait()
@@ -284,7 +290,7 @@ class _RuntimeClient(Client):
         # The same name twice would be cancelled with the first.
         with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
             try:
-                with trio.move_on_after(self.manner.timeout_s) as deadline:
+                with trio.move_on_after(self.profile.timeout_s) as deadline:
                     terminal = await self._consume(routed, record, context)
                 if deadline.cancelled_caught:
                     context.kill(Reason.DEADLINE)
@@ -295,27 +301,27 @@ class _RuntimeClient(Client):
         self.end(record, terminal)
 
     async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
-        manner = self.manner
-        if manner.kill_after == 0:
+        profile = self.profile
+        if profile.kill_after == 0:
             context.kill(Reason.CLIENT_DISCONNECT)
         async with routed.stream(record.request, Delta, context=context) as deltas:
             self.process.note("stream.open", request=record.name, instance=deltas.instance.id)
             async for delta in deltas:
                 self.take(record, delta.text)
                 record.finish_reason = delta.finish_reason or record.finish_reason
-                if manner.read_pause_s:
-                    await trio.sleep(manner.read_pause_s)
+                if profile.read_pause_s:
+                    await trio.sleep(profile.read_pause_s)
                 self._decide(record, context)
-                if 0 <= manner.drop_after <= len(record.text):
+                if 0 <= profile.drop_after <= len(record.text):
                     return "dropped"
         return COMPLETE
 
     def _decide(self, record: RequestRecord, context: Context) -> None:
-        manner, count = self.manner, len(record.text)
-        if 0 <= manner.stop_after <= count and not context.is_stopped:
+        profile, count = self.profile, len(record.text)
+        if 0 <= profile.stop_after <= count and not context.is_stopped:
             self.process.note("caller.stop", request=record.name, tokens=count)
             context.stop(Reason.STOP_REQUESTED)
-        if 0 <= manner.kill_after <= count and not context.is_killed:
+        if 0 <= profile.kill_after <= count and not context.is_killed:
             self.process.note("caller.kill", request=record.name, tokens=count)
             context.kill(Reason.CLIENT_DISCONNECT)
             # Upstream's stop after kill downgraded it; ours must not hear it.
