@@ -11,7 +11,7 @@ They speak over simulated TCP, not over the bus: cuts, resets, frozen and killed
 reads and back-pressure then come from the network that carries everything else, and connecting
 again is code that runs. Faults on single messages are rules of the service's `interceptor`.
 
-Read in this order: `peer.py`, `connector.py`, `interception.py`, `calls.py`, then
+Read in this order: `peer.py`, `connector.py`, `interception.py`, then
 `services/etcd/server.py`, `services/etcd/channel.py`, and `services/nats/server.py`,
 `services/nats/client.py`.
 """

@@ -25,10 +25,10 @@ from trinamo.transports.nats.line import Line
 from trinamo.transports.nats.outbox import Interest, Publication
 from trinamo.transports.nats.plane import NatsEventPlane
 
-from ..calls import Caller
 from ..connector import Connector
 from ..peer import Peer
 from ..wire import Ping, Pong, encode
+from .calls import Caller
 from .queue_client import open_queue
 from .server import PORT
 from .wire import Deliver, Publish, Subscribe, Unsubscribe, decode_from_broker

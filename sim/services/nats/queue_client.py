@@ -29,8 +29,8 @@ from trinamo.runtime.planes import (
 )
 from trinamo.runtime.protocol.queue.work_queue import check_delay, check_job_id, check_queue_name
 
-from ..calls import Caller
 from ..wire import Forget, encode
+from .calls import Caller
 
 __all__ = ["SimulatedWorkQueue", "open_queue"]
 

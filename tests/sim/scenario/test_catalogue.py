@@ -65,7 +65,7 @@ def test_a_shipped_scenario_replays_exactly(path: Path) -> None:
     again = run_scenario(scenario, ReplayChoices(values, seed=5))
     assert first_difference(first.world.trace, again.world.trace) == ""
     assert first.digest == again.digest
-    assert first.breaches == []
+    assert first.violations == []
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from trinamo.runtime.errors import (
     error_from_wire,
 )
 
-from .connector import Connector
-from .wire import Answer, Call, NoLeader, Refusal, Reply, encode
+from ..connector import Connector
+from ..wire import Answer, Call, NoLeader, Refusal, Reply, encode
 
 __all__ = ["Caller", "Result"]
 
