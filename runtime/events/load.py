@@ -1,4 +1,4 @@
-"""What workers say about their load, once a second, numbered like all events (`sequenced.py`).
+"""What workers say about their load, once a second, numbered like all events (`source.py`).
 
 A router keeps the last report with the instance (`caller/instances.py`). While the broker is away
 that report stays; of an instance that has sent none, the router counts its own requests.
@@ -17,7 +17,9 @@ from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.undecodable import UNDECODABLE
-from .sequenced import EventFollower, EventSource, topic_of
+from .follower import EventFollower
+from .source import EventSource
+from .subjects import topic_of
 
 __all__ = ["LOAD_INTERVAL_S", "LoadFollower", "LoadReport", "LoadSource"]
 

@@ -15,7 +15,8 @@ from typing import Final
 import attrs
 import trio
 
-from ..events.sequenced import EventSource, topic_of
+from ..events.source import EventSource
+from ..events.subjects import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName

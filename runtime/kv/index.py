@@ -14,7 +14,8 @@ from typing import Final
 import attrs
 import trio
 
-from ..events.sequenced import EventFollower, topic_of
+from ..events.follower import EventFollower
+from ..events.subjects import topic_of
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.blocks import BlockTable

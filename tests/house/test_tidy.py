@@ -23,10 +23,6 @@ from tests.sources import (
 )
 
 LINES_MAX = 400
-# A conformance suite is a flat list of small tests; splitting it would hide what it covers.
-TEST_LINES_MAX = 800
-# Longer for a reason, each with a bound of its own.
-LONGER: dict[str, int] = {}
 STATEMENTS_MAX = 60
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 
@@ -66,15 +62,10 @@ def test_no_file_is_longer_than_a_reader_s_patience() -> None:
         f"{name}: {lines} lines"
         for path in python_files()
         if (name := path.relative_to(ROOT).as_posix())
-        if (lines := len(path.read_text("utf-8").splitlines())) > lines_max(name)
+        if (lines := len(path.read_text("utf-8").splitlines())) > LINES_MAX
     ]
 
     assert not long, listed(long)
-
-
-def lines_max(name: str) -> int:
-    is_test = name.startswith(("tests/", "properties/"))
-    return LONGER.get(name, TEST_LINES_MAX if is_test else LINES_MAX)
 
 
 def statements(function: ast.AST) -> int:

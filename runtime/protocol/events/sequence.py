@@ -4,7 +4,7 @@ Sans-IO. A publisher numbers its events from 1 and puts its incarnation beside t
 follows it keeps a `SequencedView`: in order, events are applied; as soon as something is wrong (a
 number is missing, or goes back, or a new incarnation began) it needs a snapshot, and what arrives
 meanwhile waits in a bounded buffer. The snapshot's own bytes are `snapshot.py`,
-`events/sequenced.py` is the pump.
+`events/source.py` and `events/follower.py` are the pumps.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.runtime.kv.indexing import TOPIC, A, B, C, D, cluster, hashes
-from trinamo.runtime.events.sequenced import EventSource
+from trinamo.runtime.events.source import EventSource
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.kv.blocks import BlockTable
 from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, encode_batch

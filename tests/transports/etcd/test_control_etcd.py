@@ -11,15 +11,14 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
 
 from tests.conformance.control.backends import eventually, until
 from tests.proxy import Proxy, open_proxy
-from tests.servers import SessionEtcd, loopback_url
-from trinamo.runtime.config.config import EtcdConfig, Secret, TlsConfig
+from tests.servers import SessionEtcd
+from trinamo.runtime.config.config import EtcdConfig, Secret
 from trinamo.runtime.errors import (
     ConnectError,
     ControlPlaneError,
@@ -30,8 +29,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
-from trinamo.transports.servers.binaries import etcd_command, find_etcd, free_port
-from trinamo.transports.servers.process import spawn, terminate
+from trinamo.transports.servers.binaries import find_etcd
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -369,35 +367,3 @@ async def test_what_a_user_may_not_do_is_a_definite_error(server: EmbeddedServer
             with pytest.raises(ControlPlaneError) as refused:
                 await plane.get("ok/a")
             assert refused.value.definite
-
-
-async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
-    """etcd makes a certificate of its own for the test; a client that does not know it refuses."""
-    port = free_port()
-    command = etcd_command(
-        find_etcd(),
-        data_dir=tmp_path / "data",
-        client_url=f"https://127.0.0.1:{port}",
-        peer_url=loopback_url(free_port()),
-        extra=("--auto-tls",),
-    )
-    child = spawn(command, log_path=tmp_path / "log")
-    try:
-        certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
-        await until(certificate.exists)
-        async with open_etcd(
-            f"https://127.0.0.1:{port}",
-            EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),
-        ) as plane:
-            await eventually(plane.check_health)
-            async with plane.watch("") as events:
-                await take(events)
-                await plane.put("a", b"1")
-                await take(events)
-        async with open_etcd(
-            f"https://127.0.0.1:{port}", EtcdConfig(request_timeout_s=0.5)
-        ) as plane:
-            with pytest.raises(ConnectError):
-                await plane.get("a")
-    finally:
-        await terminate(child, grace_s=3)

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from tests.certificates import Authority, needs_openssl
-from tests.conformance.control.backends import eventually
+from tests.conformance.control.backends import eventually, until
 from tests.servers import free_ports, loopback_url
 from trinamo.runtime.config.config import EtcdConfig, TlsConfig
-from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers.binaries import (
@@ -173,3 +173,36 @@ async def test_several_addresses_are_each_found_in_their_certificate(tmp_path: P
         ) as plane,
     ):
         assert "etcd" in await eventually(plane.check_health)
+
+
+async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
+    """etcd makes a certificate of its own for the test; a client that does not know it refuses."""
+    port, peer_port = free_ports(2)
+    command = etcd_command(
+        find_etcd(),
+        data_dir=tmp_path / "data",
+        client_url=f"https://127.0.0.1:{port}",
+        peer_url=loopback_url(peer_port),
+        extra=("--auto-tls",),
+    )
+    child = spawn(command, log_path=tmp_path / "log")
+    try:
+        certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
+        await until(certificate.exists)
+        async with open_etcd(
+            f"https://127.0.0.1:{port}",
+            EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),
+        ) as plane:
+            await eventually(plane.check_health)
+            with trio.fail_after(20):
+                async with plane.watch("") as events:
+                    await anext(events)
+                    await plane.put("a", b"1")
+                    await anext(events)
+        async with open_etcd(
+            f"https://127.0.0.1:{port}", EtcdConfig(request_timeout_s=0.5)
+        ) as plane:
+            with pytest.raises(ConnectError):
+                await plane.get("a")
+    finally:
+        await terminate(child, grace_s=3)

@@ -1,0 +1,144 @@
+"""Numbered events, the worker's end: a publisher that answers for its snapshot.
+
+It numbers what it publishes, beats while it has nothing to say, so that the loss of the last event
+shows too, and answers requests for a snapshot. What is in the events is theirs who own them
+(`kv/events.py`, `load.py`); the other end is `follower.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from ..errors import RemoteProtocolError, TrinamoError
+from ..logs.notices import LogNotices
+from ..nurseries import open_nursery
+from ..planes import EventPlane, Message
+from ..protocol.events.sequence import SequencedEvent, encode_event
+from ..protocol.events.snapshot import (
+    SequencedSnapshot,
+    SnapshotRequest,
+    decode_request,
+    encode_snapshot,
+)
+from ..retries import Retries
+from .subjects import event_subject, snapshot_subject
+
+__all__ = ["EventSource"]
+
+_log = logging.getLogger("trinamo.events")
+
+
+class EventSource:
+    """One publisher's numbered events under `topic`.
+
+    `snapshot(part, parts)` returns all that the events so far add up to, or of a state larger than
+    a message the given part; it is called without a checkpoint between it and the number it is
+    sent with, so it must change with the very call that publishes.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        topic: str,
+        *,
+        publisher: str,
+        incarnation: int,
+        snapshot: Callable[[int, int], bytes],
+        beat_s: float = 1.0,
+    ) -> None:
+        self._events = events
+        self._topic = topic
+        self._publisher = publisher
+        self._incarnation = incarnation
+        self._snapshot = snapshot
+        self._beat_s = beat_s
+        self.sequence = 0
+        """The number of the last event."""
+        self.dropped = 0
+        """Events that did not go to the broker; followers see the gap."""
+        self.snapshot_count = 0
+        """Answers to requests for a snapshot, every part counted."""
+        self.malformed = 0
+        """Requests that were none."""
+        self._notices = LogNotices(_log)
+        self._last_answer: tuple[SnapshotRequest, int, bytes] | None = None
+
+    async def publish(self, body: bytes) -> None:
+        """Number and send one event. The number is taken before anything is awaited.
+
+        An event that the plane does not take, or a cancelled publish, is a gap to the followers,
+        who then ask for a snapshot; so this raises nothing for it.
+        """
+        self.sequence += 1
+        await self._send(body)
+
+    def skip(self) -> None:
+        """Something happened that will not be sent: a gap, as if the event had been lost."""
+        self.sequence += 1
+        self.dropped += 1
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer for the snapshot, and beat, until cancelled."""
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._beat)
+            retries = Retries(_log, f"{self._topic}: nobody can ask for a snapshot")
+            await retries.run(self._serve, task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, begun: Callable[[], None]) -> None:
+        subject = snapshot_subject(self._topic, self._publisher)
+        async with self._events.subscribe(subject) as requests:
+            begun()
+            async for request in requests:
+                if request.reply:
+                    await self._answer(request)
+
+    async def _answer(self, message: Message) -> None:
+        try:
+            request = decode_request(message.payload)
+            await self._events.publish(message.reply, self._answer_to(request))
+        except RemoteProtocolError as error:
+            self.malformed += 1
+            self._notices.warn(f"{self._topic}: a request not understood", error)
+        except TrinamoError as error:
+            self._notices.warn(f"{self._topic}: a snapshot could not be sent", error)
+        else:
+            self.snapshot_count += 1
+
+    def _answer_to(self, request: SnapshotRequest) -> bytes:
+        # After an outage all followers ask at once, and nothing has changed between two of them.
+        if self._last_answer is None or self._last_answer[:2] != (request, self.sequence):
+            self._last_answer = request, self.sequence, self._make_answer(request)
+        return self._last_answer[2]
+
+    def _make_answer(self, request: SnapshotRequest) -> bytes:
+        part, parts = request.part, request.parts
+        body = self._snapshot(part, parts)
+        whole = encode_snapshot(self._numbered(body, part, parts))
+        bytes_max = self._events.message_bytes_max
+        if len(whole) <= bytes_max:
+            return whole
+        # Half full when the parts are equal, as they are not, and the state grows meanwhile.
+        return encode_snapshot(self._numbered(b"", 0, parts * (2 * len(whole) // bytes_max + 1)))
+
+    def _numbered(self, body: bytes, part: int, parts: int) -> SequencedSnapshot:
+        return SequencedSnapshot(
+            self._publisher, self._incarnation, self.sequence, body, part, parts
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(self._beat_s)
+            await self._send(None)
+
+    async def _send(self, body: bytes | None) -> None:
+        event = SequencedEvent(self._publisher, self._incarnation, self.sequence, body)
+        subject = event_subject(self._topic, self._publisher)
+        try:
+            await self._events.publish(subject, encode_event(event))
+        except TrinamoError as error:
+            self.dropped += body is not None
+            self._notices.warn(f"{self._topic}: events are dropped", error)
