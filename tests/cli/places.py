@@ -143,9 +143,11 @@ def terminal(
     # Wide enough for the longest socket of an etcd, or a table would break its words.
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(ours, False)
+    # Processes that share the tests are told a width, which would hide that of the terminal.
+    environ = {k: v for k, v in place.environ.items() if k not in {"COLUMNS", "LINES"}}
     process = subprocess.Popen(
         [sys.executable, "-c", AS_SESSION_LEADER, *COMMAND, *arguments],
-        env={**place.environ, "TERM": "xterm-256color"},
+        env={**environ, "TERM": "xterm-256color"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
