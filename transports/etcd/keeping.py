@@ -28,6 +28,9 @@ __all__ = ["LeaseKeeper"]
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.5
+REFUSAL_S: Final = 0.2
+"""How long a stream may take to say that nobody is there; a try that begins just before a caller's
+time is up gets as much more."""
 
 
 @attrs.define(eq=False)
@@ -51,6 +54,8 @@ class LeaseKeeper:
         self._wanted = trio.Event()
         self._was_sent = False
         self._opened_at = 0.0
+        self._is_over = trio.Event()
+        """Set when the stream of the last try has ended."""
         self._last_words = ""
 
     async def keep_alive(self, lease_id: int) -> float:
@@ -68,6 +73,9 @@ class LeaseKeeper:
                     await question.answered.wait()
                 if attempt.cancelled_caught:
                     self._give_up_old_stream()
+            if not question.answered.is_set():
+                with trio.move_on_at(self._opened_at + REFUSAL_S):
+                    await self._is_over.wait()
         finally:
             question.waiters -= 1
             if question.waiters == 0 and self._questions.get(lease_id) is question:
@@ -94,6 +102,7 @@ class LeaseKeeper:
                 except TrinamoError as error:
                     self._last_words = str(error)
                     self._was_sent = not isinstance(error, ConnectError)
+            self._is_over.set()
             # A stream that has held for a while owes nothing to the pauses before it.
             if trio.current_time() - self._opened_at > PAUSE_MAX_S:
                 pause_s = PAUSE_MIN_S
@@ -106,7 +115,7 @@ class LeaseKeeper:
             async with self._client.channel.open_stream(
                 "LeaseKeepAlive", metadata=metadata
             ) as stream:
-                self._stream = stream
+                self._stream, self._is_over = stream, trio.Event()
                 try:
                     for lease_id in list(self._questions):
                         self._ask(lease_id)
