@@ -1,4 +1,4 @@
-"""The seam the simulator replaces: clock, dice, notes. Nothing else differs.
+"""The seam the simulator replaces: clock, chance, notes. Nothing else differs.
 
 trio's own clock carries every timeout, so `Clock.now` is only for measuring, and `Clock.wall` for
 time stamps. Nothing in `runtime/` or `transports/tcp` reads `time`, `random`, `uuid` or

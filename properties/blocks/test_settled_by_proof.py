@@ -167,7 +167,7 @@ SCRIPTS = st.lists(
 @asynccontextmanager
 async def open_leases(pool: BlockPool, world: World) -> AsyncIterator[BlockLeases]:
     async with open_block_leases(
-        pool, drain_s=3, dice=random.Random(1), inquiries=Inquiries(world, timeout_s=1.0)
+        pool, drain_s=3, rng=random.Random(1), inquiries=Inquiries(world, timeout_s=1.0)
     ) as leases:
         yield leases
 

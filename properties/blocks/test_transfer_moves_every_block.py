@@ -121,7 +121,7 @@ async def run(case: Case) -> None:
         open_memory_transfer_plane(fabric, backend="second") as second,
         open_memory_transfer_plane(fabric, backend="first") as first_there,
         open_memory_transfer_plane(fabric, backend="second") as second_there,
-        open_block_leases(pool, drain_s=3, dice=random.Random(1)) as leases,
+        open_block_leases(pool, drain_s=3, rng=random.Random(1)) as leases,
         open_transfer_router(
             [first, second],
             metrics=metrics,

@@ -54,7 +54,7 @@ class InstanceRecord(Liveness):
         """It has left and nothing is under way to it: its task ends."""
         self.moves = 0
         """How often it has registered under other addresses."""
-        self._news = trio.Event()
+        self._wakeup = trio.Event()
         self._is_asleep = False
 
     @property
@@ -98,12 +98,12 @@ class InstanceRecord(Liveness):
 
     def wake(self) -> None:
         """There is news for its task."""
-        self._news.set()
-        self._news = trio.Event()
+        self._wakeup.set()
+        self._wakeup = trio.Event()
         self._is_asleep = False
 
     async def wait_news(self, until: float) -> None:
         """Return at `until`, or once there is news; with `until` infinite also for a request."""
         self._is_asleep = until == math.inf
         with trio.move_on_at(until):
-            await self._news.wait()
+            await self._wakeup.wait()

@@ -43,7 +43,7 @@ from .planes import (
 )
 from .source import (
     RESERVED_VARIABLES,
-    Setting,
+    ConfigValue,
     build_config,
     read_environ,
     read_overrides,
@@ -336,7 +336,7 @@ def load_config(
         ConfigError: Names the key, where it was written (file and line, variable or option) and
             the nearest key that exists.
     """
-    settings: dict[str, Setting] = {}
+    settings: dict[str, ConfigValue] = {}
     if preset is not None:
         settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
     if path is not None:

@@ -1,6 +1,6 @@
 """Where settings come from: YAML with line numbers, `TRINAMO_…` variables, command-line overrides.
 
-Each reader turns its source into `{dotted key: Setting}`, where a setting remembers where it was
+Each reader turns its source into `{dotted key: ConfigValue}`, where a setting remembers where it was
 written; `build_config` checks every value against its key's type and makes the structs. It knows
 no key by name: the root section given to it is the list. Peer input never comes here, but files
 are bounded all the same: bytes, depth, and nodes with aliases counted as often as they are used.
@@ -27,7 +27,7 @@ __all__ = [
     "FILE_BYTES_MAX",
     "NODES_MAX",
     "RESERVED_VARIABLES",
-    "Setting",
+    "ConfigValue",
     "build_config",
     "dump",
     "parse_size",
@@ -60,7 +60,7 @@ _SIZE_FACTORS = {
 
 
 @attrs.frozen
-class Setting:
+class ConfigValue:
     """A value as written, and the words that say where: `file x.yaml, line 3`."""
 
     value: Any = attrs.field(repr=False)  # It may be a password.
@@ -102,7 +102,7 @@ _resolve(
 )
 
 
-def read_yaml_file(root: type[Section], path: Path) -> dict[str, Setting]:
+def read_yaml_file(root: type[Section], path: Path) -> dict[str, ConfigValue]:
     """Read one YAML file; every failure, also of the disk, is a `ConfigError`."""
     try:
         with path.open("rb") as file:
@@ -118,7 +118,7 @@ def read_yaml_file(root: type[Section], path: Path) -> dict[str, Setting]:
     return read_yaml(root, text, f"file {path}")
 
 
-def read_yaml(root: type[Section], text: str, source: str) -> dict[str, Setting]:
+def read_yaml(root: type[Section], text: str, source: str) -> dict[str, ConfigValue]:
     """Read YAML text into settings that remember their lines."""
     try:
         _check_depth(text, source)
@@ -182,7 +182,7 @@ class _YamlWalk:
                 self.count_all(key, depth + 1)
                 self.count_all(value, depth + 1)
 
-    def section(self, node: yaml.Node, prefix: str) -> Iterator[tuple[str, Setting]]:
+    def section(self, node: yaml.Node, prefix: str) -> Iterator[tuple[str, ConfigValue]]:
         self.count(node)
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return  # A section whose keys are all commented out.
@@ -206,7 +206,7 @@ class _YamlWalk:
             elif key in self.fields:
                 self.count_all(value_node, 0)
                 value = self.loader.construct_object(value_node, deep=True)
-                yield key, Setting(value, self.origin(key_node))
+                yield key, ConfigValue(value, self.origin(key_node))
             else:
                 raise _unknown(key, self.origin(key_node), [*self.fields, *self.sections])
 
@@ -219,7 +219,7 @@ def _is_word(text: str) -> bool:
 # --- environment and command line ------------------------------------------------------------
 
 
-def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, Setting]:
+def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, ConfigValue]:
     """Read `TRINAMO_DATA_PLANE__TCP__PORT=…`; an unknown `TRINAMO_…` variable is an error.
 
     Variables that Kubernetes injects for a service whose name begins with `trinamo` are passed
@@ -230,7 +230,7 @@ def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, S
     links = [
         name.removesuffix("_SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST")
     ]
-    found: dict[str, Setting] = {}
+    found: dict[str, ConfigValue] = {}
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in RESERVED_VARIABLES:
             continue
@@ -239,18 +239,20 @@ def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, S
         if name not in names:
             nearest = _nearest(name, [*names, *RESERVED_VARIABLES])
             raise ConfigError(f"environment variable {name} is not known{nearest}")
-        found[names[name]] = Setting(environ[name], f"environment variable {name}", is_text=True)
+        found[names[name]] = ConfigValue(
+            environ[name], f"environment variable {name}", is_text=True
+        )
     return found
 
 
-def read_overrides(root: type[Section], overrides: Mapping[str, Any]) -> dict[str, Setting]:
+def read_overrides(root: type[Section], overrides: Mapping[str, Any]) -> dict[str, ConfigValue]:
     """Read dotted keys from the command line; text is converted, other values must fit as is."""
     fields = config_fields(root)
-    found: dict[str, Setting] = {}
+    found: dict[str, ConfigValue] = {}
     for key, value in overrides.items():
         if key not in fields:
             raise _unknown(key, "command line", fields)
-        found[key] = Setting(value, "command line", is_text=isinstance(value, str))
+        found[key] = ConfigValue(value, "command line", is_text=isinstance(value, str))
     return found
 
 
@@ -261,7 +263,7 @@ def _variable(key: str) -> str:
 # --- checking and building -------------------------------------------------------------------
 
 
-def build_config(root: type[_Root], settings: Mapping[str, Setting]) -> _Root:
+def build_config(root: type[_Root], settings: Mapping[str, ConfigValue]) -> _Root:
     """Check every setting against its key and build the frozen structs, innermost first."""
     fields = config_fields(root)
     values: dict[str, dict[str, Any]] = {prefix: {} for prefix in section_types(root)}
@@ -276,7 +278,7 @@ def build_config(root: type[_Root], settings: Mapping[str, Setting]) -> _Root:
 
 
 def _built(
-    section: type[_Root], prefix: str, values: dict[str, Any], settings: Mapping[str, Setting]
+    section: type[_Root], prefix: str, values: dict[str, Any], settings: Mapping[str, ConfigValue]
 ) -> _Root:
     try:
         return section(**values)
@@ -286,7 +288,7 @@ def _built(
         raise ConfigError(f"{prefix} ({'; '.join(origins)}): {exc}") from exc
 
 
-def _checked(field: Field, setting: Setting) -> Any:
+def _checked(field: Field, setting: ConfigValue) -> Any:
     value = setting.value
     try:
         if isinstance(value, str):
@@ -300,7 +302,7 @@ def _checked(field: Field, setting: Setting) -> Any:
         raise ConfigError(f"{field.key} ({setting.origin}): {exc}{shown}{_choices(field)}") from exc
 
 
-def _from_text(field: Field, text: str, setting: Setting) -> Any:
+def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
     """Sizes may be text in every source; lists and blanks only where there is nothing but text."""
     if field.unit == "bytes":
         return parse_size(text)

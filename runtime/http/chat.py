@@ -21,7 +21,7 @@ from ..logs.fields import log_fields
 from ..logs.requests import log_request
 from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import Answer, ChatAnswer, CompletionAnswer, Usage
+from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer, Usage
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
@@ -231,7 +231,7 @@ def _directed(engine: Engine, scope: Scope, headers: Headers) -> Engine:
 class _Encoder:
     """Encodes one answer from its deltas: as events, or as one body."""
 
-    _answer: Answer
+    _answer: AnswerFormat
     _record: RequestRecord
     _is_finished: bool = False
 

@@ -73,7 +73,7 @@ class KvEventSource:
         self._outbox_blocks_max = outbox_blocks_max
         self._told = 0
         self._messages = 0
-        self._news = trio.Event()
+        self._wakeup = trio.Event()
         self._source = EventSource(
             events,
             topic_of(KV_TOPIC, endpoint),
@@ -90,7 +90,7 @@ class KvEventSource:
         self._waiting_blocks += sum(map(hash_count, events))
         if max(self._waiting_blocks, len(self._waiting)) > self._outbox_blocks_max:
             self._give_up()
-        self._news.set()
+        self._wakeup.set()
 
     def _give_up(self) -> None:
         for event in self._waiting:
@@ -105,8 +105,8 @@ class KvEventSource:
             await nursery.start(self._source.run)
             task_status.started()
             while True:
-                await self._news.wait()
-                self._news = trio.Event()
+                await self._wakeup.wait()
+                self._wakeup = trio.Event()
                 while self._waiting:
                     await self._publish(next_batch(self._waiting))
 

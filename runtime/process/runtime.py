@@ -21,7 +21,7 @@ from ..env import Env
 from ..errors import UnavailableError
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.kv import KvSeries
-from ..metrics.metrics import LeaseState as LeaseMetric, Metrics
+from ..metrics.metrics import LeaseState, Metrics
 from ..metrics.queues import show_queues
 from ..metrics.worker import WorkerMetrics
 from ..planes import ControlPlane, EventPlane
@@ -29,7 +29,7 @@ from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
 from ..worker.endpoint import Endpoint, InputHandler, StreamHandler, UnaryHandler
-from ..worker.registration import LeaseState, Registrar
+from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
 from ..worker.worker import Worker
 from .settings import REQUESTS_MAX, Settings
@@ -111,12 +111,12 @@ class Runtime:
                 metrics=metrics,
             )
 
-    def _on_lease(self, state: LeaseState) -> None:
+    def _on_lease(self, state: HeldLease) -> None:
         if state.lease_id:
-            self.metrics.lease_state(LeaseMetric.GRANTED)
+            self.metrics.lease_state(LeaseState.GRANTED)
         else:
             lost = state.lost_count and not self._is_shutting_down
-            self.metrics.lease_state(LeaseMetric.LOST if lost else LeaseMetric.NONE)
+            self.metrics.lease_state(LeaseState.LOST if lost else LeaseState.NONE)
 
     async def follow_requests_max(self, worker: Worker) -> None:
         """Let the cluster's setting replace the worker's own bound while there is one."""

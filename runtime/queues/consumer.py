@@ -282,7 +282,7 @@ class Consumer(Generic[T]):
             reason=work.reason,
             attempt=job.attempt,
             backoff=self._limits.backoff,
-            dice=self._env.rng.random(),
+            chance=self._env.rng.random(),
         )
         settlement: Settlement | None = None
         try:

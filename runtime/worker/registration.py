@@ -39,7 +39,7 @@ from ..protocol.discovery.lease import LeaseTimer
 from ..retries import Retries
 from .registered_key import RegisteredKey, Render
 
-__all__ = ["LeaseState", "Registrar"]
+__all__ = ["HeldLease", "Registrar"]
 
 _log = logging.getLogger("trinamo.registration")
 _BACKOFF_MIN_S: Final = 0.1
@@ -49,7 +49,7 @@ _CALM_S: Final = 10.0
 
 
 @attrs.define
-class LeaseState:
+class HeldLease:
     """What the metrics and `trinamo status` show."""
 
     lease_id: int = 0
@@ -68,7 +68,7 @@ class Registrar:
         env: Env,
         *,
         ttl_s: float = 10.0,
-        on_change: Callable[[LeaseState], None] = lambda _: None,
+        on_change: Callable[[HeldLease], None] = lambda _: None,
         metrics: Metrics | None = None,
     ) -> None:
         self._control = control
@@ -83,7 +83,7 @@ class Registrar:
         self._watches: trio.Nursery | None = None
         self._holding = trio.CancelScope()
         self._is_revoked = False
-        self.state = LeaseState()
+        self.state = HeldLease()
 
     async def register(self, key: str, render: Render) -> None:
         """Have `render(incarnation)` under `key`, now, after every lost lease, whoever removes it.

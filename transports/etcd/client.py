@@ -28,7 +28,7 @@ from . import wire_pb2 as wire
 from .failures import StatusError, Verdict, final_error, judge
 from .rpc import Channel, Metadata
 
-__all__ = ["Answer", "Client", "Credentials"]
+__all__ = ["CallOutcome", "Client", "Credentials"]
 
 _log = logging.getLogger("trinamo.etcd")
 
@@ -46,7 +46,7 @@ class Credentials:
 
 
 @attrs.frozen
-class Answer:
+class CallOutcome:
     """A reply, and whether an earlier try of the same call may have taken effect too."""
 
     reply: Any
@@ -137,7 +137,7 @@ class Client:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the store's no."""
         return (await self._repeat(name, request, repeatable=True, writes=False)).reply
 
-    async def write_repeatably(self, name: str, request: Any) -> Answer:
+    async def write_repeatably(self, name: str, request: Any) -> CallOutcome:
         """A call whose second effect changes nothing that matters."""
         return await self._repeat(name, request, repeatable=True, writes=True)
 
@@ -184,7 +184,7 @@ class Client:
         repeatable: bool,
         writes: bool,
         metadata: Metadata | None = None,
-    ) -> Answer:
+    ) -> CallOutcome:
         deadline = trio.current_time() + self.timeout_s
         pause_s = RETRY_PAUSE_MIN_S
         is_doubtful = was_denied = False
@@ -218,7 +218,7 @@ class Client:
                     raise _given_up(text, is_doubtful=is_doubtful, writes=writes) from None
             else:
                 self.heard()
-                return Answer(reply, is_doubtful)
+                return CallOutcome(reply, is_doubtful)
             await trio.sleep(self.jittered(pause_s))
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 

@@ -90,7 +90,7 @@ class EngineHost:
         self._mailbox_deltas_max = mailbox_deltas_max
         self._answers: dict[TokenSequence, _Answer] = {}
         """Of all sequences that have not ended."""
-        self._news = trio.Event()
+        self._wakeup = trio.Event()
         """Set when a plan may turn out differently than the last one."""
         scheduler.pool.on_change = self._wake
         self._is_closing = False
@@ -126,7 +126,7 @@ class EngineHost:
     def listen_blocks(self, listener: BlockListener) -> bool:
         """Have the engine's full blocks told; see `TellsBlocks`."""
         self._listener, self._is_listener_new = listener, True
-        self._news.set()
+        self._wakeup.set()
         return self._cache is not None
 
     @property
@@ -152,7 +152,7 @@ class EngineHost:
                 delta = await mailbox.take()
                 if sequence.is_paused and mailbox.has_drained:
                     sequence.is_paused = False
-                    self._news.set()
+                    self._wakeup.set()
                 yield delta
                 if delta.finish_reason is not None:
                     return
@@ -192,7 +192,7 @@ class EngineHost:
             unsent_prompt_tokens=prompt_tokens,
         )
         self._answers[sequence] = answer
-        self._news.set()
+        self._wakeup.set()
         return answer
 
     def _check_open(self) -> None:
@@ -204,7 +204,7 @@ class EngineHost:
     async def run(self) -> None:
         """Step until cancelled; a step that is running when that happens is waited for."""
         while True:
-            self._news = trio.Event()
+            self._wakeup = trio.Event()
             self._end_stopped()
             self._end_hopeless()
             plan = self._scheduler.plan()
@@ -217,7 +217,7 @@ class EngineHost:
                 self._deliver(work, token_id)
             # The plan itself may have found that the last one running has outgrown the pool.
             if not plan.work and not self._scheduler.hopeless():
-                await self._news.wait()
+                await self._wakeup.wait()
 
     async def _compute(self, plan: Plan) -> list[int | None]:
         """All that the engine does for one plan; what it raises means that its state is unknown."""
@@ -253,7 +253,7 @@ class EngineHost:
                 self._end(answer)
 
     def _wake(self, _: object = None) -> None:
-        self._news.set()
+        self._wakeup.set()
 
     def _end_hopeless(self) -> None:
         pool = self._scheduler.pool
@@ -297,7 +297,7 @@ class EngineHost:
     def _end(self, answer: _Answer) -> None:
         del self._answers[answer.sequence]
         self._scheduler.end(answer.sequence)
-        self._news.set()
+        self._wakeup.set()
 
     def _fail_running(self, error: Exception) -> None:
         reason = f"a step failed with {type(error).__name__}: {error}"

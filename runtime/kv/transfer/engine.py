@@ -272,7 +272,7 @@ async def open_engine_transfers(
             drain_s=section.quarantine_after_s,
             on_quarantine=metrics.quarantined,
             on_readmit=metrics.readmitted,
-            dice=env.rng,
+            rng=env.rng,
             block_of=kv.memory.block_of,
             inquiries=inquiries,
         ) as leases,

@@ -50,7 +50,7 @@ class BlockLeases:
         drain_s: float,
         on_quarantine: Callable[[int], None],
         on_readmit: Callable[[int], None] = lambda _: None,
-        dice: random.Random,
+        rng: random.Random,
         block_of: Callable[[int], int],
         inquiries: Inquiries | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class BlockLeases:
         self._nursery = nursery
         self._drain_s = drain_s
         self._on_quarantine, self._on_readmit = on_quarantine, on_readmit
-        self._dice = dice
+        self._rng = rng
         self._inquiries = inquiries
         self._count = 0
         self._idle = trio.Event()
@@ -119,7 +119,7 @@ class BlockLeases:
         nothing is leased or granted then.
         """
         leased = self._enter(blocks)
-        ticket = self._dice.getrandbits(62) + 1
+        ticket = self._rng.getrandbits(62) + 1
 
         def end(grant: Grant) -> None:
             region.revoke(ticket)
@@ -256,13 +256,13 @@ async def open_block_leases(
     drain_s: float = 10.0,
     on_quarantine: Callable[[int], None] = lambda _: None,
     on_readmit: Callable[[int], None] = lambda _: None,
-    dice: random.Random,
+    rng: random.Random,
     block_of: Callable[[int], int] = lambda block: block,
     inquiries: Inquiries | None = None,
 ) -> AsyncIterator[BlockLeases]:
     """Follow the transfers of `pool` until the block is left.
 
-    Whatever is not settled by then is quarantined; `drain` first to give it time. `dice` makes the
+    Whatever is not settled by then is quarantined; `drain` first to give it time. `rng` makes the
     tickets: `env.rng`. `block_of` says which block of the pool a plane's block is a part of, where
     a layout keeps the parts of a block apart (`KvMemory.block_of`). With `inquiries` peers are
     asked what became of their tickets, and answered what became of ours; its plane must be open
@@ -275,7 +275,7 @@ async def open_block_leases(
             drain_s=drain_s,
             on_quarantine=on_quarantine,
             on_readmit=on_readmit,
-            dice=dice,
+            rng=rng,
             block_of=block_of,
             inquiries=inquiries,
         )

@@ -15,7 +15,7 @@ from .generate import Delta
 from .sse import TextTemplate, encode_data
 
 __all__ = [
-    "Answer",
+    "AnswerFormat",
     "ChatAnswer",
     "ChatChoice",
     "ChatChunk",
@@ -140,7 +140,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 # --- from deltas to answers ------------------------------------------------------------------
 
 
-class Answer(Protocol):
+class AnswerFormat(Protocol):
     """What both kinds of answer offer. `add_*` takes each delta once, in order, in one form."""
 
     def add_event(self, delta: Delta) -> bytes:

@@ -1,6 +1,6 @@
 """What a consumer of a work queue decides: when to extend, when to give up, what to settle with.
 
-Sans-IO: seconds and dice come in as numbers, verdicts go out. The driver is
+Sans-IO: seconds and chance come in as numbers, verdicts go out. The driver is
 `runtime/queues/consumer.py`; what a lease is, is told in `work_queue.py`.
 """
 
@@ -89,11 +89,11 @@ class Backoff:
         default=60.0, validator=[attrs.validators.ge(0), attrs.validators.le(DELAY_S_MAX)]
     )
 
-    def delay_s(self, attempt: int, dice: float) -> float:
-        """The delay after the `attempt`-th failure, from 1; `dice` is uniform in [0, 1)."""
+    def delay_s(self, attempt: int, chance: float) -> float:
+        """The delay after the `attempt`-th failure, from 1; `chance` is uniform in [0, 1)."""
         # The exponent is bounded because attempts may be up to 1000.
         mean_s = min(self.max_s, self.min_s * 2.0 ** min(attempt - 1, 32))
-        return min(DELAY_S_MAX, mean_s * (0.5 + dice))
+        return min(DELAY_S_MAX, mean_s * (0.5 + chance))
 
 
 @attrs.define
@@ -137,14 +137,14 @@ class HeldLease:
 
 
 def verdict_on(
-    ending: Ending, *, reason: str, attempt: int, backoff: Backoff, dice: float
+    ending: Ending, *, reason: str, attempt: int, backoff: Backoff, chance: float
 ) -> Ack | Nak | None:
     """What to tell the broker of a job whose work ended; None if the job is not ours to settle."""
     match ending:
         case Ending.FINISHED:
             return Ack()
         case Ending.RAISED | Ending.UNREADABLE:
-            return Nak(backoff.delay_s(attempt, dice), reason[:REASON_CHARS_MAX])
+            return Nak(backoff.delay_s(attempt, chance), reason[:REASON_CHARS_MAX])
         case Ending.STOPPED:
             return Nak(0.0, RETURNED_REASON)
         case Ending.LEASE_LOST:

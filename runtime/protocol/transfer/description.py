@@ -47,12 +47,12 @@ NOTIFY_BYTES_MAX: Final = 4096
 _VERSION: Final = 1
 
 
-def draw_incarnation(dice: random.Random) -> str:
+def draw_incarnation(rng: random.Random) -> str:
     """What tells one process from all others, before and after it, to those it transfers with.
 
     All its transfer planes have the same, so that who is gone is gone on every backend.
     """
-    return f"{dice.getrandbits(64):016x}"
+    return f"{rng.getrandbits(64):016x}"
 
 
 class Direction(enum.StrEnum):

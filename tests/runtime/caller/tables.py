@@ -33,9 +33,6 @@ class HandEnv:
     def note(self, kind: str, /, **fields: Any) -> None:
         self.notes.append((kind, fields.get("instance")))
 
-    def buggify(self, name: str, /) -> bool:
-        return False
-
 
 class Table(Instances):
     """On a clock that is set by hand."""

@@ -71,7 +71,7 @@ class StoredMessage:
 
 
 @attrs.frozen
-class Answer:
+class ApiReply:
     """What JetStream answered, and whether an earlier try may have been carried out."""
 
     body: dict[str, Any]
@@ -121,11 +121,13 @@ class JetStream:
             raise UnknownOutcomeError(f"JetStream did not answer in time: {why}")
         raise DeadlineError(f"JetStream did not take it in time: {why}", definite=True)
 
-    async def call(self, operation: str, body: dict[str, Any], *, deadline: float) -> Answer:
+    async def call(self, operation: str, body: dict[str, Any], *, deadline: float) -> ApiReply:
         """One operation of the API, such as `STREAM.INFO.orders`."""
         return await self._json(f"$JS.API.{operation}", _encode(body), deadline, {})
 
-    async def find(self, operation: str, body: dict[str, Any], *, deadline: float) -> Answer | None:
+    async def find(
+        self, operation: str, body: dict[str, Any], *, deadline: float
+    ) -> ApiReply | None:
         """As `call`, but None for what is not there."""
         try:
             return await self.call(operation, body, deadline=deadline)
@@ -136,7 +138,7 @@ class JetStream:
 
     async def store(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, deadline: float
-    ) -> Answer:
+    ) -> ApiReply:
         """Publish into whatever stream takes `subject`; the answer has `seq`."""
         return await self._json(subject, payload, deadline, headers)
 
@@ -161,7 +163,7 @@ class JetStream:
 
     async def _json(
         self, subject: str, payload: bytes, deadline: float, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> ApiReply:
         reply, is_repeated = await self.ask(subject, payload, deadline=deadline, headers=headers)
         body = _decode(reply.payload)
         error = body.get("error")
@@ -172,7 +174,7 @@ class JetStream:
                 error_code=int(error.get("err_code", 0)),
                 definite=not is_repeated,
             )
-        return Answer(body, is_repeated)
+        return ApiReply(body, is_repeated)
 
 
 def parse_time(text: str) -> float:

@@ -125,7 +125,7 @@ async def open_house() -> AsyncIterator[House]:
                 drain_s=DRAIN_S,
                 on_quarantine=count(1),
                 on_readmit=count(-1),
-                dice=random.Random(1),
+                rng=random.Random(1),
                 inquiries=inquiries,
             ) as leases,
         ):

@@ -91,7 +91,7 @@ async def open_house() -> AsyncIterator[House]:
         open_memory_transfer_plane(fabric, backend="slow") as slow,
         open_memory_transfer_plane(fabric, backend="fast") as fast_there,
         open_memory_transfer_plane(fabric, backend="slow") as slow_there,
-        open_block_leases(pool, dice=random.Random(1), on_quarantine=metrics.quarantined) as leases,
+        open_block_leases(pool, rng=random.Random(1), on_quarantine=metrics.quarantined) as leases,
         open_transfer_router(
             [fast, slow], metrics=metrics, leases=leases, section=TransferConfig()
         ) as router,

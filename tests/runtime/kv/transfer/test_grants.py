@@ -325,7 +325,7 @@ async def test_closing_ends_every_question() -> None:
         peer.faults.is_frozen = True
         tasks = trio.lowlevel.current_statistics().tasks_living
         async with open_block_leases(
-            pool, drain_s=0.05, dice=random.Random(1), inquiries=Inquiries(plane)
+            pool, drain_s=0.05, rng=random.Random(1), inquiries=Inquiries(plane)
         ) as leases:
             for block in pool.take(3) or ():
                 leases.grant(region, [block], writer).withdraw()

@@ -69,7 +69,7 @@ async def house() -> AsyncIterator[House]:
             drain_s=5,
             on_quarantine=lost.append,
             on_readmit=lambda count: lost.append(-count),
-            dice=random.Random(1),
+            rng=random.Random(1),
         ) as leases,
     ):
         region = await plane.register(memory, block_bytes=16, needs_ticket=True)
@@ -206,7 +206,7 @@ async def test_closing_quarantines_what_is_not_settled() -> None:
         region = await plane.register(bytearray(64), block_bytes=16)
         theirs = await peer.register(bytearray(64), block_bytes=16)
         remote = await plane.connect(theirs.describe())
-        async with open_block_leases(pool, dice=random.Random(1)) as leases:
+        async with open_block_leases(pool, rng=random.Random(1)) as leases:
             pool.take(4)
             leases.start(
                 lambda: plane.start(Direction.READ, region, [0], remote, [0], deadline_s=99), [0]
@@ -273,7 +273,7 @@ async def test_the_parts_of_a_block_lease_it_once(house: House) -> None:
     pool = BlockPool(4)
     taken = pool.take(4)
     assert taken is not None
-    async with open_block_leases(pool, dice=random.Random(1), block_of=lambda p: p % 4) as leases:
+    async with open_block_leases(pool, rng=random.Random(1), block_of=lambda p: p % 4) as leases:
         grant = leases.grant(house.region, [3, 7, 0, 4])
         assert grant.blocks == (3, 0)
         assert pool.in_flight_count == 2

@@ -52,7 +52,7 @@ def test_no_delay_is_longer_than_a_queue_takes() -> None:
 
 
 def verdict(ending: Ending, reason: str = "") -> Ack | Nak | None:
-    return verdict_on(ending, reason=reason, attempt=2, backoff=Backoff(), dice=0.5)
+    return verdict_on(ending, reason=reason, attempt=2, backoff=Backoff(), chance=0.5)
 
 
 def test_work_that_ended_is_acked_put_back_or_left_alone() -> None:
