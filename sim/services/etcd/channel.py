@@ -32,7 +32,9 @@ __all__ = ["open_simulated_etcd"]
 KEEP_ALIVE_S: Final = 8.0
 """gRPC, as `transports/etcd/channel.py` sets it up, pings after six seconds and waits two."""
 
-
+REQUESTS_MAX: Final = 10_000
+REPLIES_MAX: Final = 10_000
+"""How much waits for a connection, and for a reader."""
 _read = reader(Answer | Refusal | Pong)
 
 
@@ -49,6 +51,8 @@ class _Exchange:
 
     def send_nowait(self, *requests: Any) -> None:
         """See `Stream.send_nowait`."""
+        if len(self._requests) >= REQUESTS_MAX:
+            raise StreamLostError(f"{REQUESTS_MAX} requests are waiting to be sent")
         self._requests += [request.SerializeToString() for request in requests]
         if self._connector.peer is not None:
             self.opened(self._connector.peer)
@@ -82,7 +86,10 @@ class _Exchange:
             self._requests.clear()
 
     def received(self, data: bytes) -> None:
-        """A reply came."""
+        """A reply came. More than anybody reads end the stream; gRPC would stop reading."""
+        if len(self._replies) >= REPLIES_MAX:
+            self.end(StatusError("RESOURCE_EXHAUSTED", f"{REPLIES_MAX} replies were not read"))
+            return
         self._replies.append(self._method.reply.FromString(data))
         self._came.unpark_all()
 

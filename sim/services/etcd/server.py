@@ -29,8 +29,8 @@ from trinamo.transports.etcd.rpc import METHODS
 from trinamo.transports.memory.store import MemoryStore
 
 from ...core.world import World
-from ..interception import DelayLine, Done, Interceptor
-from ..machine_clock import MachineClock
+from ..interception import DelayLine, Done
+from ..machine import Machine
 from ..peer import Peer
 from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, Reply, encode, reader
 from .methods import Methods, refusal
@@ -45,7 +45,7 @@ NO_LEADER: Final = ("UNAVAILABLE", "etcdserver: no leader")
 _read = reader(Call | Forget | Ping)
 
 
-class SimulatedEtcd:
+class SimulatedEtcd(Machine):
     """The store's machine. `boot` starts it; needs a `Network` on the same world.
 
     Args:
@@ -63,17 +63,13 @@ class SimulatedEtcd:
         port: int = PORT,
         new_store: Callable[[], MemoryStore] = MemoryStore,
     ) -> None:
-        self.world = world
-        self.name, self.port = name, port
-        self.interceptor = Interceptor(world, name)
-        self.is_leaderless = False
-        self._leader_at_s = 0.0
+        self._lessor_wakes = trio.lowlevel.ParkingLot()
+        super().__init__(world, name, on_clock=self._lessor_wakes.unpark_all, losable=WRITES)
+        self.port = port
         self.store_id = 0
         """Counts disks: a store that lost its data is another store."""
         self._connections: list[_Connection] = []
-        self._lessor_wakes = trio.lowlevel.ParkingLot()
         self._observation = ExitStack()
-        self.clock = MachineClock(world, self._lessor_wakes.unpark_all)
         self._new_store = new_store
         self._put_disk(new_store())
 
@@ -86,27 +82,8 @@ class SimulatedEtcd:
         self.store.restart(now=self.clock.now())
         self.world.boot(self.name, self._main)
 
-    def kill(self) -> None:
-        """As SIGKILL: what was acknowledged is on the disk, connections are closed by the kernel."""
-        self.world.kill(self.name)
-
-    def power_off(self) -> None:
-        """The machine is gone without a word: nobody gets a FIN."""
-        self.world.power_off(self.name)
-
-    def pause(self) -> None:
-        """It takes connections and answers nothing; its clock goes on."""
-        self.world.pause(self.name)
-
-    def resume(self) -> None:
-        """End what `pause` began. Leases that ended meanwhile end now."""
-        self.world.resume(self.name)
-
-    def restart(self, *, keeps_disk: bool = True) -> None:
-        """Boot it again after `kill` or `power_off`, with its data or with an empty disk."""
-        if not keeps_disk:
-            self._put_disk(self._new_store())
-        self.boot()
+    def _empty_disk(self) -> None:
+        self._put_disk(self._new_store())
 
     def _put_disk(self, store: MemoryStore) -> None:
         self.store = store
@@ -116,26 +93,9 @@ class SimulatedEtcd:
         self._observation.close()
         self._observation.enter_context(store.observe(self._changed))
 
-    # --- faults on what it says ------------------------------------------------------------------
-
-    def refuse(self, for_s: float) -> None:
-        """For so long there is no leader: every call is turned away, no lease ends."""
-        self.is_leaderless = True
-        self._leader_at_s = max(self._leader_at_s, self.world.current_time() + for_s)
-        self.world.add_row("leaderless", store=self.name, for_s=for_s)
-        self.world.after(for_s, self._elect)
-
-    def _elect(self) -> None:
-        if self.world.current_time() < self._leader_at_s:
-            return
-        self.is_leaderless = False
+    def _elected(self) -> None:
         # A new leader gives every lease its full time again, as it cannot know what is left.
         self.store.restart(now=self.clock.now())
-        self.world.add_row("leader", store=self.name)
-
-    def lose_replies(self, count: int = 1, *, op: str = "") -> None:
-        """The next `count` writes (or calls of `op`) take effect, and nobody is told."""
-        self.interceptor.lose_replies(count, (op,) if op else WRITES)
 
     def compact(self) -> None:
         """Forget the history up to now; watches that are behind start over."""

@@ -28,8 +28,8 @@ from trinamo.runtime.protocol.streams.codec import Frame
 from trinamo.transports.memory.events import MemoryBroker, MemorySubscription
 
 from ...core.world import World
-from ..interception import DelayLine, Done, Interceptor
-from ..machine_clock import MachineClock
+from ..interception import DelayLine, Done
+from ..machine import Machine
 from ..peer import Peer
 from ..wire import Answer, Call, Forget, NoLeader, Ping, Pong, Refusal, Reply, encode
 from .queues import CALLS, QueueShelf, Take
@@ -47,7 +47,7 @@ __all__ = ["PORT", "SimulatedNats"]
 PORT: Final = 4222
 
 
-class SimulatedNats:
+class SimulatedNats(Machine):
     """The broker's machine. `boot` starts it; needs a `Network` on the same world.
 
     Args:
@@ -67,15 +67,11 @@ class SimulatedNats:
         message_bytes_max: int = 1 << 20,
         pending_max: int = 65_536,
     ) -> None:
-        self.world = world
-        self.name, self.port = name, port
+        self._stirred = trio.lowlevel.ParkingLot()
+        super().__init__(world, name, on_clock=self._stirred.unpark_all, losable=CALLS)
+        self.port = port
         self.pending_max = pending_max
         self.message_bytes_max = message_bytes_max
-        self.interceptor = Interceptor(world, name)
-        self.is_leaderless = False
-        self._leader_at_s = 0.0
-        self._stirred = trio.lowlevel.ParkingLot()
-        self.clock = MachineClock(world, self._stirred.unpark_all)
         self.queues = QueueShelf(self.clock)
         self.broker = MemoryBroker(message_bytes_max=message_bytes_max)
 
@@ -88,47 +84,11 @@ class SimulatedNats:
         self.interceptor.forget()
         self.world.boot(self.name, self._main)
 
-    def kill(self) -> None:
-        """As SIGKILL; connections are closed by the kernel."""
-        self.world.kill(self.name)
+    def _empty_disk(self) -> None:
+        self.queues = QueueShelf(self.clock)
 
-    def power_off(self) -> None:
-        """The machine is gone without a word: nobody gets a FIN."""
-        self.world.power_off(self.name)
-
-    def pause(self) -> None:
-        """It takes connections and answers nothing."""
-        self.world.pause(self.name)
-
-    def resume(self) -> None:
-        """End what `pause` began."""
-        self.world.resume(self.name)
-
-    def restart(self, *, keeps_disk: bool = True) -> None:
-        """Boot it again after `kill` or `power_off`, with its queues or without any."""
-        if not keeps_disk:
-            self.queues = QueueShelf(self.clock)
-        self.boot()
-
-    # --- faults on what it says ------------------------------------------------------------------
-
-    def refuse(self, for_s: float) -> None:
-        """For so long the queues have no leader, and every call to them is turned away."""
-        self.is_leaderless = True
-        self._leader_at_s = max(self._leader_at_s, self.world.current_time() + for_s)
-        self.world.add_row("leaderless", broker=self.name, for_s=for_s)
-        self.world.after(for_s, self._elect)
-
-    def _elect(self) -> None:
-        if self.world.current_time() < self._leader_at_s:
-            return
-        self.is_leaderless = False
-        self.world.add_row("leader", broker=self.name)
+    def _elected(self) -> None:
         self._stirred.unpark_all()
-
-    def lose_replies(self, count: int = 1, *, op: str = "") -> None:
-        """The next `count` calls to queues (or of `op`) take effect, and nobody is told."""
-        self.interceptor.lose_replies(count, (op,) if op else CALLS)
 
     # --- the process -----------------------------------------------------------------------------
 
