@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, Self
 
 from ..context import Context
 from ..errors import TrinamoError
 from ..protocol.streams.request import ConnectionInfo
+from ..sinks import Sink
 
 __all__ = [
     "CallHome",
@@ -44,6 +45,15 @@ class ResponseChannel(Protocol):
 
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raises what the prologue says went wrong."""
+        ...
+
+    async def forward(self, sink: Sink[bytes]) -> None:
+        """Hand every item to `sink` as it comes; returns after Sentinel, else raises the terminal.
+
+        Instead of iterating, not beside it. Items that came before are handed over at once. Sleeps
+        in between: `sink` is called by the connection's reader. While it has no room, its stream
+        gets no credit, and the others of the connection do.
+        """
         ...
 
     def __aiter__(self) -> Self: ...
@@ -113,6 +123,13 @@ class ResponseSender(Protocol):
         """Queue one item; False once the byte bound is reached, then await `drain`.
 
         After a Kill items are dropped silently: the scope of the context is already cancelled.
+        """
+        ...
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time there is room again after a `send_nowait` that was False.
+
+        For a source that must not wait; one that may awaits `drain` instead.
         """
         ...
 
