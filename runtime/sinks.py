@@ -3,11 +3,12 @@
 A source has items: an engine's step loop, or the reader of a connection. A sink takes them: it
 encodes and appends to a connection's buffer, or writes to a client's socket. The task of the request
 sleeps in `forward` from its first item to its end, its error or its cancellation. Generators and
-iterators are a thin pull over the same: see `Iteration`.
+iterators are a thin pull over the same.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -16,7 +17,7 @@ __all__ = ["Sink"]
 T = TypeVar("T")
 
 
-class Sink(Generic[T]):
+class Sink(ABC, Generic[T]):
     """Takes the items of one stream. Used once, by one source."""
 
     __slots__ = ("_resume",)
@@ -32,6 +33,7 @@ class Sink(Generic[T]):
         """
         self._resume = resume
 
+    @abstractmethod
     def take(self, items: list[T]) -> bool:
         """Take items, all of them; whether there is room for more.
 
@@ -39,7 +41,6 @@ class Sink(Generic[T]):
         bounded by the window of the stream. What this raises ends the stream, and comes out of
         `forward`.
         """
-        raise NotImplementedError
 
     def resume(self) -> None:
         """Tell the source that there is room again."""

@@ -51,8 +51,9 @@ class ResponseChannel(Protocol):
         """Hand every item to `sink` as it comes; returns after Sentinel, else raises the terminal.
 
         Instead of iterating, not beside it. Items that came before are handed over at once. Sleeps
-        in between: `sink` is called by the connection's reader. While it has no room, its stream
-        gets no credit, and the others of the connection do.
+        in between: `sink` is called by the connection's reader, in whose context variables it runs.
+        While it has no room, its stream gets no credit, and the others of the connection do. What
+        it raises kills this stream, and comes out of here.
         """
         ...
 

@@ -1,19 +1,21 @@
 """The caller's end of one response stream, between the connection's reader and the consumer.
 
-The reader puts items in by the batch, synchronously; the consumer takes them out one by one,
-mostly without a schedule point. Bounded in bytes: over `bytes_max` the reader stops reading, and
-TCP's window carries that back to the worker.
+The reader puts items in by the batch, synchronously. A consumer either takes them out one by one,
+mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call.
+Bounded in bytes: over `bytes_max` the reader stops reading, and TCP's window carries that back to
+the worker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
 import trio
 
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.sinks import Sink
 
 __all__ = ["Channel"]
 
@@ -31,23 +33,32 @@ class Channel:
         "_bytes_max",
         "_called",
         "_consumer",
+        "_drop",
         "_ended",
         "_error",
+        "_fault",
         "_items",
         "_opened",
         "_room",
         "_since_checkpoint",
+        "_sink",
         "_told",
         "arrival_count",
         "buffered_bytes",
     )
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, drop: Callable[[], None]) -> None:
         self._items: deque[bytes] = deque()
         self.buffered_bytes = 0
+        """Of items that wait for the consumer, or for its sink to have room again."""
         self.arrival_count = 0
         """Batches of items that have come: whether it grows says whether the worker speaks."""
         self._bytes_max = bytes_max
+        self._drop = drop
+        """Kills the stream: its sink has failed."""
+        self._sink: Sink[bytes] | None = None
+        self._fault: Exception | None = None
+        """What the sink raised."""
         self._called = False
         self._opened = False
         self._ended = False
@@ -83,11 +94,30 @@ class Channel:
         """Queue a batch of items; dropped once the stream has ended."""
         if self._ended:
             return
-        self._items.extend(items)
         self.arrival_count += 1
         for item in items:
             self.buffered_bytes += len(item)
+        if self._sink is not None:
+            self._push(self._sink, items)
+            return
+        self._items.extend(items)
         self._wake()
+
+    def _push(self, sink: Sink[bytes], items: list[bytes]) -> None:
+        try:
+            has_room = sink.take(items)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is this stream's alone
+            self._fault = error
+            self._drop()
+            return
+        if has_room:
+            self._resume()
+
+    def _resume(self) -> None:
+        """The sink has room: what it was given is off our hands."""
+        if self._sink is not None:
+            self.buffered_bytes = 0
+            self._make_room()
 
     def complete(self) -> None:
         """The end mark came: after the queued items iteration ends."""
@@ -167,6 +197,32 @@ class Channel:
             await self._wait()
         if not self._opened and self._error is not None:
             self._told = True
+            raise self._error
+
+    async def forward(self, sink: Sink[bytes]) -> None:
+        """Hand every item to `sink` as it comes; return after Sentinel, else raise the terminal.
+
+        What the sink raises kills the stream and comes out of here as it is. Cancelled, it leaves
+        what comes from then on to be iterated.
+        """
+        if self._sink is not None or self._consumer is not None:
+            raise trio.BusyResourceError("another task is consuming this stream")
+        self._sink = sink
+        try:
+            sink.starts(self._resume)
+            if self._items:
+                items = list(self._items)
+                self._items.clear()
+                self._push(sink, items)
+            while not self._ended:
+                await self._wait()
+        finally:
+            self._resume()
+            self._sink = None
+        told, self._told = self._told, True
+        if self._fault is not None and not told:
+            raise self._fault
+        if self._error is not None and not told:
             raise self._error
 
     def __aiter__(self) -> Self:

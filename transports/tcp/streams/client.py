@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -67,6 +67,10 @@ class TcpResponseSender:
             raise LocalProtocolError(f"an item in state {self._machine!r}")
         assert item, "an empty item would be an empty frame, which means nothing"
         return self._outbox.put_nowait(data_prefix(len(item)), item)
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time there is room again after a `send_nowait` that was False."""
+        self._outbox.on_room(listener)
 
     async def drain(self) -> None:
         """Wait until at most half the bound is queued."""

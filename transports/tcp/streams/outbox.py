@@ -7,6 +7,8 @@ alone costs the writer one step: it sends, and waits for the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from ..sending import send_promptly
@@ -18,10 +20,20 @@ class Outbox:
     """Bytes waiting for one connection's writer, bounded by `bytes_max`.
 
     The bound is soft by one `put_nowait`: it returns False once reached, and well-behaved callers
-    then await `drain`. Counted are all bytes not yet taken by the kernel.
+    then await `drain`, or wait to be told by `on_room`. Counted are all bytes not yet taken by the kernel.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_closed", "_discarding", "_drained", "_idle", "_parts")
+    __slots__ = (
+        "_bytes",
+        "_bytes_max",
+        "_closed",
+        "_discarding",
+        "_drained",
+        "_idle",
+        "_is_full",
+        "_listener",
+        "_parts",
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self._parts: list[bytes] = []
@@ -29,6 +41,9 @@ class Outbox:
         self._bytes_max = bytes_max
         self._idle: trio.lowlevel.Task | None = None
         self._drained: trio.Event | None = None
+        self._listener: Callable[[], None] | None = None
+        self._is_full = False
+        """Since the bound was reached, until the listener has been told that there is room."""
         self._closed = False
         self._discarding = False
 
@@ -52,7 +67,14 @@ class Outbox:
             self._bytes += len(part)
         if self._idle is not None:
             self._wake()
-        return self._bytes < self._bytes_max
+        if self._bytes < self._bytes_max:
+            return True
+        self._is_full = True
+        return False
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever at most half of `bytes_max` is queued, after a put that was False."""
+        self._listener = listener
 
     def close(self) -> None:
         """Nothing more will come: `run` returns once all is sent."""
@@ -73,9 +95,15 @@ class Outbox:
             trio.lowlevel.reschedule(task)
 
     def _release(self) -> None:
-        if self._drained is not None and self._bytes * 2 <= self._bytes_max:
+        if self._bytes * 2 > self._bytes_max:
+            return
+        if self._drained is not None:
             self._drained.set()
             self._drained = None
+        if self._is_full:
+            self._is_full = False
+            if self._listener is not None and not self._discarding:
+                self._listener()
 
     async def drain(self) -> None:
         """Wait until at most half of `bytes_max` is queued. Safe to cancel."""

@@ -62,7 +62,7 @@ class ResponseRegistration(OpenSubject):
         self._machine = response_stream(Role.CALLER)
         self._controls: ControlWriter | None = None
         self._reading: trio.CancelScope | None = None
-        self.channel = Channel(options.queue_bytes_max)
+        self.channel = Channel(options.queue_bytes_max, self._drop)
         # Last: a context that has ended says so at once.
         super().__init__(connection, context, options, forget)
 
@@ -73,6 +73,10 @@ class ResponseRegistration(OpenSubject):
             self._kill(Reason.CONSUMER_DROPPED)
 
     # --- what our side decides ---
+
+    def _drop(self) -> None:
+        """The consumer's sink has failed: to the worker it has left."""
+        self._kill(Reason.CONSUMER_DROPPED)
 
     def _on_context(self, state: State) -> None:
         if state is State.KILLED:
