@@ -113,9 +113,9 @@ def test_the_core_of_the_runtime_does_not_know_http() -> None:
     assert not wrong, listed(wrong)
 
 
-def test_one_file_knows_hypercorn() -> None:
+def test_one_room_knows_hypercorn() -> None:
     knowing = {
-        source.name
+        source.path.parent
         for source in sources("runtime")
         for each in imports(source)
         if each.target.startswith("hypercorn")

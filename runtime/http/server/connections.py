@@ -1,14 +1,14 @@
 """The open connections of one server, and which of them makes room for a new one.
 
 Decided synchronously; the server (`server.py`) tells what each connection does and closes those
-that are taken. What this file does not do: read or write (`connection.py`).
+that are taken. What this file does not do: read or write (the driver).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .connection import Connection, Phase
+from .phases import Phase, ServedConnection
 
 __all__ = ["ConnectionTable"]
 
@@ -26,20 +26,20 @@ class ConnectionTable:
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
-        self._phases: dict[Connection, Phase] = {}
-        self._members: dict[Phase, dict[Connection, None]] = {phase: {} for phase in Phase}
+        self._phases: dict[ServedConnection, Phase] = {}
+        self._members: dict[Phase, dict[ServedConnection, None]] = {phase: {} for phase in Phase}
 
     def __len__(self) -> int:
         return len(self._phases)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[ServedConnection]:
         return iter(self._phases)
 
     @property
     def is_full(self) -> bool:
         return len(self._phases) >= self._connections_max
 
-    def take(self) -> Connection | None:
+    def take(self) -> ServedConnection | None:
         """Remove and return the connection to close for a new one; None if all are being answered."""
         crowd = max(self._members[Phase.IDLE], self._members[Phase.ARRIVING], key=len)
         for connection in crowd:
@@ -47,12 +47,12 @@ class ConnectionTable:
             return connection
         return None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ServedConnection) -> None:
         """A new connection, idle so far."""
         self._phases[connection] = connection.phase
         self._members[connection.phase][connection] = None
 
-    def update(self, connection: Connection) -> None:
+    def update(self, connection: ServedConnection) -> None:
         """The connection may have come to another phase. One that was taken stays away."""
         before = self._phases.get(connection)
         if before is None or before is connection.phase:
@@ -60,7 +60,7 @@ class ConnectionTable:
         del self._members[before][connection]
         self.add(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ServedConnection) -> None:
         """The connection is closed; nothing if it was taken."""
         phase = self._phases.pop(connection, None)
         if phase is not None:

@@ -15,13 +15,12 @@ slow reader out. This stream mends that from below, without touching hypercorn:
 * A connection that closes before the request's body was read goes on reading it for a while:
   else the kernel would answer with RST, and the client might never see the answer.
 
-What this file does not do: HTTP, and who may connect (`server.py`).
+What this file does not do: HTTP, and who may connect (`../server.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import socket
 import struct
 from collections.abc import Callable
@@ -29,7 +28,10 @@ from typing import Final
 
 import trio
 
-__all__ = ["Connection", "Phase", "configure_socket"]
+from ..phases import Phase
+from ..sockets import open_sender
+
+__all__ = ["Connection"]
 
 READ_BYTES: Final = 1 << 16
 WRITE_BYTES: Final = 1 << 16
@@ -37,55 +39,6 @@ WRITE_BYTES: Final = 1 << 16
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 HEADER_PIECE_BYTES: Final = 1 << 12
 LINGER_S: Final = 2.0
-
-
-class Phase(enum.Enum):
-    """What a connection does, as far as it matters for who may be cut off."""
-
-    IDLE = "idle"
-    """No request has come, at most a part of its head; or the last one was answered."""
-    ARRIVING = "arriving"
-    """A request's body has not come to its end."""
-    ANSWERING = "answering"
-
-
-def configure_socket(
-    sock: trio.socket.SocketType, *, peer_timeout_s: float, write_timeout_s: float
-) -> None:
-    """Make a peer that vanished without a FIN fail.
-
-    Keep-alive finds it within about `peer_timeout_s` while nothing is under way to it,
-    TCP_USER_TIMEOUT while data is; each is blind to the other's case. The second also ends a peer
-    that is there and reads nothing, as `write_timeout_s` does: so it is as long.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval_s = max(1, int(peer_timeout_s / 4))
-    for name, value in (
-        ("TCP_KEEPIDLE", interval_s),
-        ("TCP_KEEPINTVL", interval_s),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(write_timeout_s * 1000)),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _open_sender(
-    stream: trio.SocketStream,
-) -> tuple[trio.SocketStream, Callable[[bytes], int]]:
-    """`stream` anew, and a function that sends on it at once, as far as there is room.
-
-    trio's sockets send with a checkpoint only. So the socket is taken out of the one given and
-    shared. A socket that is not the kernel's offers `send_nowait` itself, as the simulator's does.
-    """
-    given = stream.socket
-    own: Callable[[bytes], int] | None = getattr(given, "send_nowait", None)
-    if own is not None:
-        return stream, own
-    shared = socket.socket(given.family, given.type, given.proto, fileno=given.detach())
-    return trio.SocketStream(trio.socket.from_stdlib_socket(shared)), shared.send
 
 
 class Connection:
@@ -97,7 +50,7 @@ class Connection:
     """
 
     def __init__(self, accepted: trio.SocketStream, *, write_timeout_s: float) -> None:
-        stream, self._send_nowait = _open_sender(accepted)
+        stream, self._send_nowait = open_sender(accepted)
         self.socket = stream.socket
         self.requests_in_flight = 0
         self.is_closed = False

@@ -10,8 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.http.server.connection import Connection, configure_socket
-from trinamo.runtime.http.server.server import _SendLock
+from trinamo.runtime.http.server.hypercorn_server.connection import Connection
+from trinamo.runtime.http.server.hypercorn_server.driver import _SendLock
+from trinamo.runtime.http.server.sockets import configure_socket
 
 PIECE = bytes(range(256)) * 256
 

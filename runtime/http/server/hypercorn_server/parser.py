@@ -6,7 +6,7 @@ from typing import Any
 
 import h11
 
-from ...protocol.openai.http_head import HeadFault, find_fault_in_bytes, find_fault_in_fields
+from ....protocol.openai.http_head import HeadFault, find_fault_in_bytes, find_fault_in_fields
 
 __all__ = ["StrictParser"]
 

@@ -1,0 +1,81 @@
+"""The configuration of the HTTP frontend. Only shape, bounds and meaning; nothing here reads or listens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from .keys import Bytes, Count, FrameBytes, Port, Seconds, Section, Text, about
+
+__all__ = ["HttpConfig"]
+
+
+class HttpConfig(Section, frozen=True, kw_only=True):
+    """The HTTP frontend."""
+
+    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
+    enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
+    enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
+    on_disconnect: Annotated[
+        Literal["kill", "stop"],
+        about("What a client that leaves does to its request: end it now, or let it finish soon."),
+    ] = "kill"
+    body_bytes_max: Annotated[FrameBytes, about("A larger request body is a 413.")] = 4 << 20
+    bodies_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Bytes of request bodies held at once, beyond the first 64 KiB of each; one more is a"
+            " 503."
+        ),
+    ] = 256 << 20
+    body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
+    header_bytes_max: Annotated[FrameBytes, about("A larger request head ends the connection.")] = (
+        32_768
+    )
+    backlog_bytes_max: Annotated[
+        Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
+    ] = 65_536
+    requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
+    connections_max: Annotated[
+        Count,
+        about("Open connections at once; one more takes the place of the one idle longest."),
+    ] = 2048
+    hosts: Annotated[
+        tuple[Text, ...] | None,
+        about(
+            "Names by which clients call it, in the Host header; another is a 421. Addresses,"
+            " `localhost` and `http.host` always are; `*`: any. `null`: none more on loopback, so"
+            " that no page of the web reads its answers by DNS rebinding, and any elsewhere."
+        ),
+    ] = None
+    keep_alive_s: Annotated[
+        Seconds, about("For the next request's head on an idle connection.")
+    ] = 60.0
+    write_timeout_s: Annotated[
+        Seconds,
+        about(
+            "A client that does not take a piece of its answer (64 KiB) within this time, or whose"
+            " machine does not acknowledge one, is cut off."
+        ),
+    ] = 20.0
+    peer_timeout_s: Annotated[
+        Seconds,
+        about(
+            "A client to which nothing is under way, and whose machine does not answer, is gone."
+        ),
+    ] = 20.0
+    request_timeout_s: Annotated[
+        Seconds | None,
+        about("An answer not made within this time is ended, as a 504; null: no bound."),
+    ] = None
+    engine_error_detail: Annotated[
+        bool,
+        about(
+            "Tell clients the text of a failed engine, or of a failed connection in the cluster;"
+            " false: a sentence and the id of the request, whose text the log has."
+        ),
+    ] = False
+    drain_timeout_s: Annotated[
+        Seconds, about("At the end: how long streams may go on before they are stopped.")
+    ] = 30.0
+    stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0

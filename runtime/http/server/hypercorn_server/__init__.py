@@ -1,0 +1,1 @@
+"""The server that hypercorn speaks HTTP for, and what mends hypercorn. Read `driver.py` first."""

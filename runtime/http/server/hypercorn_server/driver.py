@@ -1,0 +1,241 @@
+"""Speaking HTTP with hypercorn's trio server. The only file that imports hypercorn.
+
+hypercorn's own `worker_serve` makes its sockets itself and cannot be simulated, so its `TCPServer`
+is driven here, over our `Connection`, which mends what hypercorn lacks. It speaks HTTP/1 alone:
+hypercorn's HTTP/2 buffers without a bound for a client that grants no window. What this file does
+not do: listen and accept (`../server.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import h11
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, RawData
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+from starlette.types import ASGIApp
+
+from ....config.config import HttpConfig
+from ....nurseries import open_nursery
+from ...exchange import CONNECTION, Receive, Scope, Send, find_header, send_error
+from ..hosts import HostPolicy
+from ..refusals import HOST_ANSWER, fault_response
+from .connection import Connection
+from .parser import StrictParser
+
+__all__ = ["HypercornDriver"]
+
+GONE_GRACE_S: Final = 1.0
+
+log = logging.getLogger("trinamo.http")
+
+
+class HypercornDriver:
+    """Serves `app` with hypercorn; `changed` is told of connections that may have changed phase."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: HttpConfig,
+        hosts: HostPolicy,
+        changed: Callable[[Connection], None],
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._changed = changed
+        self._write_timeout_s = config.write_timeout_s
+        self._hypercorn = _make_config(config.header_bytes_max, config.keep_alive_s)
+        self._context = WorkerContext(None)
+
+    def open(self, stream: trio.SocketStream) -> Connection:
+        """See `Driver`."""
+        return Connection(stream, write_timeout_s=self._write_timeout_s)
+
+    async def close_idle(self) -> None:
+        """See `Driver`."""
+        await self._context.terminated.set()
+
+    async def drive(self, connection: Connection) -> None:
+        """See `Driver`."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            has_body = any(find_header(scope, name) for name in _BODY_HEADERS)
+            connection.request_started(has_body=has_body)
+            self._changed(connection)
+            try:
+                await self._answer(connection, scope, receive, send)
+            finally:
+                connection.request_ended()
+                self._changed(connection)
+
+        # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
+        framework: Any = app
+        stream: Any = connection
+        server = _Http1Server(ASGIWrapper(framework), self._hypercorn, self._context, {}, stream)
+        lock: Any = _SendLock()
+        server.send_lock = lock
+        async with open_nursery() as nursery:
+            connection.start(nursery)
+            with trio.CancelScope() as scope:
+                nursery.start_soon(_end_when_gone, connection, server, scope)
+                await server
+            await connection.linger(has_unread=server.has_refused)
+            nursery.cancel_scope.cancel()
+
+    async def _answer(
+        self, connection: Connection, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        def send_now(body: bytes) -> bool:
+            # An empty chunk would end the body.
+            return not body or connection.send_now(b"%x\r\n%b\r\n" % (len(body), body))
+
+        async def receive_watched() -> Any:
+            message = await receive()
+            if not message.get("more_body", False):
+                connection.body_ended()
+                self._changed(connection)
+            return message
+
+        if scope["type"] == "http":
+            scope.setdefault("extensions", {})[CONNECTION] = {
+                # h11 frames a body of unknown length as chunks, and counts nothing in them.
+                "send_now": send_now if scope.get("http_version") == "1.1" else None,
+                "is_cut": lambda: connection.is_cut,
+            }
+            if not self._hosts.allows(find_header(scope, b"host")):
+                await send_error(send, HOST_ANSWER, [])
+                return
+        await self._app(scope, receive_watched, send)
+
+
+_BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
+
+
+class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped here
+    """hypercorn's server of one connection without its HTTP/2, whose `run` this replaces."""
+
+    @property
+    def has_refused(self) -> bool:
+        """A head was refused, so that what follows it was not read."""
+        protocol: _Http1 | None = getattr(self, "protocol", None)
+        return protocol is not None and protocol.has_refused
+
+    async def run(self) -> None:
+        socket = self.stream.socket
+        try:
+            client = parse_socket_addr(socket.family, socket.getpeername())
+            server = parse_socket_addr(socket.family, socket.getsockname())
+            async with TaskGroup() as self._task_group:
+                # hypercorn's type asks for its wrapper of all versions of HTTP.
+                protocol: Any = _Http1(
+                    self.app,
+                    self.config,
+                    self.context,
+                    self._task_group,
+                    ConnectionState(self.state),
+                    ssl=False,
+                    client=client,
+                    server=server,
+                    send=self.protocol_send,
+                )
+                self.protocol = protocol
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass
+        finally:
+            await self._close()
+
+
+class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
+    """hypercorn's HTTP/1, which reads heads strictly, upgrades to nothing, and explains refusals."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.connection = self._parser = StrictParser(
+            header_bytes_max=self.config.h11_max_incomplete_size
+        )
+        self.has_refused = False
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Take no upgrade: a request that offers one is answered as it is (RFC 9110, 7.8)."""
+
+    async def stream_send(self, event: Any) -> None:
+        """Say so, if the answer begins before its request has ended: hypercorn closes after it.
+
+        A client that keeps its connections would else send its next request into the close.
+        """
+        closing = (b"connection", b"close")
+        is_early = isinstance(event, Response) and self._parser.their_state is h11.SEND_BODY
+        if is_early and closing not in event.headers:
+            event = replace(event, headers=[*event.headers, closing])
+        await super().stream_send(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self.has_refused = True
+        await self.send(RawData(fault_response(self._parser.fault, status_code)))
+
+
+class _SendLock:
+    """In place of hypercorn's `trio.Lock`, which yields to every other task even when it is free.
+
+    A cancelled task does not get it, so it sends nothing; hypercorn shields the send itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+async def _end_when_gone(
+    connection: Connection, server: TCPServer, scope: trio.CancelScope
+) -> None:
+    """Once one side has ended the connection, tell the application, and end what hypercorn forgets.
+
+    hypercorn leaves its reader parked behind a pipelined request or an unread body, and its idle
+    timer running, after the connection is gone.
+    """
+    await connection.wait_gone()
+    protocol = getattr(server, "protocol", None)
+    if protocol is None:
+        # The peer was gone before hypercorn had asked for its address.
+        return
+    await protocol.handle(Closed())
+    with trio.move_on_after(GONE_GRACE_S):
+        await connection.wait_idle()
+    if connection.requests_in_flight:
+        connection.abort()
+        await connection.wait_idle()
+    scope.cancel()
+
+
+def _make_config(header_bytes_max: int, keep_alive_s: float) -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = log
+    config.h11_max_incomplete_size = header_bytes_max
+    config.keep_alive_timeout = keep_alive_s
+    config.keep_alive_max_requests = 100_000
+    config.include_server_header = False
+    return config
