@@ -57,10 +57,10 @@ class Context:
         "_killed_event",
         "_listeners",
         "_parent",
+        "_scope",
         "_stopped_event",
         "id",
         "kill_reason",
-        "scope",
         "state",
         "stop_reason",
     )
@@ -70,10 +70,11 @@ class Context:
         self.state = State.LIVE
         self.stop_reason: Reason | None = None
         self.kill_reason: Reason | None = None
-        self.scope = trio.CancelScope()
+        # What most requests never need is made when it is asked for.
+        self._scope: trio.CancelScope | None = None
         self._parent: Context | None = None
         # Insertion-ordered: children are told in the order they were linked.
-        self._children: dict[Context, None] = {}
+        self._children: dict[Context, None] | None = None
         self._listeners: dict[Callable[[State], None], None] = {}
         self._stopped_event: trio.Event | None = None
         self._killed_event: trio.Event | None = None
@@ -88,6 +89,15 @@ class Context:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @property
+    def scope(self) -> trio.CancelScope:
+        """What Kill cancels: the handler runs inside it."""
+        if self._scope is None:
+            self._scope = trio.CancelScope()
+            if self.is_killed:
+                self._scope.cancel()
+        return self._scope
 
     @property
     def is_stopped(self) -> bool:
@@ -108,7 +118,7 @@ class Context:
         """Ask the request to finish early. Idempotent; does nothing once stopped or killed."""
         if self.state >= State.STOPPED:
             return
-        for child in tuple(self._children):
+        for child in tuple(self._children or ()):
             child.stop(reason)
         self.stop_reason = reason
         self._advance(State.STOPPED)
@@ -117,10 +127,11 @@ class Context:
         """End the request now: cancels `scope`. Idempotent; never downgraded by a later stop."""
         if self.state is State.KILLED:
             return
-        for child in tuple(self._children):
+        for child in tuple(self._children or ()):
             child.kill(reason)
         self.kill_reason = reason
-        self.scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
         self._advance(State.KILLED)
 
     def _advance(self, state: State) -> None:
@@ -142,6 +153,8 @@ class Context:
     def link(self, child: Context) -> None:
         """Make `child` follow this context, starting with the state it is already in."""
         child._parent = self
+        if self._children is None:
+            self._children = {}
         self._children[child] = None
         if self.state is State.KILLED:
             child.kill(self.kill_reason or Reason.CONSUMER_DROPPED)
@@ -150,7 +163,8 @@ class Context:
 
     def unlink(self, child: Context) -> None:
         """Forget `child`; nothing happens if it is not linked."""
-        self._children.pop(child, None)
+        if self._children is not None:
+            self._children.pop(child, None)
 
     def close(self) -> None:
         """The request is over: unlink from the parent. Idempotent."""
@@ -161,7 +175,7 @@ class Context:
     @property
     def child_count(self) -> int:
         """How many unfinished children are linked; zero at quiescence."""
-        return len(self._children)
+        return len(self._children or ())
 
     def on_change(self, listener: Callable[[State], None]) -> None:
         """Call `listener(state)` synchronously at every change, and at once if no longer live.

@@ -7,9 +7,10 @@ time stamps. Nothing in `runtime/` or `transports/tcp` reads `time`, `random`, `
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -49,12 +50,47 @@ class RealClock:
         return time.time()  # noqa: TID251 -- the one place that reads the wall clock
 
 
+_WORDS: Final = 512
+_WORD_BITS: Final = 64
+
+
+class SystemDice(random.SystemRandom):
+    """The operating system's random numbers, fetched 4 KiB at a time: ids are drawn per request.
+
+    Each bit is given out once, to whatever thread, and none of them twice after a fork.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: list[int] = []
+        os.register_at_fork(after_in_child=self._words.clear)
+
+    def getrandbits(self, k: int) -> int:
+        """`k` random bits as one number."""
+        if 0 < k <= _WORD_BITS:
+            return self._word() >> (_WORD_BITS - k)
+        if k == 2 * _WORD_BITS:
+            return self._word() << _WORD_BITS | self._word()
+        return super().getrandbits(k)
+
+    def _word(self) -> int:
+        while True:
+            try:
+                return self._words.pop()
+            except IndexError:
+                fetched = memoryview(os.urandom(_WORDS * _WORD_BITS // 8))  # noqa: TID251 -- the one place
+                self._words += fetched.cast("Q")
+
+
+_DICE: Final = SystemDice()
+
+
 class RealEnv:
     """The world as it is: real clocks and the operating system's random numbers."""
 
     def __init__(self) -> None:
         self.clock: Clock = RealClock()
-        self.rng: random.Random = random.SystemRandom()
+        self.rng: random.Random = _DICE
 
     def note(self, kind: str, /, **fields: Any) -> None:
         pass

@@ -8,20 +8,22 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container
-from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Container
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
 
+import attrs
 import msgspec
 import trio
 
-from ..context import Context, Reason
+from ..context import Context
+from ..deadlines import Deadlines
 from ..env import Env
 from ..errors import (
     ConnectError,
     DeadlineError,
     DisconnectedError,
-    KilledError,
     OverloadedError,
     RemoteProtocolError,
     TransportError,
@@ -29,18 +31,25 @@ from ..errors import (
     UnavailableError,
 )
 from ..logs.fields import add_fields
-from ..planes import InputRegistration, Registration, RequestPlane, ResponsePlane
+from ..planes import RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
-from ..protocol.discovery.presence import InFlight
-from ..protocol.streams.request import Answer, Envelope, RequestKind, attempt_id, raise_for_nack
+from ..protocol.streams.request import (
+    Envelope,
+    RequestKind,
+    attempt_id,
+)
 from ..protocol.undecodable import UNDECODABLE
+from .attempts import StreamAttempt, UnaryAttempt
 from .router import Router
 from .streams import Exchange, ResponseStream
 
 __all__ = ["Client"]
 
 T = TypeVar("T")
+S = TypeVar("S")
 _ID_BITS: Final = 64
+_DECODERS_MAX: Final = 64
+"""More types of items are not asked for at one endpoint, unless they are made up on the way."""
 _ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
 """What may be tried on another instance; all else would fail there too, or must not run twice."""
 
@@ -61,15 +70,24 @@ class Client:
         self._response_plane = response_plane
         self._env = env
         self._attempts_max = attempts_max
-        self._call_home_timeout_s = call_home_timeout_s
+        self._calls = Deadlines(call_home_timeout_s, StreamAttempt.give_up_call)
         self._encode = msgspec.msgpack.Encoder().encode
+        self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+    async def run(self) -> None:
+        """Give up workers that accept a request and do not call home, until cancelled.
+
+        A worker calls before it works, so that wait, unlike the one for its prologue, has a bound.
+        Otherwise a link cut between the ACK and the call would leave a caller waiting for a worker
+        that has long given up.
+        """
+        await self._calls.run()
 
     def new_id(self) -> str:
         """A request id, for callers that have none of their own."""
         return f"{self._env.rng.getrandbits(_ID_BITS):016x}"
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self,
         request: Any,
         item_type: type[T],
@@ -77,47 +95,43 @@ class Client:
         context: Context | None = None,
         instance_id: str | None = None,
         among: Container[str] | None = None,
-    ) -> AsyncIterator[ResponseStream[T]]:
+    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. Raises `UnavailableError` if nobody is live, else the last attempt's error.
         """
-        context = context or Context(self.new_id())
-        payload = self._encode(request)
-        decoder = msgspec.msgpack.Decoder(item_type)
-        with ExitStack() as held:
-            attempt = await self._dispatch(
-                held,
-                context,
-                payload,
-                instance_id=instance_id,
-                among=among,
-            )
-            yield ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
 
-    @asynccontextmanager
-    async def exchange(
+        def found(attempt: StreamAttempt) -> ResponseStream[T]:
+            decoder = self._decoder(item_type)
+            return ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+
+        context = context or Context(self.new_id())
+        asked = _Asked(context, self._encode(request), instance_id, among)
+        return _Opening(self._dispatch, asked, found)
+
+    def exchange(
         self,
         request: Any,
         item_type: type[T],
         *,
         context: Context | None = None,
         instance_id: str | None = None,
-    ) -> AsyncIterator[Exchange[T]]:
+    ) -> AbstractAsyncContextManager[Exchange[T]]:
         """As `stream`, of an endpoint that is also streamed to; `send` its input, then `finish`.
 
         No input is sent before a worker has the request, so attempts go to other instances as those
         of `stream` do.
         """
-        context = context or Context(self.new_id())
-        with ExitStack() as held:
-            attempt = await self._dispatch(
-                held, context, self._encode(request), instance_id=instance_id, takes_input=True
-            )
+
+        def found(attempt: StreamAttempt) -> Exchange[T]:
             assert attempt.input is not None
-            decoder = msgspec.msgpack.Decoder(item_type)
-            yield Exchange(attempt.channel, decoder, self.router, attempt.instance, attempt.input)
+            decoder = self._decoder(item_type)
+            return Exchange(attempt.channel, decoder, self.router, attempt.instance, attempt.input)
+
+        context = context or Context(self.new_id())
+        asked = _Asked(context, self._encode(request), instance_id, takes_input=True)
+        return _Opening(self._dispatch, asked, found)
 
     async def call(
         self,
@@ -154,7 +168,7 @@ class Client:
             )
             try:
                 plane, address = self._route(instance)
-                attempt = _UnaryAttempt()
+                attempt = UnaryAttempt()
                 with self.router.flight(instance, attempt):
                     result = await attempt.run(plane, address, envelope, payload)
             except _ELSEWHERE as error:
@@ -171,48 +185,52 @@ class Client:
         except UNDECODABLE as error:
             raise RemoteProtocolError(f"the result does not decode: {error}") from error
 
+    def _decoder(self, item_type: Any) -> msgspec.msgpack.Decoder[Any]:
+        decoder = self._decoders.get(item_type)
+        if decoder is None:
+            if len(self._decoders) >= _DECODERS_MAX:
+                self._decoders.clear()
+            decoder = self._decoders[item_type] = msgspec.msgpack.Decoder(item_type)
+        return decoder
+
     # --- one streaming request, attempt by attempt ---
 
-    async def _dispatch(
-        self,
-        held: ExitStack,
-        context: Context,
-        payload: bytes,
-        *,
-        instance_id: str | None,
-        among: Container[str] | None = None,
-        takes_input: bool = False,
-    ) -> _StreamAttempt:
+    async def _dispatch(self, asked: _Asked) -> StreamAttempt:
+        """The attempt that succeeded; whoever gets it closes it."""
         tried: list[str] = []
         failed: TrinamoError | None = None
         while True:
-            instance = self._choose(instance_id, tried, failed, among)
+            instance = self._choose(asked.instance_id, tried, failed, asked.among)
             tried.append(instance.id)
             add_fields(instance_id=instance.id)
-            with ExitStack() as own:
-                registration = own.enter_context(self._response_plane.register(context))
-                attempt = _StreamAttempt(instance, registration, context, self._call_home_timeout_s)
-                own.enter_context(self.router.flight(instance, attempt))
-                if takes_input:
-                    attempt.input = own.enter_context(self._response_plane.register_input(context))
-                envelope = Envelope(
-                    id=attempt_id(context.id, self._env.rng),
-                    endpoint=instance.endpoint,
-                    instance_id=instance.id,
-                    response=registration.connection,
-                    request=None if attempt.input is None else attempt.input.connection,
+            attempt = StreamAttempt(
+                instance, asked.context, self._response_plane, self._calls, self.router
+            )
+            try:
+                await attempt.run(
+                    *self._route(instance), self._envelope(attempt, asked), asked.payload
                 )
-                try:
-                    await attempt.run(*self._route(instance), envelope, payload)
-                except _ELSEWHERE as error:
-                    failed = error
-                    self._blame(instance, error)
-                    if context.is_stopped or not self._may_retry(tried, instance_id):
-                        raise
-                else:
-                    held.push(own.pop_all())
-                    self.router.restore(instance)
-                    return attempt
+            except _ELSEWHERE as error:
+                attempt.close()
+                failed = error
+                self._blame(instance, error)
+                if asked.context.is_stopped or not self._may_retry(tried, asked.instance_id):
+                    raise
+            except BaseException:
+                attempt.close()
+                raise
+            else:
+                self.router.restore(instance)
+                return attempt
+
+    def _envelope(self, attempt: StreamAttempt, asked: _Asked) -> Envelope:
+        return Envelope(
+            id=attempt_id(asked.context.id, self._env.rng),
+            endpoint=attempt.instance.endpoint,
+            instance_id=attempt.instance.id,
+            response=attempt.registration.connection,
+            request=attempt.open_input() if asked.takes_input else None,
+        )
 
     def _choose(
         self,
@@ -248,117 +266,38 @@ class Client:
             self.router.inhibit(instance, is_nonsensical=True)
 
 
-class _UnaryAttempt(InFlight):
-    """One unary request at one instance."""
+@attrs.frozen
+class _Asked:
+    """One streaming request."""
 
-    __slots__ = ("_error", "_waiting")
-
-    def __init__(self) -> None:
-        # Its only item is the answer, which a worker that leaves may still give.
-        super().__init__(is_waiting=False)
-        self._waiting = trio.CancelScope()
-        self._error: DisconnectedError | None = None
-
-    async def run(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> bytes:
-        """The answer, unless the worker is silent and taken for lost before that."""
-        with self._waiting:
-            return await plane.call(address, envelope, payload)
-        assert self._error is not None
-        raise self._error
-
-    def heard(self) -> int:
-        return 0
-
-    def fail(self, error: DisconnectedError) -> None:
-        self._error = error
-        self._waiting.cancel()
+    context: Context
+    payload: bytes
+    instance_id: str | None
+    among: Container[str] | None = None
+    takes_input: bool = False
 
 
-class _StreamAttempt(InFlight):
-    """One streaming request at one instance; once it has begun, its stream."""
+class _Opening(Generic[S]):
+    """An `async with` over one streaming request."""
 
-    __slots__ = (
-        "_call_home_timeout_s",
-        "_context",
-        "_error",
-        "_sending",
-        "channel",
-        "input",
-        "instance",
-    )
+    __slots__ = ("_asked", "_attempt", "_dispatch", "_found")
 
     def __init__(
         self,
-        instance: Instance,
-        registration: Registration,
-        context: Context,
-        call_home_timeout_s: float,
+        dispatch: Callable[[_Asked], Awaitable[StreamAttempt]],
+        asked: _Asked,
+        found: Callable[[StreamAttempt], S],
     ) -> None:
-        super().__init__(is_waiting=True)
-        self.instance = instance
-        self.channel = registration.channel
-        self.input: InputRegistration | None = None
-        self._context = context
-        self._call_home_timeout_s = call_home_timeout_s
-        self._sending: trio.CancelScope | None = None
-        """Until the ACK has come."""
-        self._error: DisconnectedError | None = None
+        self._dispatch, self._asked, self._found = dispatch, asked, found
 
-    async def run(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    async def __aenter__(self) -> S:
+        self._attempt = await self._dispatch(self._asked)
+        return self._found(self._attempt)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Deliver the request; returns once the handler has started."""
-        await self._deliver(plane, address, envelope, payload)
-        if not self.channel.is_called:
-            await self._wait_called()
-        await self.channel.wait_prologue()
-        # From here on the connection itself tells better whether the worker lives, and one that
-        # left discovery is given up only if it has fallen silent too.
-        self.is_waiting = False
-
-    def heard(self) -> int | None:
-        """What has come: the worker's call, its prologue, and batches of items.
-
-        Until its ACK a request is not at the worker; how long that takes, the request plane bounds.
-        """
-        if self._sending is not None or self.channel.is_paused:
-            return None
-        return self.channel.is_called + (not self.is_waiting) + self.channel.arrival_count
-
-    def fail(self, error: DisconnectedError) -> None:
-        self._error = error
-        if self._sending is not None:
-            self._sending.cancel()
-        else:
-            self.channel.fail(error)
-
-    async def _deliver(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> None:
-        ack: Answer | None = None
-        with self._context.cancelled_by_kill() as self._sending:
-            ack = await plane.send(address, envelope, payload)
-        self._sending = None
-        if ack is not None:
-            raise_for_nack(ack)
-        elif self._context.is_killed:
-            reason = self._context.reason or Reason.CONSUMER_DROPPED
-            raise KilledError(f"the request was killed: {reason}", reason=reason)
-        if self._error is not None:
-            raise self._error
-
-    async def _wait_called(self) -> None:
-        """A worker calls before it works, so this wait, unlike the next, has a bound.
-
-        Otherwise a link cut between the ACK and the call would leave us waiting for a worker
-        that has long given up.
-        """
-        with trio.move_on_after(self._call_home_timeout_s):
-            await self.channel.wait_called()
-            return
-        raise DisconnectedError(
-            f"instance {self.instance.id} accepted the request but did not call home "
-            f"within {self._call_home_timeout_s:g} s"
-        )
+        self._attempt.close()

@@ -145,4 +145,5 @@ class Clients:
                 if index is not None:
                     await nursery.start(index.run)
                 await nursery.start(router.run)
+                nursery.start_soon(client.run)
                 task_status.started((client, nursery.cancel_scope))

@@ -305,19 +305,29 @@ class Instances:
 
     # --- requests ---
 
-    @contextmanager
-    def flight(self, instance_id: str, request: InFlight) -> Iterator[None]:
-        """Count `request` as under way while inside; `UnavailableError` if the instance has left."""
+    def begin(self, instance_id: str, request: InFlight) -> None:
+        """Count `request` as under way until `end`; `UnavailableError` if the instance has left."""
         record = self.get(instance_id)
         if record is None:
             raise UnavailableError(f"instance {instance_id} has left")
         record.begin(request)
+
+    def end(self, instance_id: str, request: InFlight) -> None:
+        """It is under way no more."""
+        # The instance may have left and come back meanwhile.
+        record = self._records[instance_id]
+        del record.requests[request]
+        if record.presence is Presence.LEFT:
+            self._forget_if_over(record)
+
+    @contextmanager
+    def flight(self, instance_id: str, request: InFlight) -> Iterator[None]:
+        """`begin`, and `end` on leaving."""
+        self.begin(instance_id, request)
         try:
             yield
         finally:
-            del record.requests[request]
-            # It may have left and come back meanwhile.
-            self._forget_if_over(self._records[instance_id])
+            self.end(instance_id, request)
 
     def _forget_if_over(self, record: InstanceRecord) -> None:
         if record.presence is Presence.LEFT and not record.requests and not record.is_over:

@@ -49,8 +49,15 @@ def find_routes(planes: Mapping[str, RequestPlane], instance: Instance) -> list[
 
 def best_route(planes: Mapping[str, RequestPlane], instance: Instance) -> Route | None:
     """The preferred one, unless it can carry nothing now and another can; None without any."""
-    routes = find_routes(planes, instance)
-    return next((route for route in routes if route[0].is_usable), routes[0] if routes else None)
+    first: Route | None = None
+    # A plain loop, because this is once for every request.
+    for transport, plane in planes.items():
+        address = instance.transports.get(transport)
+        if address is not None:
+            if plane.is_usable:
+                return plane, address
+            first = first or (plane, address)
+    return first
 
 
 class Monitor:

@@ -35,7 +35,7 @@ from ..planes import (
     WatchEvent,
 )
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
-from ..protocol.discovery.presence import InFlight, Sign
+from ..protocol.discovery.presence import InFlight, Presence, Sign
 from ..protocol.discovery.routing import Policy, pick
 from ..retries import Retries
 from .instances import Instances
@@ -239,7 +239,19 @@ class Router:
         record = self._known.get(instance.id)
         if record is not None:
             record.forgive()
-            self._known.step(record, Sign.ACCEPTED)
+            if record.presence is not Presence.LISTED:
+                self._known.step(record, Sign.ACCEPTED)
+
+    def begin(self, instance: Instance, request: InFlight) -> None:
+        """Count `request` as under way to `instance` until `end`.
+
+        Raises `UnavailableError` if it has left.
+        """
+        self._known.begin(instance.id, request)
+
+    def end(self, instance: Instance, request: InFlight) -> None:
+        """It is under way no more."""
+        self._known.end(instance.id, request)
 
     def flight(self, instance: Instance, request: InFlight) -> AbstractContextManager[None]:
         """Count `request` as under way to `instance` while inside."""

@@ -34,9 +34,11 @@ from .queue import (
     WorkQueue,
 )
 from .requests import (
+    Delivery,
     RequestPlane,
     RequestServer,
     RequestService,
+    TakeAnswer,
 )
 from .responses import (
     CallHome,
@@ -64,6 +66,7 @@ __all__ = [
     "CountsEvents",
     "DeadLetter",
     "Delete",
+    "Delivery",
     "DeviceMemory",
     "Entry",
     "EventPlane",
@@ -90,6 +93,7 @@ __all__ = [
     "Settlement",
     "Snapshot",
     "Subscription",
+    "TakeAnswer",
     "Transfer",
     "TransferPlane",
     "TransferReport",

@@ -7,13 +7,19 @@ from typing import Protocol
 
 import trio
 
+from ..errors import TrinamoError
 from ..protocol.streams.request import Answer, Envelope
 
 __all__ = [
+    "Delivery",
     "RequestPlane",
     "RequestServer",
     "RequestService",
+    "TakeAnswer",
 ]
+
+TakeAnswer = Callable[[Answer | TrinamoError, bytes], None]
+"""Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error."""
 
 
 class RequestService(Protocol):
@@ -66,6 +72,18 @@ class RequestServer(Protocol):
         ...
 
 
+class Delivery(Protocol):
+    """A request that was posted; once its answer has been taken both methods do nothing."""
+
+    def cancel(self) -> None:
+        """No answer is wanted any more; the worker is told to forget the request. Synchronous."""
+        ...
+
+    def forget(self) -> None:
+        """No answer is wanted any more, and the worker goes on."""
+        ...
+
+
 class RequestPlane(Protocol):
     """The caller's end: one envelope to one instance, one typed answer."""
 
@@ -91,6 +109,16 @@ class RequestPlane(Protocol):
         Calls `on_connected` once it stands. Raises `ConnectError` if it cannot be made, as
         `ImpostorError` if another instance than `instance_id` answers. A plane without connections
         of its own never returns: it cannot tell.
+        """
+        ...
+
+    def post(
+        self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
+    ) -> Delivery | None:
+        """Deliver a request without waiting; None, and nothing was done, where that takes a wait.
+
+        `take` is called once, later, and must not wait; it gets the errors that `send` or `call`
+        would raise. Raises at once what can be said at once.
         """
         ...
 

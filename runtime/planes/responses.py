@@ -39,10 +39,6 @@ class ResponseChannel(Protocol):
         """Whether reading waits for the consumer, so that nothing can come from the worker."""
         ...
 
-    async def wait_called(self) -> None:
-        """Return once the worker has called home, or the stream has ended."""
-        ...
-
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raises what the prologue says went wrong."""
         ...
@@ -84,6 +80,10 @@ class Registration(AbstractContextManager["Registration"], Protocol):
         """The stream itself."""
         ...
 
+    def close(self) -> None:
+        """Leave it. Synchronous, idempotent."""
+        ...
+
 
 class InputRegistration(AbstractContextManager["InputRegistration"], Protocol):
     """A subject held open for one worker that is streamed to; leaving it removes the subject.
@@ -94,6 +94,10 @@ class InputRegistration(AbstractContextManager["InputRegistration"], Protocol):
     @property
     def connection(self) -> ConnectionInfo:
         """What the envelope tells the worker: address, subject and stream type."""
+        ...
+
+    def close(self) -> None:
+        """Leave it. Synchronous, idempotent."""
         ...
 
     async def send(self, item: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from trinamo.runtime.caller import client, liveness
+from trinamo.runtime.caller import attempts, liveness
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
@@ -257,7 +257,7 @@ def accept_gives_up() -> list[Patch]:
 @bug
 def nack_is_success() -> list[Patch]:
     """Any answer to an envelope passes for its acceptance, and the call home is waited for."""
-    return [(client, "raise_for_nack", lambda _: None), *waits_are_unwatched()]
+    return [(attempts, "raise_for_nack", lambda _: None), *waits_are_unwatched()]
 
 
 @bug

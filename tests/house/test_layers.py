@@ -42,7 +42,7 @@ FOR_TRANSPORTS = tuple(
     f"runtime.{name}*"
     for name in (
         *("protocol.", "planes", "errors", "config", "env", "context", "logs", "metrics"),
-        *("nurseries", "retries", "sinks", "worker.requests"),
+        *("deadlines", "nurseries", "retries", "sinks", "worker.requests"),
     )
 )
 

@@ -112,7 +112,9 @@ class Cluster:
         )
         self.routers.append(router)
         await self.nursery.start(router.run)
-        return Client(router, self.home, RealEnv(), **settings)
+        client = Client(router, self.home, RealEnv(), **settings)
+        self.nursery.start_soon(client.run)
+        return client
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from trinamo.runtime.errors import (
     RequestError,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService
+from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService, TakeAnswer
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -176,6 +176,16 @@ class NatsRequestPlane:
         """Wait for ever: there is no connection to the worker whose end could be noticed."""
         on_connected()
         await trio.sleep_forever()
+
+    def post(
+        self,
+        address: str,  # noqa: ARG002 -- the interface's
+        envelope: Envelope,  # noqa: ARG002 -- the interface's
+        payload: bytes,  # noqa: ARG002 -- the interface's
+        take: TakeAnswer,  # noqa: ARG002 -- the interface's
+    ) -> None:
+        """Never: a broker is asked by a call that waits."""
+        return
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.

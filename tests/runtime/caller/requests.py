@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError
-from trinamo.runtime.planes import Entry
+from trinamo.runtime.planes import Delivery, Entry, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
@@ -105,6 +105,11 @@ class ToldPlane:
         self.stands = False
         self._lost.set()
         self._lost = trio.Event()
+
+    def post(
+        self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
+    ) -> Delivery | None:
+        return None
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")

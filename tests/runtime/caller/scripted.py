@@ -16,7 +16,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.errors import (
     TrinamoError,
 )
-from trinamo.runtime.planes import RequestPlane
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -45,6 +45,11 @@ class ScriptedPlane:
         self.alive = True
         self.probe_count = 0
         self.raises_nacks = False
+
+    def post(
+        self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
+    ) -> Delivery | None:
+        return None
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         await trio.lowlevel.checkpoint()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import attrs
 import outcome
 import trio
 
+from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ConnectError,
@@ -18,11 +20,13 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.planes import TakeAnswer
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import (
     Answer,
     Envelope,
+    RequestKind,
     decode_answer,
     encode_cancel,
     encode_envelope,
@@ -48,6 +52,9 @@ class TcpRequestPlane:
         self.env = env
         self._nursery = nursery
         self._links: dict[str, _Link] = {}
+        self.acks: Deadlines[_Delivery] = Deadlines(options.ack_timeout_s, _Delivery.expire)
+        """Of what was posted."""
+        nursery.start_soon(self.acks.run)
 
     @property
     def connection_count(self) -> int:
@@ -68,6 +75,19 @@ class TcpRequestPlane:
         on_connected()
         await link.wait_ended()
 
+    def post(
+        self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
+    ) -> _Delivery | None:
+        """Deliver a request, unless its connection has yet to be made or has no room."""
+        link = self._links.get(address)
+        if link is None or not link.has_room:
+            return None
+        frame = self._encode(envelope, payload)
+        delivery = link.post(envelope.id, envelope.instance_id, frame, take)
+        if envelope.kind is not RequestKind.UNARY:
+            self.acks.begin(delivery)
+        return delivery
+
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
@@ -81,9 +101,12 @@ class TcpRequestPlane:
             raise ConnectError(
                 f"no connection to {address} within {self.options.ack_timeout_s:g} s"
             )
-        raise DisconnectedError(
-            f"{address} did not answer the envelope within {self.options.ack_timeout_s:g} s"
-        )
+        raise self.unanswered(address)
+
+    def unanswered(self, address: str) -> DisconnectedError:
+        """What is said of a worker that takes an envelope, and says nothing."""
+        timeout_s = self.options.ack_timeout_s
+        return DisconnectedError(f"{address} did not answer the envelope within {timeout_s:g} s")
 
     async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
         """Deliver a unary request and return its encoded result.
@@ -96,6 +119,10 @@ class TcpRequestPlane:
         return result
 
     async def _ask(self, address: str, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+        frame = self._encode(envelope, payload)
+        return await self._link(address).ask(envelope.id, envelope.instance_id, frame)
+
+    def _encode(self, envelope: Envelope, payload: bytes) -> bytes:
         # The worker would hang up on more, and with it on every other request of this process.
         if len(payload) > self.options.data_bytes_max:
             raise RequestError(
@@ -106,8 +133,7 @@ class TcpRequestPlane:
             raise RequestError(
                 f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
             )
-        link = self._link(address)
-        return await link.ask(envelope.id, envelope.instance_id, encode_frame(header, payload))
+        return encode_frame(header, payload)
 
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
@@ -122,6 +148,28 @@ class TcpRequestPlane:
             del self._links[link.address]
 
 
+@attrs.define(eq=False)
+class _Delivery:
+    """One request that was sent, and who takes its answer."""
+
+    request_id: str
+    take: TakeAnswer
+    _link: _Link
+
+    def cancel(self) -> None:
+        """No answer is wanted any more; the worker is told so."""
+        self._link.drop(self, is_cancelled=True)
+
+    def forget(self) -> None:
+        """No answer is wanted any more; the worker is not told."""
+        self._link.drop(self, is_cancelled=False)
+
+    def expire(self) -> None:
+        """The ACK has not come in time."""
+        self.cancel()
+        self.take(self._link.unanswered(), b"")
+
+
 class _Link:
     """One connection to one worker, from dialling to its end; a task of the plane."""
 
@@ -129,7 +177,7 @@ class _Link:
         self.address = address
         self._plane = plane
         self._outbox = Outbox(plane.options.queue_bytes_max)
-        self._waiting: dict[str, trio.lowlevel.Task] = {}
+        self._waiting: dict[str, _Delivery] = {}
         self._instance_id = ""
         self._connected = trio.Event()
         self._ended = trio.Event()
@@ -157,6 +205,33 @@ class _Link:
                 f"at {self.address} answers instance {self._instance_id}, not {instance_id}"
             )
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a request can be sent now, without waiting for anything."""
+        return (
+            self._connected.is_set()
+            and self._error is None
+            and self._outbox.queued_bytes < self._plane.options.queue_bytes_max
+        )
+
+    def post(self, request_id: str, instance_id: str, frame: bytes, take: TakeAnswer) -> _Delivery:
+        """Send a request; `take` gets its answer, or what became of the connection."""
+        self.check(instance_id)
+        assert request_id not in self._waiting, f"request id {request_id} asked twice"
+        self._outbox.put_nowait(frame)
+        delivery = self._waiting[request_id] = _Delivery(request_id, take, self)
+        return delivery
+
+    def drop(self, delivery: _Delivery, *, is_cancelled: bool) -> None:
+        """Nobody wants the answer to `delivery`; does nothing once it has come."""
+        if self._waiting.pop(delivery.request_id, None) is not None:
+            self._plane.acks.end(delivery)
+            if is_cancelled:
+                self._outbox.put_nowait(encode_frame(encode_cancel(delivery.request_id)))
+
+    def unanswered(self) -> DisconnectedError:
+        return self._plane.unanswered(self.address)
+
     async def ask(self, request_id: str, instance_id: str, frame: bytes) -> tuple[Answer, bytes]:
         if not self._connected.is_set():
             await self._connected.wait()
@@ -164,14 +239,20 @@ class _Link:
             await self._outbox.drain()
         if self._error is not None:
             raise _copy(self._error)
-        self.check(instance_id)
-        assert request_id not in self._waiting, f"request id {request_id} asked twice"
-        self._outbox.put_nowait(frame)
-        self._waiting[request_id] = trio.lowlevel.current_task()
+        task = trio.lowlevel.current_task()
+
+        def take(answer: Answer | TrinamoError, result: bytes) -> None:
+            said: outcome.Outcome[tuple[Answer, bytes]]
+            if isinstance(answer, TrinamoError):
+                said = outcome.Error(answer)
+            else:
+                said = outcome.Value((answer, result))
+            trio.lowlevel.reschedule(task, said)
+
+        delivery = self.post(request_id, instance_id, frame, take)
 
         def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            del self._waiting[request_id]
-            self._outbox.put_nowait(encode_frame(encode_cancel(request_id)))
+            delivery.cancel()
             return trio.lowlevel.Abort.SUCCEEDED
 
         answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)
@@ -204,8 +285,9 @@ class _Link:
         self._ended.set()
         self._outbox.discard()
         waiting, self._waiting = self._waiting, {}
-        for task in waiting.values():
-            trio.lowlevel.reschedule(task, outcome.Error(_copy(error)))
+        for delivery in waiting.values():
+            self._plane.acks.end(delivery)
+            delivery.take(_copy(error), b"")
 
     async def _write(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
         try:
@@ -230,22 +312,23 @@ class _Link:
             unfinished.close()
 
     def _take(self, header: bytes, result: bytes) -> None:
-        said: outcome.Outcome[tuple[Answer, bytes]]
+        answer: Answer | TrinamoError
         try:
             answer = decode_answer(header)
+            request_id = answer.id
         except RemoteProtocolError as error:
-            request_id, said = readable_id(header), outcome.Error(error)
+            request_id, answer = readable_id(header), error
             if not request_id:
                 # Whoever it was for would wait for ever, so it is for all.
                 raise
         else:
-            request_id, said = answer.id, outcome.Value((answer, result))
             if not request_id:
                 # An answer to no request: the worker calls our bytes malformed.
                 raise RemoteProtocolError(f"turned away: {answer.message}")
-        task = self._waiting.pop(request_id, None)
-        if task is not None:
-            trio.lowlevel.reschedule(task, said)
+        delivery = self._waiting.pop(request_id, None)
+        if delivery is not None:
+            self._plane.acks.end(delivery)
+            delivery.take(answer, result)
 
 
 def _copy(error: TrinamoError) -> TrinamoError:

@@ -186,11 +186,6 @@ class Channel:
         """Whether the worker has called home."""
         return self._called
 
-    async def wait_called(self) -> None:
-        """Return once the worker has called home, or the stream has ended. Safe to cancel."""
-        while not self._called and not self._ended:
-            await self._wait()
-
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raise the terminal error if it never will."""
         while not self._opened and not self._ended:

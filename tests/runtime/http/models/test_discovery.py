@@ -17,7 +17,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
-from trinamo.runtime.planes import RequestPlane
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
@@ -38,6 +38,11 @@ class Reachable:
     ) -> None:
         on_connected()
         await trio.sleep_forever()
+
+    def post(
+        self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
+    ) -> Delivery | None:
+        return None
 
     async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
         await trio.lowlevel.checkpoint()

@@ -1,0 +1,217 @@
+"""One attempt of a request at one instance, from its envelope to its end.
+
+Which instance is tried, and which after that, is `client.py`'s business. While an attempt waits,
+the liveness of its instance is watched (`liveness.py`), and what is found out ends the wait.
+"""
+
+from __future__ import annotations
+
+import outcome
+import trio
+
+from ..context import Context, Reason
+from ..deadlines import Deadlines
+from ..errors import DisconnectedError, KilledError, TrinamoError
+from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
+from ..protocol.discovery.instances import Instance
+from ..protocol.discovery.presence import InFlight
+from ..protocol.streams.request import Answer, ConnectionInfo, Envelope, raise_for_nack
+from .router import Router
+
+__all__ = ["StreamAttempt", "UnaryAttempt"]
+
+
+class UnaryAttempt(InFlight):
+    """One unary request at one instance."""
+
+    __slots__ = ("_error", "_scope", "_task")
+
+    def __init__(self) -> None:
+        # Its only item is the answer, which a worker that leaves may still give.
+        super().__init__(is_waiting=False)
+        self._task: trio.lowlevel.Task | None = None
+        self._scope: trio.CancelScope | None = None
+        self._error: DisconnectedError | None = None
+
+    async def run(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> bytes:
+        """The answer, unless the worker is silent and taken for lost before that."""
+        delivery = plane.post(address, envelope, payload, self._take)
+        if delivery is None:
+            with trio.CancelScope() as self._scope:
+                return await plane.call(address, envelope, payload)
+            assert self._error is not None
+            raise self._error
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        try:
+            self._task = trio.lowlevel.current_task()
+            result: bytes = await trio.lowlevel.wait_task_rescheduled(abort)
+            return result
+        finally:
+            delivery.cancel()
+
+    def heard(self) -> int:
+        return 0
+
+    def fail(self, error: DisconnectedError) -> None:
+        self._error = error
+        if self._scope is not None:
+            self._scope.cancel()
+        else:
+            self._wake(outcome.Error(error))
+
+    def _take(self, answer: Answer | TrinamoError, result: bytes) -> None:
+        self._wake(outcome.capture(_check, answer, result))
+
+    def _wake(self, said: outcome.Outcome[bytes]) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task, said)
+
+
+def _check(answer: Answer | TrinamoError, result: bytes = b"") -> bytes:
+    """`result`, or what the answer says went wrong."""
+    if isinstance(answer, TrinamoError):
+        raise answer
+    raise_for_nack(answer)
+    return result
+
+
+class StreamAttempt(InFlight):
+    """One streaming request at one instance; once it has begun, its stream.
+
+    It waits in one place, the stream's channel: for the ACK, the worker's call and its prologue.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_context",
+        "_delivery",
+        "_error",
+        "_has_ack",
+        "_plane",
+        "_router",
+        "_sending",
+        "channel",
+        "input",
+        "instance",
+        "registration",
+    )
+
+    def __init__(
+        self,
+        instance: Instance,
+        context: Context,
+        plane: ResponsePlane,
+        calls: Deadlines[StreamAttempt],
+        router: Router,
+    ) -> None:
+        super().__init__(is_waiting=True)
+        router.begin(instance, self)
+        self.instance = instance
+        self.input: InputRegistration | None = None
+        self._context, self._plane, self._calls, self._router = context, plane, calls, router
+        self._delivery: Delivery | None = None
+        self._sending: trio.CancelScope | None = None
+        """Until the ACK has come, where the request plane cannot post."""
+        self._has_ack = False
+        self._error: DisconnectedError | None = None
+        try:
+            self.registration = plane.register(context)
+        except BaseException:
+            router.end(instance, self)
+            raise
+        self.channel = self.registration.channel
+
+    def open_input(self) -> ConnectionInfo:
+        """Where the worker calls for the request's input."""
+        self.input = self._plane.register_input(self._context)
+        return self.input.connection
+
+    def close(self) -> None:
+        """It is over: whoever still works for it is told. Synchronous."""
+        self._calls.end(self)
+        if self._delivery is not None:
+            self._delivery.cancel()
+        if self.input is not None:
+            self.input.close()
+        self._router.end(self.instance, self)
+        self.registration.close()
+
+    async def run(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> None:
+        """Deliver the request; returns once the handler has started."""
+        self._check_killed()
+        self._delivery = plane.post(address, envelope, payload, self._take)
+        if self._delivery is None:
+            await self._send(plane, address, envelope, payload)
+        await self.channel.wait_prologue()
+        # From here on the connection itself tells better whether the worker lives, and one that
+        # left discovery is given up only if it has fallen silent too.
+        self.is_waiting = False
+        self._calls.end(self)
+        if self._delivery is not None:
+            # Whoever has begun has accepted.
+            self._delivery.forget()
+
+    def heard(self) -> int | None:
+        """What has come: the worker's call, its prologue, and batches of items.
+
+        Until its ACK a request is not at the worker; how long that takes, the request plane bounds.
+        """
+        channel = self.channel
+        if channel.is_paused or not (self._has_ack or channel.is_called):
+            return None
+        return channel.is_called + (not self.is_waiting) + channel.arrival_count
+
+    def fail(self, error: DisconnectedError) -> None:
+        self._error = error
+        if self._sending is not None:
+            self._sending.cancel()
+        else:
+            self.channel.fail(error)
+
+    def give_up_call(self) -> None:
+        """The worker has accepted, and not called in time."""
+        if not self.channel.is_called:
+            self.channel.fail(
+                DisconnectedError(
+                    f"instance {self.instance.id} accepted the request but did not call home "
+                    f"within {self._calls.timeout_s:g} s"
+                )
+            )
+
+    def _take(self, answer: Answer | TrinamoError, _: bytes = b"") -> None:
+        """The ACK, or why there is none."""
+        try:
+            _check(answer if isinstance(answer, TrinamoError) else answer.ack)
+        except TrinamoError as error:
+            self.channel.fail(error)
+        else:
+            self._has_ack = True
+            if not self.channel.is_called:
+                self._calls.begin(self)
+
+    async def _send(
+        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+    ) -> None:
+        ack: Answer | None = None
+        with self._context.cancelled_by_kill() as self._sending:
+            ack = await plane.send(address, envelope, payload)
+        self._sending = None
+        if self._error is not None:
+            raise self._error
+        self._check_killed()
+        if ack is not None:
+            self._take(ack)
+
+    def _check_killed(self) -> None:
+        if self._context.is_killed:
+            reason = self._context.reason or Reason.CONSUMER_DROPPED
+            raise KilledError(f"the request was killed: {reason}", reason=reason)

@@ -1,0 +1,156 @@
+"""Requests that are posted: sent without a wait, their answers taken by a plain function."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+import trio.testing
+
+from tests.conformance.requests.tcp_pairs import Pair, connected
+from tests.conformance.requests.test_request_plane_nats import stream, unary
+from tests.transports.tcp.ends import accept_member, eventually, options
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import (
+    DisconnectedError,
+    EngineError,
+    ImpostorError,
+    RequestError,
+    TrinamoError,
+)
+from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope
+from trinamo.transports.tcp import TcpRequestPlane, open_request_plane
+
+
+class Taken:
+    """What came of one posted request."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Answer | TrinamoError, bytes]] = []
+
+    def __call__(self, answer: Answer | TrinamoError, result: bytes) -> None:
+        self.all.append((answer, result))
+
+    @property
+    def only(self) -> tuple[Answer | TrinamoError, bytes]:
+        (found,) = self.all
+        return found
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with connected() as pair:
+        await pair.plane.send(pair.address, stream("first"), b"")
+        pair.service.admitted.clear()
+        yield pair
+
+
+async def test_nothing_is_posted_before_the_connection_stands() -> None:
+    """What takes a wait is left to those who may wait, and it happens once."""
+    async with connected() as pair:
+        taken = Taken()
+        assert pair.plane.post(pair.address, stream("r1"), b"x", taken) is None
+        await pair.plane.send(pair.address, stream("r2"), b"")
+        assert pair.plane.post(pair.address, stream("r3"), b"x", taken) is not None
+        await eventually(lambda: taken.all)
+        assert [envelope.id for envelope, _ in pair.service.admitted] == ["r2", "r3"]
+
+
+async def test_acks_nacks_results_and_errors_are_taken_as_they_come(pair: Pair) -> None:
+    ack, nack, result, error = Taken(), Taken(), Taken(), Taken()
+    posted: list[tuple[Envelope, Taken]] = [
+        (stream("r1"), ack),
+        (stream("r2", "overloaded"), nack),
+        (unary("r3"), result),
+        (unary("r4", "fail"), error),
+    ]
+    for envelope, taken in posted:
+        assert pair.plane.post(pair.address, envelope, b"x", taken) is not None
+        assert not taken.all
+    await eventually(lambda: all(taken.all for _, taken in posted))
+    statuses = [taken.only[0] for taken in (ack, nack, result)]
+    assert [each.status for each in statuses if isinstance(each, Answer)] == [
+        AckStatus.ACCEPTED,
+        AckStatus.OVERLOADED,
+        AckStatus.ACCEPTED,
+    ]
+    assert result.only[1] == b"re:x"
+    answer, _ = error.only
+    assert isinstance(answer, Answer)
+    assert answer.error is not None
+    assert answer.error.code == EngineError.code
+
+
+async def test_a_cancelled_delivery_tells_the_worker_and_takes_nothing(pair: Pair) -> None:
+    taken = Taken()
+    delivery = pair.plane.post(pair.address, unary("r1", "wait"), b"", taken)
+    assert delivery is not None
+    await eventually(lambda: pair.service.running == 1)
+    delivery.cancel()
+    delivery.cancel()
+    await eventually(lambda: pair.service.cancelled == ["r1"])
+    await eventually(lambda: pair.service.running == 0)
+    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert not taken.all
+
+
+async def test_a_forgotten_delivery_goes_on_at_the_worker(pair: Pair) -> None:
+    taken = Taken()
+    delivery = pair.plane.post(pair.address, unary("r1", "wait"), b"", taken)
+    assert delivery is not None
+    await eventually(lambda: pair.service.running == 1)
+    delivery.forget()
+    delivery.cancel()
+    pair.service.release.set()
+    await eventually(lambda: pair.service.running == 0)
+    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert not taken.all
+    assert not pair.service.cancelled
+
+
+async def test_what_can_be_said_at_once_is_raised_at_once(pair: Pair) -> None:
+    taken = Taken()
+    with pytest.raises(RequestError, match="a payload of"):
+        pair.plane.post(pair.address, stream("r1"), bytes(options().data_bytes_max + 1), taken)
+    elsewhere = Envelope(id="r2", endpoint="accepted", instance_id="b2", kind=unary("r").kind)
+    with pytest.raises(ImpostorError, match="not b2"):
+        pair.plane.post(pair.address, elsewhere, b"", taken)
+    assert not taken.all
+    assert not pair.service.admitted
+
+
+async def posted_to_a_mute(plane: TcpRequestPlane, address: str, taken: Taken) -> None:
+    """Post to a worker that greets, and then says nothing; the connection has to stand first."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await plane.hold(address, scope.cancel)
+
+            nursery.start_soon(watch)
+    assert plane.post(address, stream("r1"), b"", taken) is not None
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_worker_that_does_not_acknowledge_is_disconnected(ends: bool) -> None:
+    """By the end of its connection, or in time; then a late ACK is for nobody."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    taken = Taken()
+    async with (
+        listener,
+        open_request_plane(options(ack_timeout_s=30 if ends else 0.02), RealEnv()) as plane,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(posted_to_a_mute, plane, address, taken)
+        worker = await accept_member(listener)
+        await worker.stream.receive_some()
+        if ends:
+            await worker.stream.aclose()
+        await eventually(lambda: taken.all)
+        error, _ = taken.only
+        assert isinstance(error, DisconnectedError)
+        assert ("did not answer the envelope" in error.message) is not ends
+        assert plane.connection_count == (not ends)
+        await worker.stream.aclose()
