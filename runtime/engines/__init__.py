@@ -1,7 +1,7 @@
 """Engines: what turns a request into tokens, and the step loop they share.
 
 Reading order: `generation` (what an engine is to a worker), `echo` (the smallest one), `step`
-(what a model has to offer), `host` (the step loop over it: `scheduler`, `sequence`, `mailbox`),
+(what a model has to offer), `host` (the step loop over it: `scheduler`, `sequence`, `answer`),
 `exact` and `llamacpp` (models), `text` (bytes to text, stop strings).
 
 This package imports neither numpy nor an extra, so that a worker can call `limit_threads` first;

@@ -7,7 +7,7 @@ owns every task and buffer it needs. What happens inside is not this module's bu
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -16,10 +16,22 @@ from ..context import Context
 from ..kv.pool import block_count_for
 from ..protocol.kv.events import KvEvent
 from ..protocol.openai.generate import Delta, GenerateRequest
+from ..sinks import Sink, forward_items
 
-__all__ = ["BlockListener", "EngineInfo", "EngineStatistics", "GenerationEngine", "TellsBlocks"]
+__all__ = [
+    "BlockListener",
+    "EngineInfo",
+    "EngineStatistics",
+    "Forward",
+    "ForwardsDeltas",
+    "Generates",
+    "GenerationEngine",
+    "TellsBlocks",
+    "forward_of",
+]
 
 BlockListener = Callable[[Sequence[KvEvent]], None]
+Forward = Callable[[GenerateRequest, Context, Sink[Delta]], Awaitable[None]]
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +107,39 @@ class GenerationEngine(Protocol):
     def statistics(self) -> EngineStatistics:
         """The engine's gauges and counters now."""
         ...
+
+
+@runtime_checkable
+class ForwardsDeltas(Protocol):
+    """A generation engine that pushes: no task of a request wakes between its first and last delta."""
+
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        """As `generate`, but hand each delta to `sink` as it is made; return at the complete end.
+
+        While `sink` has no room only its own answer is paused. What `sink` raises ends this answer
+        and comes out of here. Cancelling the task that waits here has no checkpoint, and leaves no
+        more than closing the generator does. Raises what `generate` raises.
+        """
+        ...
+
+
+class Generates(Protocol):
+    """What makes deltas, here or behind a client."""
+
+    def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]: ...
+
+
+def forward_of(engine: Generates) -> Forward:
+    """The engine's `forward`, or else its `generate`, handed on delta by delta."""
+    if isinstance(engine, ForwardsDeltas):
+        return engine.forward
+
+    async def forward(request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        await forward_items(engine.generate(request, context), sink)
+
+    return forward
 
 
 @runtime_checkable

@@ -337,7 +337,7 @@ async def open_exact_engine(
     waiting_max: int = 1024,
     step_tokens_max: int = 128,
     chunk_tokens_max: int = 128,
-    mailbox_deltas_max: int = 256,
+    queued_deltas_max: int = 256,
 ) -> AsyncIterator[EngineHost]:
     """The reference transformer behind the step loop; see `open_engine_host` for the bounds.
 
@@ -359,6 +359,6 @@ async def open_exact_engine(
         waiting_max=waiting_max,
         step_tokens_max=step_tokens_max,
         chunk_tokens_max=chunk_tokens_max,
-        mailbox_deltas_max=mailbox_deltas_max,
+        queued_deltas_max=queued_deltas_max,
     ) as host:
         yield host

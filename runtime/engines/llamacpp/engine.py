@@ -306,7 +306,7 @@ async def open_llamacpp_engine(
     waiting_max: int = 1024,
     step_tokens_max: int = 64,
     chunk_tokens_max: int = 64,
-    mailbox_deltas_max: int = 256,
+    queued_deltas_max: int = 256,
 ) -> AsyncIterator[EngineHost]:
     """The model at `path`, or where `find_model` finds it, behind the step loop.
 
@@ -336,6 +336,6 @@ async def open_llamacpp_engine(
         waiting_max=waiting_max,
         step_tokens_max=step_tokens_max,
         chunk_tokens_max=chunk_tokens_max,
-        mailbox_deltas_max=mailbox_deltas_max,
+        queued_deltas_max=queued_deltas_max,
     ) as host:
         yield host

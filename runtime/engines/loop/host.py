@@ -1,71 +1,47 @@
 """The step loop: runs one step engine for many requests at once.
 
-One task owns the loop. It plans a step, hops into a thread for it, and hands the new tokens out;
-requests only submit sequences and mark them dead, without a checkpoint. What is decided is in
-`scheduler.py`, how a model computes in `step.py`. The simulator replaces the hop.
+One task owns the loop. It plans a step, hops into a thread for it, and hands each sequence's new
+tokens to its sink (`runtime/sinks.py`) in a plain call; requests only submit sequences and mark them
+dead, without a checkpoint. What is decided is in `scheduler.py`, how a model computes in `step.py`,
+what becomes of one request's tokens in `answer.py`. The simulator replaces the hop.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-import attrs
 import trio
 
 from ...context import Context
 from ...env import Env, RealEnv
-from ...errors import EngineError, OverloadedError, TrinamoError, UnavailableError
+from ...errors import (
+    EngineError,
+    KilledError,
+    OverloadedError,
+    TrinamoError,
+    UnavailableError,
+)
 from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
 from ...nurseries import open_nursery
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..text import TextStream
 from ..validation import check_prompt_fits, check_request
-from .mailbox import Mailbox
+from .answer import Answer, Finish
+from .hop import thread_hop
 from .scheduler import Plan, Scheduler, Work
 from .sequence import TokenSequence
-from .step import CachesBlocks, Hop, KeepsKv, Sampling, StepEngine, StepItem
+from .step import CachesBlocks, Hop, KeepsKv, Sampling, StepEngine
 
 __all__ = ["EngineHost", "open_engine_host"]
 
 SEED_BITS = 64
 _log = logging.getLogger("trinamo.engine")
-
-
-def _thread_hop() -> Hop:
-    """A hop into a worker thread, one step at a time.
-
-    Never abandoned on cancellation: the thread writes KV blocks, and whoever got them next would
-    read what it writes.
-    """
-    limiter = trio.CapacityLimiter(1)
-
-    async def hop(
-        step: Callable[[Sequence[StepItem]], list[int | None]], items: Sequence[StepItem]
-    ) -> list[int | None]:
-        return await trio.to_thread.run_sync(step, items, limiter=limiter)
-
-    return hop
-
-
-@attrs.define(eq=False)
-class _Answer:
-    """What one request's consumer sees of its sequence."""
-
-    sequence: TokenSequence
-    mailbox: Mailbox
-    text: TextStream
-    context: Context
-    unsent_ids: list[int] = attrs.Factory(list)
-    unsent_prompt_tokens: int = 0
-
-    def send(self, text: str, reason: FinishReason | None) -> None:
-        self.mailbox.put(Delta(text, self.unsent_ids, reason, self.unsent_prompt_tokens))
-        self.unsent_ids = []
-        self.unsent_prompt_tokens = 0
 
 
 class EngineHost:
@@ -78,7 +54,7 @@ class EngineHost:
         env: Env,
         hop: Hop,
         scheduler: Scheduler,
-        mailbox_deltas_max: int,
+        queued_deltas_max: int,
     ) -> None:
         self._engine = engine
         self._cache = engine if isinstance(engine, CachesBlocks) else None
@@ -87,9 +63,11 @@ class EngineHost:
         self._env = env
         self._hop = hop
         self._scheduler = scheduler
-        self._mailbox_deltas_max = mailbox_deltas_max
-        self._answers: dict[TokenSequence, _Answer] = {}
+        self._queued_deltas_max = queued_deltas_max
+        self._answers: dict[TokenSequence, Answer] = {}
         """Of all sequences that have not ended."""
+        self._stopped: list[Answer] = []
+        """Their requests were stopped or killed since the last plan."""
         self._wakeup = trio.Event()
         """Set when a plan may turn out differently than the last one."""
         scheduler.pool.on_change = self._wake
@@ -140,31 +118,34 @@ class EngineHost:
             fingerprint=self.info.kv_fingerprint,
         )
 
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        """Push one answer; see `ForwardsDeltas.forward`. `sink` is called by the step loop."""
+        ending = Ending()
+        answer = self._submit(request, context, sink, ending.reach)
+        try:
+            await ending.wait()
+        finally:
+            self._leave(answer)
+
     async def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[Delta, None]:
         """Stream one answer; see `GenerationEngine.generate`."""
-        answer = self._submit(request, context)
-        sequence, mailbox = answer.sequence, answer.mailbox
+        deltas = Iteration[Delta](self._queued_deltas_max)
+        answer = self._submit(request, context, deltas, deltas.finish)
         try:
-            context.on_change(self._wake)
-            while True:
-                delta = await mailbox.take()
-                if sequence.is_paused and mailbox.has_drained:
-                    sequence.is_paused = False
-                    self._wakeup.set()
+            async for delta in deltas:
                 yield delta
-                if delta.finish_reason is not None:
-                    return
         finally:
-            # No checkpoint: this also runs while being cancelled, and while a step that writes
-            # the sequence's blocks is running. The loop frees them after it.
-            context.off_change(self._wake)
-            if sequence in self._answers:
-                self._cancellations += 1
-                self._end(answer)
+            self._leave(answer)
 
-    def _submit(self, request: GenerateRequest, context: Context) -> _Answer:
+    def _submit(
+        self,
+        request: GenerateRequest,
+        context: Context,
+        sink: Sink[Delta],
+        finish: Finish,
+    ) -> Answer:
         self._check_open()
         check_request(request)
         token_ids = self._engine.encode(request)
@@ -183,17 +164,30 @@ class EngineHost:
                 seed=seed % (1 << SEED_BITS),
             ),
         )
+        sink.starts(partial(self._resume, sequence))
         self._scheduler.submit(sequence)
-        answer = _Answer(
-            sequence,
-            Mailbox(self._mailbox_deltas_max),
-            TextStream(request.stop),
-            context,
-            unsent_prompt_tokens=prompt_tokens,
-        )
+        answer = Answer(sequence, TextStream(request.stop), sink, finish, context, self._stop)
         self._answers[sequence] = answer
+        answer.follow_context()
         self._wakeup.set()
         return answer
+
+    def _resume(self, sequence: TokenSequence) -> None:
+        """Its sink has room again."""
+        if sequence.is_paused:
+            sequence.is_paused = False
+            self._wakeup.set()
+
+    def _leave(self, answer: Answer) -> None:
+        # No checkpoint: this also runs while being cancelled, and while a step that writes the
+        # sequence's blocks is running. The loop frees them after it.
+        answer.forget_context()
+        self._cancel(answer)
+
+    def _stop(self, answer: Answer) -> None:
+        """Its request was stopped or killed: it ends before the next step."""
+        self._stopped.append(answer)
+        self._wakeup.set()
 
     def _check_open(self) -> None:
         if self._breakdown is not None:
@@ -226,7 +220,7 @@ class EngineHost:
         self._tell_blocks()
         if not plan.work:
             return []
-        token_ids = await self._hop(self._engine.step, [_step_item(work) for work in plan.work])
+        token_ids = await self._hop(self._engine.step, [work.to_item() for work in plan.work])
         if len(token_ids) != len(plan.work):
             raise ValueError(f"{len(token_ids)} tokens for {len(plan.work)} sequences")
         self._steps += 1
@@ -246,13 +240,16 @@ class EngineHost:
             self._listener(events)
 
     def _end_stopped(self) -> None:
-        for answer in tuple(self._answers.values()):
-            if answer.context.is_stopped:
-                self._cancellations += 1
-                answer.send(answer.text.finish(), FinishReason.CANCELLED)
-                self._end(answer)
+        stopped, self._stopped = self._stopped, []
+        for answer in stopped:
+            if answer.is_killed:
+                # Whoever waits for it is cancelled already, unless outside the context's scope.
+                self._cancel(answer, KilledError("the request was killed"))
+            elif answer.sequence in self._answers:
+                self._send(answer, answer.text.finish(), FinishReason.CANCELLED)
+                self._cancel(answer)
 
-    def _wake(self, _: object = None) -> None:
+    def _wake(self) -> None:
         self._wakeup.set()
 
     def _end_hopeless(self) -> None:
@@ -284,20 +281,33 @@ class EngineHost:
             reason = f"token {token_id} has no text: {type(error).__name__}: {error}"
             self._fail(sequence, EngineError(reason), error)
             return
-        is_over = is_end or sequence.is_full or answer.text.is_stopped
-        if is_over:
+        if is_end or sequence.is_full or answer.text.is_stopped:
             text += answer.text.finish()
             is_stop = is_end or answer.text.is_stopped
-            answer.send(text, FinishReason.STOP if is_stop else FinishReason.LENGTH)
+            self._send(answer, text, FinishReason.STOP if is_stop else FinishReason.LENGTH)
             self._end(answer)
         elif text:
-            answer.send(text, None)
-            sequence.is_paused = answer.mailbox.is_full
+            sequence.is_paused = not self._send(answer, text, None)
 
-    def _end(self, answer: _Answer) -> None:
-        del self._answers[answer.sequence]
-        self._scheduler.end(answer.sequence)
-        self._wakeup.set()
+    def _send(self, answer: Answer, text: str, reason: FinishReason | None) -> bool:
+        try:
+            return answer.send(text, reason)
+        except Exception as error:  # noqa: BLE001 -- whatever a sink raises ends its own answer only
+            self._cancel(answer, error)
+            return True
+
+    def _cancel(self, answer: Answer, error: Exception | None = None) -> None:
+        """End what has not ended by itself."""
+        if answer.sequence in self._answers:
+            self._cancellations += 1
+            self._end(answer, error)
+
+    def _end(self, answer: Answer, error: Exception | None = None) -> None:
+        """No token more. Idempotent."""
+        if self._answers.pop(answer.sequence, None) is not None:
+            self._scheduler.end(answer.sequence)
+            self._wakeup.set()
+            answer.finish(error)
 
     def _fail_running(self, error: Exception) -> None:
         reason = f"a step failed with {type(error).__name__}: {error}"
@@ -318,30 +328,14 @@ class EngineHost:
         if answer is not None:
             failure.__cause__ = cause
             self._failures += 1
-            answer.mailbox.fail(failure)
-            self._end(answer)
+            self._end(answer, failure)
 
     def close(self) -> None:
         """Refuse new requests, end those in flight with `UnavailableError`, interrupt the step."""
         self._is_closing = True
         for answer in tuple(self._answers.values()):
-            self._cancellations += 1
-            answer.mailbox.fail(UnavailableError("the engine is closing", definite=False))
-            self._end(answer)
+            self._cancel(answer, UnavailableError("the engine is closing", definite=False))
         self._engine.interrupt()
-
-
-def _step_item(work: Work) -> StepItem:
-    sequence = work.sequence
-    position = sequence.cached_tokens
-    return StepItem(
-        slot=sequence.slot,
-        token_ids=sequence.token_ids[position : position + work.token_count],
-        position=position,
-        block_ids=sequence.block_ids,
-        is_sampled=work.is_sampled,
-        sampling=sequence.sampling,
-    )
 
 
 @asynccontextmanager
@@ -354,13 +348,14 @@ async def open_engine_host(
     waiting_max: int = 1024,
     step_tokens_max: int = 256,
     chunk_tokens_max: int = 128,
-    mailbox_deltas_max: int = 256,
+    queued_deltas_max: int = 256,
 ) -> AsyncIterator[EngineHost]:
     """Run `engine` until the block is left, then close it.
 
     A step takes at most `step_tokens_max` tokens, of one prompt `chunk_tokens_max`: a cancellation
     waits for one step at most. `running_max` sequences share the steps, `waiting_max` more wait,
-    and a consumer that is `mailbox_deltas_max` deltas behind pauses its own sequence.
+    and a consumer of `generate` that is `queued_deltas_max` deltas behind pauses its own sequence;
+    of `forward`, one whose sink has no room.
 
     Bounds that cannot work are a `ValueError`. Leaving ends the answers in flight with
     `UnavailableError`, and waits for a step in progress, which the engine is asked to cut short.
@@ -369,7 +364,7 @@ async def open_engine_host(
         host = EngineHost(
             engine,
             env=env or RealEnv(),
-            hop=hop or _thread_hop(),
+            hop=hop or thread_hop(),
             scheduler=_scheduler(
                 engine.info,
                 running_max=running_max,
@@ -377,7 +372,7 @@ async def open_engine_host(
                 step_tokens_max=step_tokens_max,
                 chunk_tokens_max=chunk_tokens_max,
             ),
-            mailbox_deltas_max=mailbox_deltas_max,
+            queued_deltas_max=queued_deltas_max,
         )
         async with open_nursery() as nursery:
             nursery.start_soon(host.run)

@@ -24,6 +24,7 @@ import attrs
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
 from .sequence import SequenceState, TokenSequence
+from .step import StepItem
 
 __all__ = ["Plan", "Scheduler", "Work"]
 
@@ -39,6 +40,19 @@ class Work:
     def is_sampled(self) -> bool:
         """Whether these are the last known tokens, so that a new one follows."""
         return self.token_count == self.sequence.pending_tokens
+
+    def to_item(self) -> StepItem:
+        """What the model is told of it."""
+        sequence = self.sequence
+        position = sequence.cached_tokens
+        return StepItem(
+            slot=sequence.slot,
+            token_ids=sequence.token_ids[position : position + self.token_count],
+            position=position,
+            block_ids=sequence.block_ids,
+            is_sampled=self.is_sampled,
+            sampling=sequence.sampling,
+        )
 
 
 @attrs.frozen

@@ -1,6 +1,6 @@
 """One token sequence on its way through the steps: what the scheduler moves about.
 
-Sans-IO. Text, mailbox and context of the answer belong to `host.py`.
+Sans-IO. Text, sink and context of the answer belong to `answer.py`.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ async def open_mocker_engine(
     context_tokens_max: int = 32_768,
     env: Env | None = None,
     waiting_max: int = 1024,
-    mailbox_deltas_max: int = 256,
+    queued_deltas_max: int = 256,
 ) -> AsyncIterator[EngineHost]:
     """The mocker behind the step loop, after `startup_time_s`; see `open_engine_host`."""
     options = options or MockerOptions()
@@ -259,6 +259,6 @@ async def open_mocker_engine(
         waiting_max=waiting_max,
         step_tokens_max=budget,
         chunk_tokens_max=budget if options.enable_chunked_prefill else context_tokens_max,
-        mailbox_deltas_max=mailbox_deltas_max,
+        queued_deltas_max=queued_deltas_max,
     ) as host:
         yield host

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 
 import pytest
 import trio
 import trio.testing
 
+from tests.runtime.engines.loop.hosting import Gathering
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines import GenerationEngine, open_echo_engine
 from trinamo.runtime.engines.exact.engine import open_exact_engine
+from trinamo.runtime.engines.generation import forward_of
+from trinamo.runtime.engines.mocker.engine import open_mocker_engine
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.protocol.openai.generate import (
     ChatMessage,
@@ -23,21 +26,30 @@ from trinamo.runtime.protocol.openai.generate import (
 Open = Callable[[], AbstractAsyncContextManager[GenerationEngine]]
 PROMPT = "one two three four five six"
 
-ENGINES: list[Open] = [open_echo_engine, open_exact_engine]
+ENGINES: list[Open] = [open_echo_engine, open_exact_engine, open_mocker_engine]
 
 every_engine = pytest.mark.parametrize("open_engine", ENGINES)
 
 
-async def collect(
-    engine: GenerationEngine, request: GenerateRequest, context: Context
-) -> list[Delta]:
+async def pull(engine: GenerationEngine, request: GenerateRequest, context: Context) -> list[Delta]:
     async with aclosing(engine.generate(request, context)) as deltas:
         return [delta async for delta in deltas]
 
 
+async def push(engine: GenerationEngine, request: GenerateRequest, context: Context) -> list[Delta]:
+    sink = Gathering()
+    await forward_of(engine)(request, context, sink)
+    return sink.deltas
+
+
+Way = Callable[[GenerationEngine, GenerateRequest, Context], Awaitable[list[Delta]]]
+each_way = pytest.mark.parametrize("collect", [pull, push])
+
+
 @every_engine
+@each_way
 async def test_a_complete_answer_ends_with_its_reason_and_counts_its_tokens(
-    open_engine: Open,
+    open_engine: Open, collect: Way
 ) -> None:
     async with open_engine() as engine:
         request = GenerateRequest(model="m", messages=[ChatMessage("user", PROMPT)], max_tokens=4)
@@ -50,7 +62,10 @@ async def test_a_complete_answer_ends_with_its_reason_and_counts_its_tokens(
 
 
 @every_engine
-async def test_a_stopped_request_is_answered_with_what_there_is(open_engine: Open) -> None:
+@each_way
+async def test_a_stopped_request_is_answered_with_what_there_is(
+    open_engine: Open, collect: Way
+) -> None:
     async with open_engine() as engine:
         context = Context("r")
         context.stop()
@@ -78,7 +93,8 @@ async def test_a_killed_request_leaves_nothing_behind(open_engine: Open) -> None
 
 
 @every_engine
-async def test_a_prompt_longer_than_the_context_is_refused(open_engine: Open) -> None:
+@each_way
+async def test_a_prompt_longer_than_the_context_is_refused(open_engine: Open, collect: Way) -> None:
     async with open_engine() as engine:
         prompt = "a " * engine.info.context_tokens_max
         with pytest.raises(RequestError, match="shorten it"):

@@ -81,7 +81,7 @@ async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
     async with (
         open_process(transports, **WANTED) as caller,
         trio.open_nursery() as nursery,
-        open_mocker_engine(FAST, context_tokens_max=128, mailbox_deltas_max=1) as engine,
+        open_mocker_engine(FAST, context_tokens_max=128, queued_deltas_max=1) as engine,
         aclosing(engine.generate(request, Context("slow"))) as deltas,
     ):
         # Its consumer is slow, so it stands still and keeps its blocks.

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.runtime.engines.loop.hosting import Gathering
 from tests.session import needs
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.llamacpp.engine import LlamaCppEngine, open_llamacpp_engine
@@ -119,6 +120,13 @@ async def test_a_greedy_answer_is_text_and_repeats(
     assert text(first).encode() == b"".join(map(engine.token_bytes, tokens(first)))
     assert first[0].prompt_tokens == 37
     assert first[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+async def test_an_answer_is_the_same_pushed_as_pulled(host: EngineHost) -> None:
+    asked = chat("What is the capital of France?", temperature=0)
+    sink = Gathering()
+    await host.forward(asked, Context("r"), sink)
+    assert sink.deltas == await collect(host, asked)
 
 
 async def test_a_seed_repeats_a_sampled_answer(host: EngineHost) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
 from trinamo.runtime.engines.loop.step import StepItem
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.runtime.sinks import Sink
 
 Step = Callable[[Sequence[StepItem]], list[int | None]]
 
@@ -108,11 +110,39 @@ def request(prompt: str = "hello", max_tokens: int | None = 8, **fields: Any) ->
     return GenerateRequest(model="exact", prompt=prompt, max_tokens=max_tokens, **fields)
 
 
+class Gathering(Sink[Delta]):
+    """A sink that keeps what it takes; full at `room` deltas, it says so."""
+
+    def __init__(self, room: float = math.inf) -> None:
+        super().__init__()
+        self.deltas: list[Delta] = []
+        self.room = room
+
+    def take(self, items: list[Delta]) -> bool:
+        self.deltas += items
+        return len(self.deltas) < self.room
+
+
+async def pull(host: EngineHost, asked: GenerateRequest, context: Context) -> list[Delta]:
+    async with aclosing(host.generate(asked, context)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def push(host: EngineHost, asked: GenerateRequest, context: Context) -> list[Delta]:
+    sink = Gathering()
+    await host.forward(asked, context, sink)
+    return sink.deltas
+
+
+Way = Callable[[EngineHost, GenerateRequest, Context], Awaitable[list[Delta]]]
+way: Way = pull
+"""How `collect` asks: the fixture `each_way` has tests run with both."""
+
+
 async def collect(
     host: EngineHost, asked: GenerateRequest, context: Context | None = None
 ) -> list[Delta]:
-    async with aclosing(host.generate(asked, context or Context("r"))) as deltas:
-        return [delta async for delta in deltas]
+    return await way(host, asked, context or Context("r"))
 
 
 def token_ids(deltas: Sequence[Delta]) -> list[int]:

@@ -24,6 +24,8 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.errors import EngineError, OverloadedError, RequestError, UnavailableError
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 async def drain(deltas: AsyncIterator[Delta]) -> None:
     async for _ in deltas:
@@ -114,7 +116,7 @@ async def test_a_step_that_returns_too_few_tokens_is_a_failed_step() -> None:
 
 async def test_what_was_computed_before_a_failure_still_arrives() -> None:
     engine = make_engine()
-    async with open_host(engine, mailbox_deltas_max=4) as host:
+    async with open_host(engine, queued_deltas_max=4) as host:
         async with aclosing(host.generate(request(max_tokens=50), Context("r"))) as deltas:
             await anext(deltas)
             await trio.testing.wait_all_tasks_blocked()
@@ -170,7 +172,7 @@ async def test_a_request_that_quarantine_left_no_room_for_fails_and_the_next_one
 async def test_closing_ends_the_answers_in_flight_and_refuses_new_ones() -> None:
     engine = make_engine()
     async with trio.open_nursery() as nursery:
-        async with open_host(engine, mailbox_deltas_max=2) as host:
+        async with open_host(engine, queued_deltas_max=2) as host:
             deltas = host.generate(request(max_tokens=50), Context("r"))
             await anext(deltas)
         with pytest.raises(UnavailableError, match="closing") as caught:

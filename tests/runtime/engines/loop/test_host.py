@@ -24,6 +24,8 @@ from tests.runtime.engines.loop.hosting import (
 from trinamo.runtime.context import Context
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 def text(deltas: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
@@ -161,7 +163,7 @@ async def test_kill_in_mid_prefill_frees_the_blocks_before_the_next_step() -> No
 
 
 async def test_many_consumers_that_leave_midway_leave_nothing_behind() -> None:
-    async with open_host(running_max=8, waiting_max=64, mailbox_deltas_max=4) as host:
+    async with open_host(running_max=8, waiting_max=64, queued_deltas_max=4) as host:
         tasks = trio.lowlevel.current_statistics().tasks_living
 
         async def consume(number: int) -> None:
@@ -189,7 +191,7 @@ async def test_many_consumers_that_leave_midway_leave_nothing_behind() -> None:
 @pytest.mark.parametrize(("running_max", "blocks"), [(8, BLOCKS), (1, BLOCKS), (8, 32)])
 async def test_a_slow_consumer_pauses_its_own_answer_only(running_max: int, blocks: int) -> None:
     """Not the loop, and neither its slot nor its blocks are missing to the others."""
-    options: dict[str, Any] = {"mailbox_deltas_max": 4, "running_max": running_max}
+    options: dict[str, Any] = {"queued_deltas_max": 4, "running_max": running_max}
     async with open_host(make_engine(blocks), **options) as host:
         alone = token_ids(await collect(host, request("slow", 100)))
         async with aclosing(host.generate(request("slow", 100), Context("slow"))) as slow:

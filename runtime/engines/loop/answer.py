@@ -1,0 +1,71 @@
+"""One request's answer on its way out of the step loop: text, unsent tokens, and the sink they go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...context import Context, State
+from ...protocol.openai.generate import Delta, FinishReason
+from ...sinks import Sink
+from ..text import TextStream
+from .sequence import TokenSequence
+
+__all__ = ["Answer"]
+
+Finish = Callable[[BaseException | None], None]
+
+
+class Answer:
+    """What one request gets of its sequence; `finish` is told its end, or its error, once."""
+
+    __slots__ = (
+        "_context",
+        "_on_stop",
+        "_sink",
+        "_unsent_prompt_tokens",
+        "finish",
+        "sequence",
+        "text",
+        "unsent_ids",
+    )
+
+    def __init__(
+        self,
+        sequence: TokenSequence,
+        text: TextStream,
+        sink: Sink[Delta],
+        finish: Finish,
+        context: Context,
+        on_stop: Callable[[Answer], None],
+    ) -> None:
+        self.sequence = sequence
+        self.text = text
+        self.finish = finish
+        self.unsent_ids: list[int] = []
+        self._unsent_prompt_tokens = sequence.prompt_tokens
+        self._sink = sink
+        self._context = context
+        self._on_stop = on_stop
+
+    @property
+    def is_killed(self) -> bool:
+        """Nobody wants another delta, not even the last."""
+        return self._context.is_killed
+
+    def send(self, text: str, reason: FinishReason | None) -> bool:
+        """Hand the sink what is new; whether it has room for more. Raises what the sink raises."""
+        delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens)
+        self.unsent_ids = []
+        self._unsent_prompt_tokens = 0
+        return self._sink.take([delta])
+
+    def follow_context(self) -> None:
+        """Have `on_stop` called when the request is stopped or killed, be it already."""
+        self._context.on_change(self._context_changed)
+
+    def forget_context(self) -> None:
+        """Nobody asks any more whether the request is stopped."""
+        self._context.off_change(self._context_changed)
+
+    def _context_changed(self, _: State) -> None:
+        self._on_stop(self)
