@@ -15,6 +15,7 @@ import attrs
 
 from ..config.config import Config, HttpConfig
 from ..engines import GenerationEngine
+from ..engines.generation import forward_of
 from ..env import Env
 from ..http.models.discovery import watch_models
 from ..http.overview import describe_planes, overview
@@ -104,9 +105,9 @@ async def _offer(
     """Register the endpoint, and publish the model's card."""
     section, info = config.worker, engine.info
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
-    instance = await runtime.serve(
+    instance = await runtime.serve_push(
         endpoint,
-        engine.generate,
+        forward_of(engine),
         request_type=bounded_request_type(info.context_tokens_max),
         payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
         metadata={"engine": info.engine, "model": info.model, **metadata},

@@ -28,7 +28,7 @@ from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
-from ..worker.endpoint import Endpoint, InputHandler, StreamHandler, UnaryHandler
+from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
 from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
 from ..worker.worker import Worker
@@ -173,6 +173,30 @@ class Runtime:
             endpoint,
             request_type,
             stream=handler,
+            payload_bytes_max=payload_bytes_max,
+            model="" if engine is None else engine.info.model,
+        )
+        return await self._serve(served, metadata, engine)
+
+    async def serve_push(
+        self,
+        endpoint: EndpointName,
+        handler: PushHandler,
+        *,
+        request_type: Any = Any,
+        payload_bytes_max: float = math.inf,
+        metadata: Mapping[str, str] | None = None,
+        engine: GenerationEngine | None = None,
+    ) -> Instance:
+        """As `serve`, with an async function that hands its items to a sink as they are made.
+
+        It sleeps meanwhile, so that an item costs no switch of tasks, and returns when the answer
+        is complete. What it is told of the sink's room it must heed: see `Sink`.
+        """
+        served = Endpoint(
+            endpoint,
+            request_type,
+            push=handler,
             payload_bytes_max=payload_bytes_max,
             model="" if engine is None else engine.info.model,
         )

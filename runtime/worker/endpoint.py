@@ -16,24 +16,35 @@ from ..nurseries import single
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
 from ..protocol.undecodable import UNDECODABLE
+from ..sinks import Sink, forward_items
 
-__all__ = ["Endpoint", "InputHandler", "StreamHandler", "UnaryHandler", "single_error"]
+__all__ = [
+    "Endpoint",
+    "InputHandler",
+    "PushHandler",
+    "StreamHandler",
+    "UnaryHandler",
+    "single_error",
+]
 
 _log = logging.getLogger("trinamo.worker")
 
 StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+PushHandler = Callable[[Any, Context, Sink[Any]], Awaitable[None]]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 
 @attrs.frozen(eq=False)
 class Endpoint:
-    """A name and exactly one handler: streaming, unary or bidirectional."""
+    """A name and exactly one handler: streaming, by pull or push, unary or bidirectional."""
 
     name: EndpointName
     request_type: Any = Any
     stream: StreamHandler | None = None
     """An async generator: what it yields is streamed to the caller."""
+    push: PushHandler | None = None
+    """An async function: what it hands to the sink is streamed, and the answer complete at its end."""
     unary: UnaryHandler | None = None
     """An async function: what it returns is the answer."""
     bidirectional: InputHandler | None = None
@@ -72,10 +83,12 @@ class Endpoint:
             raise UnknownModelError(f"this worker serves {self.model!r}, not {wanted[:80]!r}")
         return request
 
-    def run_stream(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """Start the streaming handler."""
+    def run_stream(self, request: Any, context: Context, sink: Sink[Any]) -> Awaitable[None]:
+        """Run the streaming handler: its items go to `sink`."""
+        if self.push is not None:
+            return self.push(request, context, sink)
         assert self.stream is not None
-        return self.stream(request, context)
+        return forward_items(self.stream(request, context), sink)
 
     async def run_unary(self, request: Any, context: Context) -> Any:
         """Run the unary handler."""
@@ -83,11 +96,12 @@ class Endpoint:
         return await self.unary(request, context)
 
     def run_bidirectional(
-        self, request: Any, context: Context, raw: AsyncIterator[bytes]
-    ) -> AsyncGenerator[Any, None]:
-        """Start the bidirectional handler over decoded input items."""
+        self, request: Any, context: Context, raw: AsyncIterator[bytes], sink: Sink[Any]
+    ) -> Awaitable[None]:
+        """Run the bidirectional handler over decoded input items: its own go to `sink`."""
         assert self.bidirectional is not None
-        return self.bidirectional(request, context, _decoded(raw, self.input_type))
+        inputs = _decoded(raw, self.input_type)
+        return forward_items(self.bidirectional(request, context, inputs), sink)
 
 
 async def _decoded(raw: AsyncIterator[bytes], item_type: Any) -> AsyncIterator[Any]:

@@ -3,13 +3,12 @@
 `Worker` is what every request plane calls into (`RequestService`). An admitted stream is one task
 in the worker's nursery: dial the caller, then run the handler inside the context's scope. A
 handler is user code: whatever it raises ends its own stream with a typed error and one log line.
+Its items go to an `OutgoingAnswer`: a handler that pushes calls it from wherever they are made.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, Final
 
 import attrs
@@ -36,11 +35,11 @@ from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
 from .endpoint import Endpoint, single_error
+from .outgoing import OutgoingAnswer
 
 __all__ = ["Worker"]
 
 _log = logging.getLogger("trinamo.worker")
-_ITEMS_PER_CHECKPOINT: Final = 32
 _CANCELLED_MAX: Final = 4096
 """Cancels remembered for requests that have not arrived; the oldest are forgotten first."""
 
@@ -274,18 +273,18 @@ class Worker:
         record: WorkerRecord,
     ) -> None:
         error: TrinamoError | None = None
+        answer = OutgoingAnswer(sender, self._encode, record.tally)
         try:
             # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
             # the scope has taken its Cancelled out.
             with context.scope:
                 if envelope.request is None:
-                    await self._pump(endpoint.run_stream(request, context), sender, record)
+                    await endpoint.run_stream(request, context, answer)
                 else:
                     async with self._call_home.receive_input(envelope.request, context) as raw:
-                        items = endpoint.run_bidirectional(request, context, raw)
                         # Now, because the caller sends nothing before: the first item may need it.
-                        sender.open()
-                        await self._pump(items, sender, record, is_open=True)
+                        answer.open()
+                        await endpoint.run_bidirectional(request, context, raw, answer)
         except Exception as raised:  # noqa: BLE001 -- handlers are user code
             error = single_error(raised, f"request {envelope.id}")
         if error is None and context.scope.cancelled_caught:
@@ -295,6 +294,7 @@ class Worker:
             sender.fail(error)
         else:
             record.outcome = SUCCESS
+            answer.open()
             sender.finish()
 
     def _why_cancelled(self, context: Context) -> TrinamoError:
@@ -304,35 +304,6 @@ class Worker:
         if context.reason is Reason.WORKER_SHUTDOWN:
             return DisconnectedError("the worker shut down before the answer was complete")
         return KilledError("the request was killed", reason=str(context.reason))
-
-    async def _pump(
-        self,
-        items: AsyncGenerator[Any, None],
-        sender: ResponseSender,
-        record: WorkerRecord,
-        *,
-        is_open: bool = False,
-    ) -> None:
-        """The handler's items to the caller: the loop that runs once for every token."""
-        encode, send, tally = self._encode, sender.send_nowait, record.tally
-        since_checkpoint = 0
-        async with aclosing(items):
-            async for item in items:
-                if not is_open:
-                    is_open = True
-                    sender.open()
-                tally.items += 1
-                if not send(encode(item)):
-                    since_checkpoint = 0
-                    await sender.drain()
-                    continue
-                since_checkpoint += 1
-                if since_checkpoint >= _ITEMS_PER_CHECKPOINT:
-                    # A generator that never waits must still let others run.
-                    since_checkpoint = 0
-                    await trio.lowlevel.checkpoint()
-        if not is_open:
-            sender.open()
 
     # --- its life ---
 

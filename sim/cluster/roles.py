@@ -6,8 +6,8 @@ watched from outside, so that no line of the runtime knows it is being checked.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +27,7 @@ from trinamo.runtime.process.roles import serve_frontend, serve_worker
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.runtime.sinks import Sink
 
 from ..core.env import SimEnv
 
@@ -86,14 +87,14 @@ class WatchedEngine:
         self._process, self._engine = process, engine
         self.info, self.kv = engine.info, engine.kv
         self.statistics, self.listen_blocks = engine.statistics, engine.listen_blocks
+        # What an engine must have; the worker takes `forward`, and so nobody sees these deltas.
+        self.generate = engine.generate
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[Delta, None]:
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """As the engine's, with notes, and with the failure a prompt asks for."""
         note, name, attempt = self._process.note, request_name(request), context.id
-        raise_after = _raise_after(request)
-        index, outcome = 0, "cancelled"
+        watched = _WatchedSink(self._process, request, context, sink)
+        outcome = "cancelled"
 
         def on_change(state: State) -> None:
             kind = "engine.killed" if state is State.KILLED else "engine.stopped"
@@ -102,29 +103,49 @@ class WatchedEngine:
         note("engine.begin", request=name, attempt=attempt)
         context.on_change(on_change)
         try:
-            if raise_after == 0:
+            if watched.raise_after == 0:
                 raise EngineError("the engine was asked to fail before its first token")
-            async with aclosing(self._engine.generate(request, context)) as deltas:
-                async for delta in deltas:
-                    for token_id in delta.token_ids:
-                        note(
-                            "engine.token",
-                            request=name,
-                            attempt=attempt,
-                            index=index,
-                            token=token_id,
-                        )
-                        index += 1
-                    yield delta
-                    if raise_after is not None and index >= raise_after:
-                        raise EngineError(f"the engine was asked to fail after {index} tokens")
+            await self._engine.forward(request, context, watched)
             outcome = "complete"
         except TrinamoError as error:
             outcome = error.code
             raise
         finally:
             context.off_change(on_change)
-            note("engine.end", request=name, attempt=attempt, outcome=outcome, tokens=index)
+            count = watched.count
+            note("engine.end", request=name, attempt=attempt, outcome=outcome, tokens=count)
+
+
+class _WatchedSink(Sink[Delta]):
+    """Notes the tokens of one answer on their way to another sink."""
+
+    def __init__(
+        self, process: Process, request: GenerateRequest, context: Context, sink: Sink[Delta]
+    ) -> None:
+        super().__init__()
+        self._note, self._sink = process.note, sink
+        self._name, self._attempt = request_name(request), context.id
+        self.raise_after = _raise_after(request)
+        self.count = 0
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[Delta]) -> bool:
+        for delta in items:
+            for token in delta.token_ids:
+                self._note(
+                    "engine.token",
+                    request=self._name,
+                    attempt=self._attempt,
+                    index=self.count,
+                    token=token,
+                )
+                self.count += 1
+        has_room = self._sink.take(items)
+        if self.raise_after is not None and self.count >= self.raise_after:
+            raise EngineError(f"the engine was asked to fail after {self.count} tokens")
+        return has_room
 
 
 def _raise_after(request: GenerateRequest) -> int | None:

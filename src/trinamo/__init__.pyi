@@ -10,6 +10,7 @@ from .runtime.process.roles import FrontendReady as FrontendReady, WorkerReady a
 from .runtime.process.stopping import StopRequest as StopRequest
 from .runtime.process.runtime import Runtime as Runtime
 from .runtime.protocol.discovery.instances import EndpointName as EndpointName, Instance as Instance
+from .runtime.sinks import Sink as Sink
 from .runtime.context import Context as Context, Reason as Reason, State as State
 from .runtime.caller.client import Client as Client
 from .runtime.caller.streams import Exchange as Exchange, ResponseStream as ResponseStream
@@ -21,6 +22,7 @@ from .runtime.config.config import Config as Config, load_config as load_config
 from .runtime.engines.generation import (
     EngineInfo as EngineInfo,
     EngineStatistics as EngineStatistics,
+    ForwardsDeltas as ForwardsDeltas,
     GenerationEngine as GenerationEngine,
 )
 from .runtime.protocol.openai.generate import (

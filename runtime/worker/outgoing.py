@@ -1,0 +1,48 @@
+"""One answer on its way out of the worker: what a handler hands over is encoded and queued at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..metrics.worker import ItemTally
+from ..planes import ResponseSender
+from ..sinks import Sink
+
+__all__ = ["OutgoingAnswer"]
+
+
+class OutgoingAnswer(Sink[Any]):
+    """Encodes items into the response stream, and counts them. The first one brings the prologue."""
+
+    __slots__ = ("_encode", "_is_open", "_send", "_sender", "_tally")
+
+    def __init__(
+        self, sender: ResponseSender, encode: Callable[[Any], bytes], tally: ItemTally
+    ) -> None:
+        super().__init__()
+        self._sender = sender
+        self._send = sender.send_nowait
+        self._encode = encode
+        self._tally = tally
+        self._is_open = False
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        """Have the source go on when the connection has room again."""
+        self._sender.on_room(resume)
+
+    def open(self) -> None:
+        """The handler has started: say so, once, unless an item did."""
+        if not self._is_open:
+            self._is_open = True
+            self._sender.open()
+
+    def take(self, items: list[Any]) -> bool:
+        """Queue items for the caller; raises what cannot be encoded."""
+        if not self._is_open:
+            self.open()
+        has_room = True
+        for item in items:
+            self._tally.items += 1
+            has_room = self._send(self._encode(item))
+        return has_room
