@@ -25,7 +25,10 @@ How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_
 
 * A worker is one async generator: `examples/hello.py` has it and its caller in one process.
   `trinamo.serve` keeps one up until SIGINT or SIGTERM, and then lets requests in flight end.
-* An engine of your own is a class with `info`, `generate` and `statistics` (`GenerationEngine`).
+  A handler whose items are made elsewhere than in its task, such as in a loop for all requests, hands
+  them to a `Sink` instead: `Runtime.serve_push`.
+* An engine of your own is a class with `info`, `generate` and `statistics` (`GenerationEngine`), and
+  with `forward` if it pushes (`ForwardsDeltas`).
   `trinamo.serve_worker` registers it under its model's name and publishes the model's card, by
   which every frontend offers it; `examples/own_engine.py` does so, and asks it over HTTP.
   For a model that computes step by step, `open_engine_host` has the batching loop: see `StepEngine`.

@@ -46,7 +46,7 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",
-    "the seams of push, whose users are being built": "forward HttpExchange respond",
+    "the seams of push, whose users are being built": "HttpExchange respond",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths is_exhausted first_difference version_changes HOLD unread
         cut_count load_started_s seeds_max mutants""",
