@@ -14,6 +14,10 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
     host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
     port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
+    server: Annotated[
+        Literal["native", "hypercorn"],
+        about("Who speaks HTTP in clear text: our own listener, or hypercorn, which is slower."),
+    ] = "native"
     enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
     enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
     on_disconnect: Annotated[

@@ -80,6 +80,7 @@ class Metrics:
     """What every process has: a registry, its exposition, lease, live set, connections."""
 
     def __init__(self, env: Env) -> None:
+        self.clock = env.clock
         self.registry = CollectorRegistry(auto_describe=False)
         self._clock = env.clock
         self._rendered = b""

@@ -20,15 +20,16 @@ from tests.sources import ROOT, all_sources, front_door, listed
 KNOWN = {
     "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
-        "deadline_to_sleep_time start_clock after_task_step wait_writable optlen",
+        "deadline_to_sleep_time start_clock after_task_step optlen",
     "looked up by the name of the call that arrives, in the simulated etcd":
-        "_deleterange _txn _leasegrant _leaserevoke _leasekeepalive _status",
+        "_deleterange _txn _leasegrant _leaserevoke _leasekeepalive",
     "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
     "attrs calls it: the default of a field": "_make_decoder",
     "a library reads it: PyYAML, jinja2, llama.cpp, NIXL": """
         yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
         flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
         syncMode""",
+    "llhttp calls it": "on_header",
     "starlette and hypercorn read it, or call it": """
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
         keep_alive_timeout keep_alive_max_requests include_server_header""",
@@ -46,7 +47,6 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",
-    "the seams of push, whose users are being built": "HttpExchange respond",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths is_exhausted first_difference version_changes HOLD unread
         cut_count load_started_s seeds_max mutants""",

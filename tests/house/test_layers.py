@@ -49,7 +49,7 @@ FOR_TRANSPORTS = tuple(
 # The first line that matches a module is its rule.
 LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
-    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "hypercorn", "h11", "prometheus_client")),
+    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "httptools", "hypercorn", "h11", "prometheus_client")),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),

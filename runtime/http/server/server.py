@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import trio
@@ -22,6 +24,7 @@ from .connections import ConnectionTable
 from .hosts import HostPolicy
 from .hypercorn_server.driver import HypercornDriver
 from .listening import open_listeners
+from .native.driver import Handler, NativeDriver
 from .phases import Driver
 from .refusals import overload_response
 from .sockets import configure_socket
@@ -44,7 +47,8 @@ class Server:
     while every request is being answered), `keep_alive_s` an idle connection and a head that does
     not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
     vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
-    `hosts.py`.
+    `hosts.py`. `handlers` answer their method and path without `app`, where the server is our own;
+    `app` answers the same.
     """
 
     def __init__(
@@ -53,12 +57,17 @@ class Server:
         config: HttpConfig,
         *,
         metrics: Metrics,
+        handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
         self._config = config
         self._connections = ConnectionTable(config.connections_max)
         hosts = HostPolicy.make(config.host, config.hosts)
-        self._driver: Driver[Any] = HypercornDriver(app, config, hosts, self._connections.update)
+        self._driver: Driver[Any] = (
+            NativeDriver(app, handlers, config, hosts, metrics.clock, self._connections.update)
+            if config.server == "native"
+            else HypercornDriver(app, config, hosts, self._connections.update)
+        )
         self._refusals = 0
         self._closing = trio.Event()
         self._drained = trio.Event()

@@ -100,13 +100,19 @@ async def say_hello(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, No
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Any]:
+def http_server() -> str:
+    """Who speaks HTTP; parametrized where both must behave the same."""
+    return "native"
+
+
+@pytest.fixture
+async def serve(http_server: str) -> AsyncIterator[Any]:
     """`await serve(function, **settings)` starts a service and returns it `Running`."""
     started: list[Running] = []
     async with trio.open_nursery() as nursery:
 
         async def start(function: Generate = say_hello, **settings: Any) -> Running:
-            settings.setdefault("port", 0)
+            settings = {"port": 0, "server": http_server, **settings}
             service = HttpService.builder().config(**settings).build()
             engine = LocalEngine(function)
             service.model_manager().add_model(ModelCard(name="local", endpoint="a/b/c"), engine)

@@ -14,6 +14,8 @@ import trio.lowlevel
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
+pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
 

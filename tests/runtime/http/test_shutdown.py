@@ -14,6 +14,8 @@ from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
+pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+
 
 async def one_token_then_sleep(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
     yield Delta("first", [1], None, 3)
@@ -121,13 +123,13 @@ async def test_a_client_that_never_reads_does_not_hold_the_stop_up(
     await stream.aclose()
 
 
-async def test_cancelling_the_service_closes_everything_at_once() -> None:
+async def test_cancelling_the_service_closes_everything_at_once(http_server: str) -> None:
     """Also under a blocked send, which hypercorn shields from cancellation."""
 
     class Engine:
         generate = staticmethod(tokens_for_ever)
 
-    service = HttpService.builder().port(0).build()
+    service = HttpService.builder().config(port=0, server=http_server).build()
     service.model_manager().add_chat_completions_model("local", Engine())  # pyright: ignore[reportArgumentType]
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)

@@ -313,7 +313,9 @@ async def test_a_websocket_is_refused(serve: Any) -> None:
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
     )
     with trio.fail_after(5):
-        assert b" 403 " in await stream.receive_some()
+        # hypercorn asks the application for it; to our own server an offer to upgrade is none.
+        answer = bytes(await stream.receive_some())
+    assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 404 "))
     await stream.aclose()
     await running.wait_quiet()
 

@@ -1,0 +1,266 @@
+"""One accepted connection: a task that reads, and from the first request on one that answers.
+
+The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
+up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
+after `write_timeout_s`. The second answers one request after the other. A third lives only while
+there is something to send that the socket has no room for. Whoever closes only its sending side
+counts as one that left, until its answer was written whole.
+
+What this file does not do: what is answered (`driver.py`), and who may connect (`../server.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from ....config.config import HttpConfig
+from ....nurseries import open_nursery
+from ....protocol.openai.http_head import HeadFault
+from ..phases import Phase
+from ..refusals import fault_response
+from .answers import Dates
+from .exchange import NativeExchange
+from .heads import FaultError, HeadReader
+from .output import Output
+from .wire import Wire, abort
+
+__all__ = ["NativeConnection"]
+
+READ_BYTES: Final = 1 << 16
+READ_AHEAD_BYTES_MAX: Final = 1 << 16
+REQUESTS_MAX: Final = 100_000
+"""On one connection; it ends after the last one."""
+LINGER_S: Final = 2.0
+"""For a client that still sends to see the answer, and stop: a close would reset it."""
+
+
+class NativeConnection:
+    """`serve` it once; the rest is for the server, and may be called at any time."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: HttpConfig,
+        dates: Dates,
+        answer: Callable[[NativeExchange], Awaitable[None]],
+        on_phase: Callable[[NativeConnection], None],
+    ) -> None:
+        self.socket = wire.socket
+        self.dates = dates
+        self.is_closing = False
+        self._wire, self._config = wire, config
+        self._answer, self._on_phase = answer, on_phase
+        self.output = Output(
+            wire,
+            self._spawn,
+            self.abort,
+            backlog_bytes_max=config.backlog_bytes_max,
+            write_timeout_s=config.write_timeout_s,
+        )
+        self._heads = HeadReader(config.header_bytes_max)
+        self._buffer = bytearray()
+        self._exchange: NativeExchange | None = None
+        self._request_count = 0
+        self._nursery: trio.Nursery | None = None
+        self._reads = True
+        self._drops = False
+        """What arrives is read only to be dropped."""
+        self._deadline = math.inf
+        """For the reader: of a head, of a stall, of a client that lingers."""
+        self._scope = trio.CancelScope()
+        self._changed: trio.Event | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        if self._exchange is None:
+            return Phase.IDLE
+        return Phase.ANSWERING if self._exchange.is_body_complete else Phase.ARRIVING
+
+    async def serve(self) -> None:
+        """Answer what comes until one side ends it. The caller closes the socket."""
+        async with open_nursery() as nursery:
+            self._nursery = nursery
+            self._set_deadline(self._config.keep_alive_s)
+            await self._read()
+            while self._exchange is not None:
+                await self._wait_change()
+            await self.output.wait_flushed()
+            nursery.cancel_scope.cancel()
+
+    def close_when_idle(self) -> None:
+        """Answer what is in flight, and nothing else."""
+        self.is_closing = True
+        if self._exchange is None:
+            self._stop_reading()
+
+    def abort(self) -> None:
+        """Close with RST, now, dropping what is unsent."""
+        self._stop_reading()
+        abort(self.socket)
+        self.output.drop()
+        if self._exchange is not None:
+            self._exchange.leave()
+
+    def body_taken(self) -> None:
+        """There may be room for more to be read."""
+        self._notify()
+
+    # --- the reader ------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while self._reads:
+            with trio.CancelScope(deadline=self._deadline) as self._scope:
+                await self._read_on()
+            self._check_time()
+
+    async def _read_on(self) -> None:
+        try:
+            while self._reads:
+                while self._is_full:
+                    await self._wait_space()
+                data = await self._wire.receive(READ_BYTES)
+                if not data:
+                    break
+                self._take(data)
+        except (OSError, trio.ClosedResourceError):
+            # Whatever it was, nobody is there to be told.
+            pass
+        self._reads = False
+        if self._exchange is not None and not self._exchange.is_finished:
+            self._exchange.leave()
+            self.output.drop()
+            self.socket.close()
+
+    def _check_time(self) -> None:
+        if trio.current_time() < self._deadline:
+            return
+        if self._exchange is not None and not self._drops:
+            self.abort()
+        self._reads = False
+
+    @property
+    def _is_full(self) -> bool:
+        if self._exchange is None or self._drops:
+            return False
+        return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
+
+    async def _wait_space(self) -> None:
+        self._set_deadline(self._config.write_timeout_s)
+        await self._wait_change()
+        if self._exchange is not None:
+            self._deadline = math.inf
+
+    def _take(self, data: bytes) -> None:
+        if self._drops:
+            return
+        self._buffer += data
+        if self._exchange is None:
+            self._advance()
+        elif not self._exchange.is_body_complete:
+            self._take_body(self._exchange)
+
+    def _advance(self) -> None:
+        """Begin the next request, if its head is there."""
+        try:
+            head = self._heads.read(self._buffer)
+            if head is None:
+                return
+            exchange = NativeExchange(self, head)
+            exchange.take(self._buffer)
+        except FaultError as error:
+            self._refuse(error.fault)
+            return
+        self._request_count += 1
+        self.is_closing |= self._request_count >= REQUESTS_MAX
+        self._deadline = math.inf
+        self._exchange = exchange
+        self._on_phase(self)
+        if self._request_count == 1:
+            self._spawn(self._run)
+        else:
+            self._notify()
+
+    def _take_body(self, exchange: NativeExchange) -> None:
+        try:
+            exchange.take(self._buffer)
+        except FaultError as error:
+            if exchange.has_begun:
+                self.abort()
+            else:
+                self._refuse(error.fault)
+                exchange.leave()
+            return
+        if exchange.is_body_complete:
+            self._on_phase(self)
+
+    def _refuse(self, fault: HeadFault) -> None:
+        self.output.send(fault_response(fault, fault.status))
+        self._linger()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _linger(self) -> None:
+        self._drops = True
+        self._buffer.clear()
+        self.output.end()
+        self._set_deadline(LINGER_S)
+        self._notify()
+
+    def _stop_reading(self) -> None:
+        self._reads = False
+        self._scope.cancel()
+
+    def _set_deadline(self, seconds: float) -> None:
+        """The scope's own is only brought forward: it wakes too early rather than be set each time."""
+        self._deadline = trio.current_time() + seconds
+        self._scope.deadline = min(self._scope.deadline, self._deadline)
+
+    # --- the answers -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            exchange = self._exchange
+            if exchange is None:
+                await self._wait_change()
+                continue
+            await self._answer(exchange)
+            await self.output.wait_flushed()
+            self._end(exchange)
+            if self._exchange is not None:
+                await trio.lowlevel.checkpoint()
+
+    def _end(self, exchange: NativeExchange) -> None:
+        self._exchange = None
+        self.output.on_room(None)
+        if not self._reads or self._drops:
+            pass
+        elif not exchange.is_finished:
+            self.abort()
+        elif not (exchange.is_last or self.is_closing):
+            self._set_deadline(self._config.keep_alive_s)
+            self._advance()
+        elif exchange.is_body_complete and not self._buffer:
+            self._stop_reading()
+        else:
+            self._linger()
+        self._on_phase(self)
+        self._notify()
+
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(work)
+
+    async def _wait_change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

@@ -1,0 +1,116 @@
+"""HTTP/1.1 in clear text: an ASGI application, and handlers that are given the exchange itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
+
+import trio
+from starlette.types import ASGIApp
+
+from ....config.config import HttpConfig
+from ....env import Clock
+from ...exchanges import HttpExchange
+from ...status import ErrorAnswer, answer_error
+from ..hosts import HostPolicy
+from ..refusals import HOST_ANSWER
+from .answers import Dates
+from .asgi import Address, AsgiCall
+from .connection import NativeConnection
+from .exchange import NativeExchange
+from .wire import open_wire
+
+__all__ = ["Handler", "NativeDriver"]
+
+Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
+
+HOSTS_KNOWN_MAX: Final = 256
+
+log = logging.getLogger("trinamo.http")
+
+
+class NativeDriver:
+    """See `Driver`. `handlers` are found by method and path, exactly; the rest is `app`'s."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        handlers: Mapping[tuple[bytes, bytes], Handler],
+        config: HttpConfig,
+        hosts: HostPolicy,
+        clock: Clock,
+        on_phase: Callable[[NativeConnection], None],
+    ) -> None:
+        self._app, self._handlers = app, handlers
+        self._config, self._hosts, self._on_phase = config, hosts, on_phase
+        self._dates = Dates(clock)
+        self._known: set[bytes | None] = set()
+        self._open: set[NativeConnection] = set()
+
+    def open(self, stream: trio.SocketStream) -> NativeConnection:
+        """See `Driver`."""
+        wire = open_wire(stream)
+        client, server = _address(wire.socket.getpeername), _address(wire.socket.getsockname)
+
+        async def answer(exchange: NativeExchange) -> None:
+            await self._answer(exchange, client, server)
+
+        return NativeConnection(wire, self._config, self._dates, answer, self._on_phase)
+
+    async def drive(self, connection: NativeConnection) -> None:
+        """See `Driver`."""
+        self._open.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._open.remove(connection)
+
+    async def close_idle(self) -> None:
+        """See `Driver`."""
+        for connection in self._open:
+            connection.close_when_idle()
+
+    async def _answer(self, exchange: NativeExchange, client: Address, server: Address) -> None:
+        """Answer one request, whatever the application does. Raises nothing but its cancellation."""
+        try:
+            if not self._allows(exchange.head.host):
+                _respond(exchange, HOST_ANSWER)
+                return
+            handler = self._handlers.get((exchange.method, exchange.path))
+            if handler is not None:
+                await handler(exchange)
+            else:
+                call = AsgiCall(exchange, client, server)
+                await self._app(call.scope, call.receive, call.send)
+            exchange.check_finished()
+        except* Exception as errors:
+            log.exception("a request failed", exc_info=errors)
+            if not (exchange.has_begun or exchange.is_gone):
+                _respond(exchange, answer_error(errors))
+
+    def _allows(self, host: bytes | None) -> bool:
+        """What the policy says, which costs more than all else that is done for a head."""
+        if host in self._known:
+            return True
+        if not self._hosts.allows(host):
+            return False
+        if len(self._known) >= HOSTS_KNOWN_MAX:
+            self._known.clear()
+        self._known.add(host)
+        return True
+
+
+def _respond(exchange: NativeExchange, answer: ErrorAnswer) -> None:
+    retry = answer.retry_after_s
+    headers = [] if retry is None else [(b"retry-after", b"%d" % retry)]
+    exchange.respond(answer.status, answer.to_body(), headers)
+
+
+def _address(ask: Callable[[], tuple[str, int]]) -> Address:
+    """Of a socket; None if the peer has been faster."""
+    with contextlib.suppress(OSError):
+        host, port = ask()[:2]
+        return host, port
+    return None
