@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-__all__ = ["add_fields", "current_fields", "log_fields", "name_process"]
+__all__ = ["add_fields", "current_fields", "log_fields", "name_process", "name_task"]
 
 _EMPTY: Final[dict[str, Any]] = {}
 _scope: ContextVar[dict[str, Any]] = ContextVar("log_fields", default=_EMPTY)
@@ -22,6 +22,14 @@ def log_fields(**fields: Any) -> Iterator[None]:
         yield
     finally:
         _scope.reset(token)
+
+
+def name_task(**fields: Any) -> None:
+    """Add fields to every line of this task, and of those that it starts, from now on.
+
+    For a task that does one thing to its end, which needs no scope.
+    """
+    _scope.set({**_scope.get(), **fields})
 
 
 def add_fields(**fields: Any) -> None:

@@ -1,46 +1,59 @@
 """What a worker counts about the requests it serves.
 
-Items are counted in plain numbers, one by one as they are sent: a counter of prometheus-client would
-be the dearest thing done for an item.
+What changes with every request or item is counted in plain numbers, which a scrape reads: a counter of
+prometheus-client would be the dearest thing done for an item. Its other children are kept per endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import attrs
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client import Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..env import Env
 from ..errors import TrinamoError
 from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
 
-__all__ = ["ItemTally", "WorkerMetrics", "WorkerRecord"]
+__all__ = ["EndpointTally", "WorkerMetrics", "WorkerRecord"]
 
 
-@attrs.define
-class ItemTally:
-    """The items of one endpoint, so far."""
+@attrs.define(eq=False)
+class EndpointTally:
+    """The requests of one endpoint, so far and now."""
 
+    requests: Counter
+    duration: Histogram
     items: int = 0
+    """Count an item here when it is sent: who asks in the middle of a long answer sees it grow."""
+    in_flight: int = 0
+    streams: int = 0
+    outcomes: dict[str, Counter] = attrs.Factory(dict)
+    """How requests ended: the children of `requests`."""
 
 
-class _Items(Collector):
+class _Counts(Collector):
     def __init__(self) -> None:
-        self._tallies: dict[str, ItemTally] = {}
-
-    def tally(self, endpoint: str) -> ItemTally:
-        return self._tallies.setdefault(endpoint, ItemTally())
+        self.tallies: dict[str, EndpointTally] = {}
 
     def collect(self) -> Iterator[Metric]:
-        found = CounterMetricFamily(
+        items = CounterMetricFamily(
             "trinamo_worker_items", "Items yielded by handlers", labels=("endpoint",)
         )
-        for endpoint, tally in self._tallies.items():
-            found.add_metric((endpoint,), tally.items)
-        yield found
+        in_flight = GaugeMetricFamily(
+            "trinamo_worker_requests_in_flight", "Requests being served", labels=("endpoint",)
+        )
+        for endpoint, tally in self.tallies.items():
+            items.add_metric((endpoint,), tally.items)
+            in_flight.add_metric((endpoint,), tally.in_flight)
+        streams = sum(tally.streams for tally in self.tallies.values())
+        yield from (
+            items,
+            in_flight,
+            GaugeMetricFamily("trinamo_worker_streams", "Open response streams", streams),
+        )
 
 
 class WorkerMetrics(Metrics):
@@ -51,72 +64,79 @@ class WorkerMetrics(Metrics):
         self._requests = self._counter(
             "worker_requests", "Requests that ended", "endpoint", "outcome"
         )
-        self._in_flight = self._gauge(
-            "worker_requests_in_flight", "Requests being served", "endpoint"
-        )
         self._duration = self._histogram(
             "worker_request_duration_seconds", "Acceptance to end", DURATION_BUCKETS_S, "endpoint"
         )
-        self._items = _Items()
-        self.registry.register(self._items)
-        self._streams = self._gauge("worker_streams", "Open response streams")
+        self._counts = _Counts()
+        self.registry.register(self._counts)
         self._cancellations = self._counter(
             "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
         )
 
-    @contextmanager
-    def request(self, endpoint: str) -> Iterator[WorkerRecord]:
-        """Count one request while inside; set `outcome` before leaving."""
-        record = WorkerRecord(self, endpoint, self._items.tally(endpoint), self._clock.now())
-        in_flight = self._in_flight.labels(endpoint)
-        in_flight.inc()
-        try:
-            yield record
-        finally:
-            in_flight.dec()
-            self._duration.labels(endpoint).observe(record.duration_s)
-            self._requests.labels(endpoint, record.outcome).inc()
+    def begin(self, endpoint: str, *, is_stream: bool) -> WorkerRecord:
+        """A request was accepted; set the record's `outcome`, then `end` it."""
+        tally = self._counts.tallies.get(endpoint)
+        if tally is None:
+            tally = EndpointTally(self._requests, self._duration.labels(endpoint))
+            self._counts.tallies[endpoint] = tally
+        tally.in_flight += 1
+        tally.streams += is_stream
+        return WorkerRecord(self, endpoint, tally, is_stream=is_stream)
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request got a NACK; `outcome` is its status."""
         self._requests.labels(endpoint, outcome).inc()
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count one response stream while inside."""
-        self._streams.inc()
-        try:
-            yield
-        finally:
-            self._streams.dec()
 
     def cancelled(self, endpoint: str, reason: str) -> None:
         """A request was stopped or killed, for `reason`."""
         self._cancellations.labels(endpoint, reason).inc()
 
 
-@attrs.define
 class WorkerRecord:
     """One request of a worker."""
 
-    metrics: WorkerMetrics
-    endpoint: str
-    tally: ItemTally
-    """Count an item there when it is sent: who asks in the middle of a long answer sees it grow."""
-    started_at: float
-    outcome: str = CANCELLED
-    detail: str = ""
-    """What went wrong, for the log."""
+    __slots__ = (
+        "_is_stream",
+        "_metrics",
+        "_started_at",
+        "detail",
+        "duration_s",
+        "endpoint",
+        "outcome",
+        "tally",
+    )
 
-    @property
-    def duration_s(self) -> float:
-        """Since it was accepted."""
-        return self.metrics.now() - self.started_at
+    def __init__(
+        self, metrics: WorkerMetrics, endpoint: str, tally: EndpointTally, *, is_stream: bool
+    ) -> None:
+        self._metrics = metrics
+        self.endpoint = endpoint
+        self.tally = tally
+        self._is_stream = is_stream
+        self._started_at = metrics.now()
+        self.duration_s = 0.0
+        """From its acceptance to its end."""
+        self.outcome = CANCELLED
+        self.detail = ""
+        """What went wrong, for the log."""
 
     def failed(self, error: TrinamoError) -> None:
-        """It ended with `error`."""
+        """It ends with `error`."""
         self.outcome, self.detail = error.code, error.message
 
     def cancelled(self, reason: str) -> None:
         """The request was stopped or killed, for `reason`."""
-        self.metrics.cancelled(self.endpoint, reason)
+        self._metrics.cancelled(self.endpoint, reason)
+
+    def end(self) -> None:
+        """It has ended: count it. Once."""
+        self.duration_s = self._metrics.now() - self._started_at
+        tally = self.tally
+        tally.in_flight -= 1
+        tally.streams -= self._is_stream
+        tally.duration.observe(self.duration_s)
+        counter = tally.outcomes.get(self.outcome)
+        if counter is None:
+            counter = tally.requests.labels(self.endpoint, self.outcome)
+            tally.outcomes[self.outcome] = counter
+        counter.inc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..metrics.worker import ItemTally
+from ..metrics.worker import EndpointTally
 from ..planes import ResponseSender
 from ..sinks import Sink
 
@@ -18,7 +18,7 @@ class OutgoingAnswer(Sink[Any]):
     __slots__ = ("_encode", "_is_open", "_send", "_sender", "_tally")
 
     def __init__(
-        self, sender: ResponseSender, encode: Callable[[Any], bytes], tally: ItemTally
+        self, sender: ResponseSender, encode: Callable[[Any], bytes], tally: EndpointTally
     ) -> None:
         super().__init__()
         self._sender = sender

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-import attrs
 import msgspec
 import trio
 
@@ -26,7 +25,7 @@ from ..errors import (
     TrinamoError,
     UnknownModelError,
 )
-from ..logs.fields import log_fields
+from ..logs.fields import name_task
 from ..logs.requests import log_request
 from ..metrics.metrics import SUCCESS
 from ..metrics.worker import WorkerMetrics, WorkerRecord
@@ -42,14 +41,6 @@ __all__ = ["Worker"]
 _log = logging.getLogger("trinamo.worker")
 _CANCELLED_MAX: Final = 4096
 """Cancels remembered for requests that have not arrived; the oldest are forgotten first."""
-
-
-@attrs.define(eq=False)
-class _Active:
-    """One request being served."""
-
-    context: Context
-    endpoint: str
 
 
 class Worker:
@@ -74,7 +65,7 @@ class Worker:
         self._cancelled_ttl_s = cancelled_ttl_s
         self._metrics = metrics or WorkerMetrics(env)
         self._endpoints: dict[str, Endpoint] = {}
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, Context] = {}
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -121,7 +112,8 @@ class Worker:
         assert self._nursery is not None, "admitted before run()"
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        self._nursery.start_soon(self._serve_stream, endpoint, envelope, request, context)
+        record = self._metrics.begin(envelope.endpoint, is_stream=True)
+        self._nursery.start_soon(self._serve_stream, endpoint, envelope, request, context, record)
         return ack
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
@@ -132,30 +124,31 @@ class Worker:
             raise_for_nack(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        with log_fields(request_id=envelope.id), self._metrics.request(envelope.endpoint) as record:
-            result: bytes | None = None
-            try:
-                with context.scope:
-                    result = self._encode(await endpoint.run_unary(request, context))
-            except Exception as raised:
-                error = single_error(raised, f"request {envelope.id}")
+        record = self._metrics.begin(envelope.endpoint, is_stream=False)
+        name_task(request_id=envelope.id)
+        result: bytes | None = None
+        try:
+            with context.scope:
+                result = self._encode(await endpoint.run_unary(request, context))
+        except Exception as raised:
+            error = single_error(raised, f"request {envelope.id}")
+            record.failed(error)
+            raise error from raised
+        else:
+            if result is None:
+                error = self._why_cancelled(context)
                 record.failed(error)
-                raise error from raised
-            else:
-                if result is None:
-                    error = self._why_cancelled(context)
-                    record.failed(error)
-                    raise error
-                record.outcome = SUCCESS
-                return result
-            finally:
-                self._end(envelope.id, context, record)
+                raise error
+            record.outcome = SUCCESS
+            return result
+        finally:
+            self._end(context, record)
 
     def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
         """Kill a request, or remember that it is not wanted should it still arrive."""
         active = self._active.get(request_id)
         if active is not None:
-            active.context.kill(Reason.CONSUMER_DROPPED)
+            active.kill(Reason.CONSUMER_DROPPED)
         if active is not None or has_arrived:
             return
         now = trio.current_time()
@@ -218,15 +211,16 @@ class Worker:
                 context.scope.deadline = trio.current_time() + self._stop_grace_s
 
         context.on_change(limit)
-        self._active[envelope.id] = _Active(context, envelope.endpoint)
+        self._active[envelope.id] = context
         self._env.note("worker.begin", request=envelope.id)
         return context
 
-    def _end(self, request_id: str, context: Context, record: WorkerRecord) -> None:
-        del self._active[request_id]
+    def _end(self, context: Context, record: WorkerRecord) -> None:
+        del self._active[context.id]
         if context.reason is not None:
             record.cancelled(context.reason)
-        self._env.note("worker.end", request=request_id, outcome=record.outcome)
+        record.end()
+        self._env.note("worker.end", request=context.id, outcome=record.outcome)
         log_request(
             _log,
             record.outcome,
@@ -242,26 +236,27 @@ class Worker:
     # --- one stream ---
 
     async def _serve_stream(
-        self, endpoint: Endpoint, envelope: Envelope, request: Any, context: Context
+        self,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        request: Any,
+        context: Context,
+        record: WorkerRecord,
     ) -> None:
-        with (
-            log_fields(request_id=envelope.id),
-            self._metrics.request(envelope.endpoint) as record,
-            self._metrics.stream(),
-        ):
-            try:
-                assert envelope.response is not None, "checked when the envelope was decoded"
-                async with self._call_home.call_home(envelope.response, context) as sender:
-                    await self._run_handler(endpoint, envelope, request, context, sender, record)
-            except (ConnectError, KilledError) as error:
-                # The caller sees its own end of this: no call came, or it has gone.
-                record.failed(error)
-            except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
-                record.failed(single_error(raised, f"request {envelope.id}"))
-            finally:
-                if context.is_killed:
-                    record.outcome = KilledError.code
-                self._end(envelope.id, context, record)
+        name_task(request_id=envelope.id)
+        try:
+            assert envelope.response is not None, "checked when the envelope was decoded"
+            async with self._call_home.call_home(envelope.response, context) as sender:
+                await self._run_handler(endpoint, envelope, request, context, sender, record)
+        except (ConnectError, KilledError) as error:
+            # The caller sees its own end of this: no call came, or it has gone.
+            record.failed(error)
+        except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
+            record.failed(single_error(raised, f"request {envelope.id}"))
+        finally:
+            if context.is_killed:
+                record.outcome = KilledError.code
+            self._end(context, record)
 
     async def _run_handler(
         self,
@@ -325,9 +320,9 @@ class Worker:
     def stop_all(self) -> None:
         """Ask every request to finish early."""
         for active in tuple(self._active.values()):
-            active.context.stop(Reason.WORKER_SHUTDOWN)
+            active.stop(Reason.WORKER_SHUTDOWN)
 
     def kill_all(self) -> None:
         """End every request now."""
         for active in tuple(self._active.values()):
-            active.context.kill(Reason.WORKER_SHUTDOWN)
+            active.kill(Reason.WORKER_SHUTDOWN)

@@ -16,7 +16,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.worker.endpoint import Endpoint
+from trinamo.runtime.worker.endpoint import Endpoint, PushHandler
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
@@ -57,11 +57,20 @@ class Cluster:
     using: TcpOptions = attrs.Factory(options)
     """Of all its ports."""
 
-    async def serve(self, instance_id: str, handler: Handler = count, **settings: Any) -> Worker:
-        """Start a worker with `handler` under `NAME` and register it."""
+    async def serve(
+        self,
+        instance_id: str,
+        handler: Handler = count,
+        *,
+        push: PushHandler | None = None,
+        request_type: Any = Any,
+        **settings: Any,
+    ) -> Worker:
+        """Start a worker with `handler`, or the one that pushes, under `NAME` and register it."""
         call = self.calls[instance_id] = TcpClient(self.using)
         worker = Worker(call, RealEnv(), instance_id=instance_id, **settings)
-        worker.add(Endpoint(NAME, stream=handler))
+        pulled = None if push else handler
+        worker.add(Endpoint(NAME, request_type, stream=pulled, push=push))
         self.workers[instance_id] = worker
         await self.nursery.start(worker.run)
         server = await self.nursery.start(self._listen, worker)

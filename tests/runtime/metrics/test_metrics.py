@@ -116,14 +116,18 @@ def test_the_live_set_is_shown_until_nobody_watches() -> None:
 def test_a_worker_s_requests_and_streams_are_counted() -> None:
     env = StillEnv()
     metrics = WorkerMetrics(env)
-    with metrics.request("a/b/c") as request, metrics.stream():
-        assert metrics.value("worker_requests_in_flight", endpoint="a/b/c") == 1
-        assert metrics.value("worker_streams") == 1
-        request.tally.items += 3
-        request.cancelled("deadline")
-        env.hand.at += 2
-        request.outcome = "killed"
+    unary = metrics.begin("a/b/c", is_stream=False)
+    request = metrics.begin("a/b/c", is_stream=True)
+    assert metrics.value("worker_requests_in_flight", endpoint="a/b/c") == 2
+    assert metrics.value("worker_streams") == 1
+    unary.end()
+    request.tally.items += 3
+    request.cancelled("deadline")
+    env.hand.at += 2
+    request.outcome = "killed"
+    request.end()
     metrics.refused("a/b/c", "draining")
+    assert metrics.value("worker_requests_total", endpoint="a/b/c", outcome="cancelled") == 1
     assert metrics.value("worker_requests_in_flight", endpoint="a/b/c") == 0
     assert metrics.value("worker_streams") == 0
     assert metrics.value("worker_items_total", endpoint="a/b/c") == 3
