@@ -24,7 +24,7 @@ LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
 # How long `make swarm` searches.
 MINUTES ?= 10
 
-.PHONY: help up test swarm lint types docs bench mutants clean model
+.PHONY: help up test swarm lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -54,9 +54,12 @@ types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 docs: $(STAMPS)/dev ## Write the pages that are made from the code.
 	$(BIN)/python -m docs.generators
 
-bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=streaming ARGS=--help
+bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=rpc ARGS=--help
 	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))
 	for each in bench/bench_$(or $(ONLY),*).py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
+
+peers: $(BIN)/python ## Install what the benchmarks compare with, apart: Dynamo, routers, uvicorn.
+	$(BIN)/python bench/peers.py install
 
 mutants: $(STAMPS)/dev ## Make small mistakes in the core and see which ones no test notices; ARGS=--help
 	$(BIN)/python -m tests.mutation $(ARGS)

@@ -1,9 +1,13 @@
-"""HTTP streaming: CPU per server-sent event, our frontend's server beside two that do nothing else.
+"""HTTP end to end, client to frontend to worker: CPU per token and per request, and when they come.
 
-All stream the same OpenAI chunks from inside the process: ours through the whole HTTP edge
-(hypercorn on trio, starlette, parsing, metrics, disconnect watching), uvicorn's through a bare ASGI
-function, and `trio` is a task per connection that sleeps and writes to its socket: what the event
-loop itself costs. So the ratios are the price of the edge, not of the answer.
+trinamo as it is deployed (`trinamo frontend`, a worker, an etcd), Dynamo beside it (its Rust frontend
+and a Python worker), two routers in Rust that only forward to a cheap upstream, and two bare servers
+that make the tokens themselves: a function on uvicorn, and a trio loop that does nothing but the
+system calls. All are asked the same by the same load, in turns; medians of the rounds are shown.
+
+CPU is per token of every process by itself, the request included; for unary requests per request.
+What is not installed (`python bench/peers.py install`) is left out. With TRINAMO_BENCH_BEFORE, the
+interpreter of another checkout, that one is measured in the same run.
 """
 
 from __future__ import annotations
@@ -11,227 +15,296 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import statistics
-import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-import trio
+import peers
+from load.load import body, raise_descriptors, run_load
+from roles.processes import ROLES, Server, dynamo_place, medians, rss_mb
 
-CHUNK = {
-    "id": "chatcmpl-0",
-    "object": "chat.completion.chunk",
-    "created": 1,
-    "model": "bench",
-    "choices": [{"index": 0, "delta": {"content": "token "}, "finish_reason": None}],
+READY_S = 30.0
+BEFORE = os.environ.get("TRINAMO_BENCH_BEFORE")
+"""The interpreter of another checkout, which is then measured beside this one, as `before`."""
+FULL = ("trinamo", "before", "dynamo")
+ROUTERS = ("sglang", "vllm")
+BARE = ("uvicorn", "floor")
+LIMITS = {
+    "TRINAMO_HTTP__REQUESTS_MAX": "8192",
+    "TRINAMO_HTTP__CONNECTIONS_MAX": "16384",
+    "TRINAMO_WORKER__REQUESTS_MAX": "8192",
+    "TRINAMO_EVENT_PLANE__BACKEND": "memory",
+    "TRINAMO_WORKER__STATUS_PORT": "0",
+    "TRINAMO_LOG__LEVEL": "warning",
 }
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-CHUNK_EVENT = b"data: " + json.dumps(CHUNK, separators=(",", ":")).encode() + b"\n\n"
-KINDS = ("trinamo", "uvicorn", "trio")
-OWN_PHASE = 1
-"""As a request's seed: its events are due at the request's arrival plus whole pauses, so streams that
-started apart stay apart. Without it each pause begins after the event before, and loops whose timers
-have whole milliseconds draw the streams together."""
 
 
-# --- the servers, each a process of its own ---------------------------------------------------
+class Load(NamedTuple):
+    """One row: what is asked, so many times at once."""
 
+    name: str
+    connections: int
+    tokens: int
+    each: int = 1
+    pause_s: float = 0.0
+    by_itself: bool = False
+    stream: bool = True
+    kinds: tuple[str, ...] = FULL
+    tokens_of: dict[str, int] = {}
+    """Where fewer are enough, because they take longer."""
 
-def serve_trinamo() -> None:
-    from collections.abc import AsyncGenerator
-
-    from trinamo.runtime.context import Context
-    from trinamo.runtime.http.service import HttpService
-    from trinamo.runtime.protocol.openai.generate import (
-        Delta,
-        FinishReason,
-        GenerateRequest,
-    )
-
-    class Engine:
-        async def generate(
-            self, request: GenerateRequest, context: Context
-        ) -> AsyncGenerator[Delta, None]:
-            count = request.max_tokens or 1
-            start = trio.current_time()
-            for number in range(count):
-                if request.seed == OWN_PHASE:
-                    await trio.sleep_until(start + number * request.temperature)
-                elif request.temperature:
-                    await trio.sleep(request.temperature)
-                reason = FinishReason.LENGTH if number == count - 1 else None
-                yield Delta("token ", [number], reason)
-
-    async def main() -> None:
-        service = HttpService.builder().port(0).build()
-        service.model_manager().add_chat_completions_model("bench", Engine())
-        async with trio.open_nursery() as nursery:
-            print(await nursery.start(service.run), flush=True)
-
-    trio.run(main)
-
-
-def serve_uvicorn() -> None:
-    import asyncio
-
-    import uvicorn
-
-    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        if scope["type"] != "http":
-            return
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
-        asked = json.loads(body)
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        for number in range(asked["max_tokens"]):
-            if asked["seed"] == OWN_PHASE:
-                await asyncio.sleep(max(0, start + number * asked["temperature"] - clock()))
-            elif asked["temperature"]:
-                await asyncio.sleep(asked["temperature"])
-            await send({"type": "http.response.body", "body": CHUNK_EVENT, "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-    async def main() -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        print(listener.getsockname()[1], flush=True)
-        config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
-        await uvicorn.Server(config).serve(sockets=[listener])
-
-    asyncio.run(main())
-
-
-def serve_trio() -> None:
-    chunk = b"%x\r\n%b\r\n" % (len(CHUNK_EVENT), CHUNK_EVENT)
-
-    async def answer(stream: trio.SocketStream) -> None:
-        asked = json.loads((await stream.receive_some(65_536)).split(b"\r\n\r\n", 1)[1])
-        start = trio.current_time()
-        with socket.socket(fileno=stream.socket.detach()) as plain:
-            for number in range(asked["max_tokens"]):
-                if asked["seed"] == OWN_PHASE:
-                    await trio.sleep_until(start + number * asked["temperature"])
-                elif asked["temperature"]:
-                    await trio.sleep(asked["temperature"])
-                left = chunk
-                while left:
-                    try:
-                        left = left[plain.send(left) :]
-                    except BlockingIOError:
-                        await trio.lowlevel.wait_writable(plain)
-            plain.setblocking(True)
-            plain.sendall(b"data: [DONE]\n\n")
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            listeners = await nursery.start(trio.serve_tcp, answer, 0)
-            print(listeners[0].socket.getsockname()[1], flush=True)
-
-    trio.run(main)
-
-
-SERVERS = {"trinamo": serve_trinamo, "uvicorn": serve_uvicorn, "trio": serve_trio}
-
-
-# --- the load -------------------------------------------------------------------------------------
-
-
-class Server:
-    def __init__(self, kind: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", kind], stdout=subprocess.PIPE, text=True
+    def quick(self) -> Load:
+        """Hardly anything, to see that it works."""
+        return self._replace(
+            connections=min(self.connections, 16),
+            tokens=min(self.tokens, 10),
+            each=min(self.each, 3),
         )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
-async def load(port: int, streams: int, tokens: int, pause_s: float, phase: int = 0) -> None:
-    body = json.dumps(
-        {
-            "model": "bench",
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": tokens,
-            "temperature": pause_s,
-            "seed": phase,
-            "stream": True,
-        }
-    ).encode()
-    request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    )
-
-    async def one() -> None:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            await stream.send_all(request)
-            tail = b""
-            while data := await stream.receive_some(262_144):
-                tail = (tail + data)[-64:]
-            assert b"[DONE]" in tail, tail
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(streams):
-            nursery.start_soon(one)
-            if phase == OWN_PHASE:
-                await trio.sleep(pause_s / streams)
+LOADS = {
+    "unary16": Load("unary, 16 at once", 16, 1, each=50, stream=False),
+    "unary64": Load("unary, 64 at once", 64, 1, each=20, stream=False, kinds=FULL + ROUTERS + BARE),
+    "short": Load("streams of 8 tokens, 64 at once", 64, 8, each=12),
+    "steps64": Load(
+        "64 streams, 20 ms, tokens together", 64, 120, pause_s=0.02, kinds=FULL + ROUTERS + BARE
+    ),
+    "steps256": Load(
+        "256 streams, 20 ms, tokens together", 256, 120, pause_s=0.02, kinds=FULL + ROUTERS + BARE
+    ),
+    "steps512": Load("512 streams, 20 ms, tokens together", 512, 100, pause_s=0.02),
+    "sleeps64": Load("64 streams, 20 ms, each by itself", 64, 120, pause_s=0.02, by_itself=True),
+    "sleeps256": Load("256 streams, 20 ms, each by itself", 256, 120, pause_s=0.02, by_itself=True),
+    "burst": Load(
+        "bursts, 64 streams",
+        64,
+        2000,
+        kinds=FULL + ROUTERS + BARE,
+        tokens_of={"dynamo": 400, "sglang": 1000, "vllm": 1000},
+    ),
+    "open5000": Load(
+        "5,000 open streams, 5 tokens/s each", 5000, 75, pause_s=0.2, kinds=("trinamo",)
+    ),
+}
 
 
-def measure(
-    server: Server, streams: int, tokens: int, pause_s: float, phase: int = 0
-) -> tuple[float, float]:
-    """CPU microseconds per event, and events a second."""
-    cpu, started = server.cpu_s(), time.perf_counter()
-    trio.run(load, server.port, streams, tokens, pause_s, phase)
-    wall = time.perf_counter() - started
-    return (server.cpu_s() - cpu) / (streams * tokens) * 1e6, streams * tokens / wall
+class System:
+    """Processes that answer HTTP on one port; `sides` are those that are measured, the first is asked."""
+
+    def __init__(
+        self,
+        kind: str,
+        port: int,
+        sides: dict[str, Server],
+        models: Sequence[str],
+        offers: Sequence[str] = (),
+    ) -> None:
+        self.kind = kind
+        self.port = port
+        self.sides = sides
+        self.models = models
+        wait_for(port, offers or models)
+
+    def model(self, load: Load) -> str:
+        steps = load.stream and load.pause_s > 0 and not load.by_itself
+        return self.models[-1 if steps else 0]
+
+    def measure(self, load: Load) -> dict[str, float]:
+        """What came of one round, with the CPU of each side in microseconds per token or request."""
+        tokens = load.tokens_of.get(self.kind, load.tokens)
+        marks: dict[int, tuple[int, dict[str, float]]] = {}
+
+        def cpu() -> dict[str, float]:
+            return {side: server.cpu_s() for side, server in self.sides.items()}
+
+        before = cpu()
+        found = run_load(
+            self.port,
+            body(
+                self.model(load),
+                tokens=tokens,
+                pause_s=load.pause_s,
+                by_itself=load.by_itself,
+                stream=load.stream,
+            ),
+            connections=load.connections,
+            each=load.each,
+            marked=lambda number, so_far: marks.update({number: (so_far, cpu())}),
+        )
+        after = cpu()
+        wanted = load.connections * load.each * tokens
+        found["lost"] = wanted - found["tokens"]
+        items = found["tokens"] if load.stream else found["requests"]
+        found["rate"] = items / found["wall_s"] if found["wall_s"] else 0.0
+        for side, server in self.sides.items():
+            found[f"{side}_us"] = (after[side] - before[side]) / max(items, 1) * 1e6
+            found[f"{side}_rss_mb"] = rss_mb(server.pid)
+            if load.each == 1 and 2 in marks and marks[2][0] > marks[1][0]:
+                spent = marks[2][1][side] - marks[1][1][side]
+                found[f"{side}_steady_us"] = spent / (marks[2][0] - marks[1][0]) * 1e6
+        found["sum_us"] = sum(found[f"{side}_us"] for side in self.sides)
+        found["load_us"] = found["cpu_s"] / max(items, 1) * 1e6
+        return found
+
+
+def wait_for(port: int, models: Sequence[str]) -> None:
+    """Until every model is offered."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=2) as answer:
+                offered = {each["id"] for each in json.load(answer)["data"]}
+            if offered.issuperset(models):
+                return
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            raise SystemExit(f"nobody on port {port} offers {models}")
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> Iterator[System]:
+    """The processes of one kind, for as long as the context is open; logs stay in the temporary place."""
+    with ExitStack() as held:
+        directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="trinamo-bench-")))
+
+        def start(
+            *arguments: object,
+            python: Path | str = sys.executable,
+            environ: Mapping[str, str] | None = None,
+            reads: bool = False,
+            **_: object,
+        ) -> Server:
+            command = [python, *arguments]
+            server = Server(command, environ=environ or {}, log=directory / "log", reads=reads)
+            held.callback(server.close)
+            return server
+
+        port, models = free_port(), ["bench"]
+        if kind in ("trinamo", "before"):
+            etcd = start(ROLES, "trinamo-control", reads=True)
+            environ = {**LIMITS, "TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS": etcd.ready["address"]}
+            where = {"python": BEFORE if kind == "before" else sys.executable, "environ": environ}
+            sides = {"frontend": start(ROLES, "trinamo-http-frontend", port, **where)}
+            models = list(trinamo)
+            workers = [start(ROLES, "trinamo-http-worker", each, **where) for each in models]
+            sides |= {f"worker {name}": each for name, each in zip(models, workers, strict=True)}
+        elif kind == "dynamo":
+            place = held.enter_context(dynamo_place())
+            arguments = ("dynamo.frontend", "--http-port", port, "--discovery-backend", "file")
+            sides = {
+                "frontend": start("-m", *arguments, **place),
+                "worker": start(ROLES, "dynamo-http-worker", **place),
+            }
+        elif kind in ROUTERS:
+            upstream = free_port()
+            behind = start(ROLES, "upstream", upstream, python=peers.python())
+            wait_for(upstream, models)
+            sides = {"frontend": start("-m", *router(kind, port, upstream), python=peers.python())}
+            sides["worker"] = behind
+        else:
+            python = peers.python() if kind == "uvicorn" else sys.executable
+            sides = {"frontend": start(ROLES, kind, port, python=python)}
+        # That router names no model that its upstream does not describe at length.
+        offers = ["unknown"] if kind == "sglang" else models
+        yield System(kind, port, sides, models, offers)
+
+
+def router(kind: str, port: int, upstream: int) -> list[object]:
+    shared = ["--host", "127.0.0.1", "--port", port, "--policy", "round_robin"]
+    shared += ["--worker-urls", f"http://127.0.0.1:{upstream}", "--log-level", "error"]
+    if kind == "sglang":
+        return ["sglang_router.launch_router", *shared, "--prometheus-port", free_port()]
+    return ["vllm_router.launch_router", *shared, "--prometheus-port", free_port()]
+
+
+def installed(kinds: Sequence[str]) -> list[str]:
+    needs = {"dynamo": "ai-dynamo", "sglang": "sglang-router", "vllm": "vllm-router"}
+    needs["uvicorn"] = "uvicorn"
+    found = [kind for kind in kinds if kind not in needs or peers.has(needs[kind])]
+    return [kind for kind in found if kind != "before" or BEFORE]
+
+
+def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bool = False) -> dict:
+    """The median of every load and kind, `{load: {kind: figures}}`, rounds in turns."""
+    results: dict[str, dict[str, list[dict[str, float]]]] = {}
+    with ExitStack() as held:
+        systems = [held.enter_context(open_system(kind)) for kind in kinds]
+        for system in systems:
+            system.measure(Load("warm-up", 8, 8, each=20, kinds=(system.kind,)))
+        for name in names:
+            load = LOADS[name].quick() if is_quick else LOADS[name]
+            measured = [system for system in systems if system.kind in load.kinds]
+            for _ in range(1 if name == "open5000" else rounds):
+                for system in measured:
+                    found = system.measure(load)
+                    results.setdefault(name, {}).setdefault(system.kind, []).append(found)
+            show(name, {kind: medians(each) for kind, each in results[name].items()})
+    return {
+        name: {kind: medians(each) for kind, each in by_kind.items()}
+        for name, by_kind in results.items()
+    }
+
+
+def show(name: str, by_kind: dict[str, dict[str, float]]) -> None:
+    for kind, found in by_kind.items():
+        frontend = found["frontend_us"]
+        worker = found["sum_us"] - frontend
+        print(
+            f"| {LOADS[name].name} | {kind} | {found['rate']:,.0f} | {frontend:.1f} | {worker:.1f} "
+            f"| {found['itl_p99_ms']:.1f} | {found['ttft_p50_ms']:.0f} "
+            f"| {found['frontend_rss_mb']:.0f} | {found['errors'] + found['missing']:.0f} |",
+            flush=True,
+        )
+
+
+def check(results: dict) -> None:
+    """Raise `SystemExit` if anything was lost or refused."""
+    for name, by_kind in results.items():
+        for kind, found in by_kind.items():
+            wrong = {
+                key: found[key] for key in ("errors", "short", "missing", "lost") if found[key]
+            }
+            if wrong:
+                raise SystemExit(f"{kind}, {LOADS[name].name}: {wrong}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--load", choices=LOADS, action="append", help="only this; repeatable")
+    parser.add_argument("--kind", choices=FULL + ROUTERS + BARE, action="append")
+    parser.add_argument(
+        "--quick", action="store_true", help="hardly anything, to see that it works"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
-    if options.serve:
-        SERVERS[options.serve]()
-        return
-    servers = {kind: Server(kind) for kind in KINDS}
-    try:
-        print("| load | server | events/s | CPU µs/event |\n|---|---|---|---|")
-        # Enough events for the 10 ms ticks of the process clock.
-        for name, streams, tokens, pause_s, phase in (
-            ("burst, 16 streams", 16, 4000, 0.0, 0),
-            ("paced at 20 ms, 64 streams", 64, 150, 0.02, 0),
-            ("the same, each at its own phase", 64, 150, 0.02, OWN_PHASE),
-        ):
-            rounds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-            for number in range(options.rounds + 1):
-                for kind, server in servers.items():
-                    found = measure(server, streams, tokens, pause_s, phase)
-                    if number:
-                        rounds[kind].append(found)
-            for kind in KINDS:
-                cpu = statistics.median(each[0] for each in rounds[kind])
-                rate = statistics.median(each[1] for each in rounds[kind])
-                print(f"| {name} | {kind} | {rate:,.0f} | {cpu:.1f} |")
-    finally:
-        for server in servers.values():
-            server.close()
+    raise_descriptors()
+    kinds = installed(options.kind or FULL + ROUTERS + BARE)
+    print(
+        "| load | server | items/s | frontend µs | worker µs | ITL p99 ms | TTFT p50 ms | RSS MB | errors |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    rounds = 1 if options.quick else options.rounds
+    results = run(options.load or list(LOADS), kinds, rounds=rounds, is_quick=options.quick)
+    if options.quick:
+        check(results)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

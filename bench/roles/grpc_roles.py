@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
-from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
+from asyncio_engines import RpcEngine
 from commands import (
-    IDLE_STEP_S,
-    PHASE_S,
-    STEP_S,
     TOKEN,
     Command,
     answer_commands,
@@ -29,58 +26,14 @@ async def read_line() -> str:
     return await asyncio.to_thread(sys.stdin.readline)
 
 
-class Engine:
-    """The same handlers as trinamo's worker has."""
-
-    def __init__(self) -> None:
-        self.step = asyncio.Event()
-        self.paced_count = 0
-        self.turns: deque[asyncio.Event] = deque()
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(STEP_S if self.paced_count else IDLE_STEP_S)
-            step, self.step = self.step, asyncio.Event()
-            step.set()
-
-    async def run_phases(self) -> None:
-        while True:
-            await asyncio.sleep(PHASE_S if self.turns else IDLE_STEP_S)
-            if self.turns:
-                self.turns.popleft().set()
-
-    async def tokens(self, count: int, _: object) -> AsyncIterator[str]:
-        for _number in range(count):
-            yield TOKEN
-
-    async def paced(self, count: int, _: object) -> AsyncIterator[str]:
-        self.paced_count += 1
-        try:
-            for _number in range(count):
-                await self.step.wait()
-                yield TOKEN
-        finally:
-            self.paced_count -= 1
-
-    async def phased(self, count: int, _: object) -> AsyncIterator[str]:
-        for _number in range(count):
-            turn = asyncio.Event()
-            self.turns.append(turn)
-            await turn.wait()
-            yield TOKEN
-
-    async def echo(self, text: str, _: object) -> str:
-        return text
-
-
 def worker() -> None:
     asyncio.run(_worker())
 
 
 async def _worker() -> None:
-    engine = Engine()
+    engine = RpcEngine()
 
-    def streaming(method: object) -> grpc.RpcMethodHandler:
+    def streaming(method: Any) -> grpc.RpcMethodHandler:
         return grpc.unary_stream_rpc_method_handler(method, decode_any, encode)
 
     handlers = {
@@ -124,6 +77,20 @@ class Load:
 
         return await measured(work)
 
+    async def requests(self, in_flight: int, calls: int) -> Command:
+        """Streams of one item, so many at once, one after the other."""
+        method = self.loads["tokens"]
+
+        async def one() -> None:
+            for _ in range(calls):
+                async for _item in method(1):
+                    pass
+
+        async def work() -> None:
+            await asyncio.gather(*(one() for _ in range(in_flight)))
+
+        return await measured(work)
+
     async def unary(self, in_flight: int, calls: int) -> Command:
         async def one() -> None:
             for _ in range(calls):
@@ -142,5 +109,10 @@ def client(address: str) -> None:
 async def _client(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         load = Load(channel)
-        commands = {"cpu": cpu, "stream": load.stream, "unary": load.unary}
+        commands = {
+            "cpu": cpu,
+            "stream": load.stream,
+            "unary": load.unary,
+            "requests": load.requests,
+        }
         await answer_commands(read_line, commands, {})

@@ -24,6 +24,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.planes import Entry, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.worker.endpoint import Endpoint
@@ -152,8 +153,10 @@ async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
 class Load:
     """What the client process is told to do."""
 
-    def __init__(self, clients: dict[str, Client]) -> None:
+    def __init__(self, clients: dict[str, Client], nursery: trio.Nursery) -> None:
         self.clients = clients
+        self.nursery = nursery
+        self.lost_at: dict[str, float] = {}
 
     async def stream(self, load: str, streams: int, items: int) -> Command:
         client = self.clients[load]
@@ -172,6 +175,23 @@ class Load:
 
         return await measured(work)
 
+    async def requests(self, in_flight: int, calls: int) -> Command:
+        """Streams of one item, so many at once, one after the other."""
+        client = self.clients["tokens"]
+
+        async def one() -> None:
+            for _ in range(calls):
+                async with client.stream(1, str) as stream:
+                    async for _ in stream:
+                        pass
+
+        async def work() -> None:
+            async with trio.open_nursery() as nursery:
+                for _ in range(in_flight):
+                    nursery.start_soon(one)
+
+        return await measured(work)
+
     async def unary(self, in_flight: int, calls: int) -> Command:
         client = self.clients["echo"]
 
@@ -185,6 +205,32 @@ class Load:
                     nursery.start_soon(one)
 
         return await measured(work)
+
+    async def hold(self, count: int) -> Command:
+        """Open streams that stay; what ends them is for `losses`."""
+        opened = 0
+        is_open = trio.Event()
+
+        async def one(number: int) -> None:
+            nonlocal opened
+            try:
+                async with self.clients["hold"].stream(number, str) as stream:
+                    await anext(stream)
+                    opened += 1
+                    if opened == count:
+                        is_open.set()
+                    await anext(stream)
+            except DisconnectedError:
+                self.lost_at[str(number)] = time.perf_counter()
+
+        for number in range(count):
+            self.nursery.start_soon(one, number)
+        await is_open.wait()
+        return {}
+
+    async def losses(self) -> Command:
+        taken, self.lost_at = self.lost_at, {}
+        return {"at": taken}
 
     async def kills(self, count: int, busy_streams: int) -> Command:
         at: dict[str, float] = {}
@@ -211,7 +257,16 @@ def client(address: str) -> None:
 
 
 async def _client(address: str) -> None:
-    async with open_clients(address) as clients:
-        load = Load(clients)
-        commands = {"cpu": cpu, "stream": load.stream, "unary": load.unary, "kills": load.kills}
+    async with open_clients(address) as clients, trio.open_nursery() as nursery:
+        load = Load(clients, nursery)
+        commands = {
+            "cpu": cpu,
+            "stream": load.stream,
+            "requests": load.requests,
+            "unary": load.unary,
+            "hold": load.hold,
+            "losses": load.losses,
+            "kills": load.kills,
+        }
         await answer_commands(read_line, commands, {})
+        nursery.cancel_scope.cancel()

@@ -19,9 +19,9 @@ import attrs
 import pytest
 
 __all__ = [
-    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "GPU", "LLAMACPP", "MOONCAKE", "NETWORKS", "NIXL",
-    "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need", "can_make_networks",
-    "needs_library_of", "pytest_terminal_summary", "skipped_text",
+    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "LLAMACPP", "MOONCAKE",
+    "NETWORKS", "NIXL", "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need",
+    "can_make_networks", "needs_library_of", "pytest_terminal_summary", "skipped_text",
 ]  # fmt: skip
 
 HEAD: Final = "Skipped: "
@@ -63,6 +63,7 @@ def _packages(*names: str) -> str:
 _BY_HAND = f"{_packages('libibverbs1')}, then make test"
 
 CHROMIUM = Need("Chromium", _packages("chromium"))
+C_COMPILER = Need("C compiler called cc", _packages("gcc", "libc6-dev"))
 OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
 SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))

@@ -1,0 +1,51 @@
+"""The benchmarks of the data path still run: hardly anything is asked, and nothing may be lost."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.session.needs import C_COMPILER
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, cache: Path, *arguments: str) -> list[list[str]]:
+    """The rows of the table that a benchmark prints, without the head."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / name), "--quick", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin", "HOME": str(cache)},
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
+
+
+@C_COMPILER.unless(shutil.which("cc") is not None)
+def test_every_load_over_http_is_answered_whole(tmp_path: Path) -> None:
+    rows = run("bench_http.py", tmp_path, "--kind", "trinamo", "--kind", "floor")[2:]
+
+    assert {kind for _, kind, *_ in rows} == {"trinamo", "floor"}
+    assert {errors for *_, errors in rows} == {"0"}
+
+
+def test_every_load_over_rpc_is_answered_whole(tmp_path: Path) -> None:
+    rows = run("bench_rpc.py", tmp_path, "--kind", "trinamo")[2:]
+
+    assert [row[1] for row in rows if len(row) == 5] == ["trinamo"] * 5
+    assert sum(row[0].startswith("kills") for row in rows) == 2
+
+
+@C_COMPILER.unless(shutil.which("cc") is not None)
+def test_a_stalled_reader_and_killed_processes_are_measured(tmp_path: Path) -> None:
+    rows = run("bench_isolation.py", tmp_path)
+
+    assert [row[0].split(" killed")[0] for row in rows] == ["a stalled reader", "caller", "worker"]
