@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from ..errors import DisconnectedError, RemoteProtocolError
+from ..errors import DisconnectedError, RemoteProtocolError, TrinamoError
 from ..planes import InputRegistration, ResponseChannel
 from ..protocol.discovery.instances import Instance
 from ..protocol.undecodable import UNDECODABLE
+from ..sinks import Sink
 from .router import Router
 
 __all__ = ["Exchange", "ResponseStream"]
@@ -51,15 +53,55 @@ class ResponseStream(Generic[T]):
         """
         try:
             return self._decode(await self._channel.__anext__())
-        except DisconnectedError:
-            self._router.inhibit(self.instance)
-            raise
-        except RemoteProtocolError:
-            self._router.inhibit(self.instance, is_nonsensical=True)
-            raise
         except UNDECODABLE as error:
             self._router.inhibit(self.instance, is_nonsensical=True)
-            raise RemoteProtocolError(f"an item does not decode: {error}") from error
+            raise _undecodable(error) from error
+        except (DisconnectedError, RemoteProtocolError) as error:
+            self._inhibit(error)
+            raise
+
+    async def forward(self, sink: Sink[T]) -> None:
+        """Hand every item to `sink` as it comes, instead of iterating; returns at the end.
+
+        Sleeps in between: `sink` is called in the turn of the connection's reader. Raises what
+        iterating raises, or what `sink` does.
+        """
+        try:
+            await self._channel.forward(_Decoding(self._decode, sink))
+        except (DisconnectedError, RemoteProtocolError) as error:
+            self._inhibit(error)
+            raise
+
+    def _inhibit(self, error: TrinamoError) -> None:
+        self._router.inhibit(self.instance, is_nonsensical=isinstance(error, RemoteProtocolError))
+
+
+class _Decoding(Sink[bytes]):
+    """Decodes items for another sink. One that does not decode comes after those before it."""
+
+    __slots__ = ("_decode", "_sink")
+
+    def __init__(self, decode: Callable[[bytes], T], sink: Sink[T]) -> None:
+        super().__init__()
+        self._decode, self._sink = decode, sink
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[bytes]) -> bool:
+        decoded: list[Any] = []
+        try:
+            for item in items:
+                decoded.append(self._decode(item))  # noqa: PERF401 -- those before a bad one count
+        except UNDECODABLE as error:
+            if decoded:
+                self._sink.take(decoded)
+            raise _undecodable(error) from error
+        return self._sink.take(decoded)
+
+
+def _undecodable(error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an item does not decode: {error}")
 
 
 class Exchange(ResponseStream[T]):

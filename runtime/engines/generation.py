@@ -131,7 +131,7 @@ class Generates(Protocol):
     ) -> AsyncGenerator[Delta, None]: ...
 
 
-def forward_of(engine: Generates) -> Forward:
+def forward_of(engine: ForwardsDeltas | Generates) -> Forward:
     """The engine's `forward`, or else its `generate`, handed on delta by delta."""
     if isinstance(engine, ForwardsDeltas):
         return engine.forward

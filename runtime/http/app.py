@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,24 +16,43 @@ from ..config.config import HttpConfig
 from ..errors import RequestError, TrinamoError
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from .admission import Admission
+from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, Inference
+from .exchanges import Handler
 from .models.models import ModelManager
 from .overview import FrontendView, Overview
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 
-__all__ = ["build_app", "build_starlette", "json_response", "metrics_route"]
+__all__ = ["build_app", "build_handlers", "build_starlette", "json_response", "metrics_route"]
 
 _encode = msgspec.json.Encoder().encode
+
+
+def build_handlers(
+    manager: ModelManager, admission: Admission, config: HttpConfig
+) -> dict[tuple[bytes, bytes], Handler]:
+    """What answers inference requests, by method and path, on the endpoints that `config` enables."""
+    handlers: dict[tuple[bytes, bytes], Handler] = {}
+    if config.enable_chat_endpoints:
+        chat = Inference(CHAT, manager, admission, config)
+        handlers[b"POST", b"/v1/chat/completions"] = chat
+    if config.enable_cmpl_endpoints:
+        completions = Inference(COMPLETIONS, manager, admission, config)
+        handlers[b"POST", b"/v1/completions"] = completions
+    return handlers
 
 
 def build_app(
     manager: ModelManager,
     admission: Admission,
-    config: HttpConfig,
+    handlers: Mapping[tuple[bytes, bytes], Handler],
     *,
+    backlog_bytes_max: int,
     look: Callable[[], Overview] | None = None,
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
+
+    `handlers` are routes of it, for servers that know nothing of them.
 
     With `look`, which must not wait, `/status` tells what this process knows of its cluster.
     """
@@ -79,12 +98,9 @@ def build_app(
         Route("/live", live),
         metrics_route(manager.metrics),
     ]
-    if config.enable_chat_endpoints:
-        chat = Inference(CHAT, manager, admission, config)
-        routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
-    if config.enable_cmpl_endpoints:
-        completions = Inference(COMPLETIONS, manager, admission, config)
-        routes.append(Route("/v1/completions", completions, methods=["POST"]))
+    for (method, path), handler in handlers.items():
+        app = ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max)
+        routes.append(Route(path.decode(), app, methods=[method.decode()]))
     return build_starlette(routes)
 
 

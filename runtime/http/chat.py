@@ -1,14 +1,13 @@
 """Both inference endpoints, which share one path: parse, find the engine, answer.
 
-`Inference` is an ASGI application. What it does not do: cancellation and the wire of the answer
-(`streaming.py`), routes (`app.py`).
+What this file does not do: cancellation and the form of the answer (`streaming.py`), routes
+(`app.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -16,13 +15,14 @@ import attrs
 from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
-from ..errors import EngineError, RequestError, TrinamoError
+from ..engines.generation import forward_of
+from ..errors import RequestError, TrinamoError
 from ..logs.fields import log_fields
 from ..logs.requests import log_request
 from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer, Usage
-from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
+from ..protocol.openai.generate import GenerateRequest
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
@@ -32,22 +32,18 @@ from ..protocol.openai.requests import (
 )
 from .admission import Admission
 from .bodies import Body
-from .exchange import (
+from .exchanges import (
     ClientGoneError,
     Headers,
-    Receive,
-    Scope,
-    Send,
+    HttpExchange,
+    RequestIds,
     check_json,
-    find_connection,
     find_header,
-    make_ids,
-    read_body,
-    send_error,
+    respond_error,
 )
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .status import ErrorAnswer, answer_error
-from .streaming import AnswerWriter
+from .streaming import BodySink, Delivery, EventSink
 
 __all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference"]
 
@@ -94,22 +90,25 @@ class Inference:
     ) -> None:
         self._endpoint, self._manager = endpoint, manager
         self._admission, self._config = admission, config
+        self._ids = RequestIds(manager.env.rng)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        public_id, inner_id = make_ids(scope, self._manager.env.rng)
+    async def __call__(self, exchange: HttpExchange) -> None:
+        """Answer one request; returns once its client has all of it, or is gone.
+
+        An answer that is an error may still be under way.
+        """
+        public_id, inner_id = self._ids.make(exchange.headers)
         with log_fields(request_id=inner_id):
-            await self._serve(scope, receive, send, public_id, inner_id)
+            await self._serve(exchange, public_id, inner_id)
 
-    async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, public_id: str, inner_id: str
-    ) -> None:
+    async def _serve(self, exchange: HttpExchange, public_id: str, inner_id: str) -> None:
         started_at = self._manager.env.clock.now()
         headers: Headers = [(b"x-request-id", public_id.encode())]
         refusal: ErrorAnswer | None = None
         try:
             with self._admission.bodies.open() as body:
-                parsed = await self._parse(scope, receive, body)
-                record = await self._answer(parsed, scope, receive, send, inner_id, headers)
+                parsed = await self._parse(exchange, body)
+                record = await self._answer(parsed, exchange, inner_id, headers)
             self._tell(
                 record.outcome, started_at, record.detail, fault=record.fault, model=record.model
             )
@@ -124,7 +123,7 @@ class Inference:
                 headers.append((b"connection", b"close"))
         # Not while the error is held: its traceback holds the body.
         if refusal is not None:
-            await send_error(send, refusal, headers)
+            respond_error(exchange, refusal, headers)
 
     def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:
         return partial(
@@ -151,15 +150,11 @@ class Inference:
             **fields,
         )
 
-    async def _parse(self, scope: Scope, receive: Receive, body: Body) -> _Parsed:
+    async def _parse(self, exchange: HttpExchange, body: Body) -> _Parsed:
         with self._admission.arriving():
-            check_json(scope)
-            data = await read_body(
-                scope,
-                receive,
-                body,
-                bytes_max=self._config.body_bytes_max,
-                timeout_s=self._config.body_timeout_s,
+            check_json(exchange.headers)
+            data = await exchange.read_body(
+                body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
             )
         request = self._endpoint.decode(data)
         model, engine = self._manager.find(request.model, self._endpoint.kind)
@@ -170,105 +165,42 @@ class Inference:
         return _Parsed(generate, engine, request.is_streamed, request.wants_usage)
 
     async def _answer(
-        self,
-        parsed: _Parsed,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        inner_id: str,
-        headers: Headers,
+        self, parsed: _Parsed, exchange: HttpExchange, inner_id: str, headers: Headers
     ) -> RequestRecord:
+        generate = parsed.generate
         with (
             self._admission.admit(inner_id) as context,
-            self._manager.metrics.request(parsed.generate.model, self._endpoint.kind) as record,
+            self._manager.metrics.request(generate.model, self._endpoint.kind) as record,
         ):
-            writer = AnswerWriter(
-                receive,
-                send,
-                context,
-                record,
-                self._config,
-                headers=headers,
-                explain=self._explain(inner_id),
-                connection=find_connection(scope),
-            )
-            answer = self._endpoint.answer(
+            form = self._endpoint.answer(
                 inner_id,
-                parsed.generate.model,
+                generate.model,
                 int(self._manager.env.clock.wall()),
                 wants_usage=parsed.wants_usage,
             )
-            engine = _directed(parsed.engine, scope, headers)
-            deltas = engine.generate(parsed.generate, context)
-            encoder = _Encoder(answer, record)
-            if parsed.is_streamed:
-                await writer.stream(deltas, encoder.event, encoder.last_event)
-            else:
-                await writer.whole(lambda: encoder.body(deltas))
+            make_sink = EventSink if parsed.is_streamed else BodySink
+            sink = make_sink(exchange, form, record, headers)
+            forward = forward_of(_directed(parsed.engine, exchange.headers, headers))
+            explain = self._explain(inner_id)
+            delivery = Delivery(exchange, sink, context, record, self._config, explain)
+            await delivery.run(partial(forward, generate, context))
         self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
 
 
-def _directed(engine: Engine, scope: Scope, headers: Headers) -> Engine:
+def _directed(engine: Engine, given: Headers, headers: Headers) -> Engine:
     """`engine`, to the worker that the client names; `headers` will say who has answered.
 
     Raises `RequestError` if the client names one and there is none to choose.
     """
-    given = find_header(scope, WORKER_HEADER)
+    name = find_header(given, WORKER_HEADER)
     if isinstance(engine, RemoteEngine):
-        worker = None if given is None else given.decode("latin-1")
+        worker = None if name is None else name.decode("latin-1")
         if worker is not None and not is_instance_id(worker):
             raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
         return engine.directed(
             worker, lambda instance_id: headers.append((WORKER_HEADER, instance_id.encode()))
         )
-    if given is not None:
+    if name is not None:
         raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
     return engine
-
-
-@attrs.define
-class _Encoder:
-    """Encodes one answer from its deltas: as events, or as one body."""
-
-    _answer: AnswerFormat
-    _record: RequestRecord
-    _is_finished: bool = False
-
-    def event(self, delta: Delta) -> bytes:
-        """The event of `delta`; empty if there is nothing to send yet."""
-        self._count(delta)
-        return self._answer.add_event(delta)
-
-    def last_event(self) -> bytes:
-        """What follows the last delta. Raises `EngineError` if that was not the answer's end."""
-        self._check_finished()
-        return self._answer.usage_event(self._usage)
-
-    async def body(self, deltas: AsyncGenerator[Delta, None]) -> bytes:
-        """The whole answer. Raises `EngineError` if the deltas stop before its end."""
-        async with aclosing(deltas):
-            # Read to the end, past the finish reason: leaving earlier would drop the stream before
-            # its Sentinel, which kills the worker's handler. `AnswerWriter` does the same.
-            async for delta in deltas:
-                self._count(delta)
-                self._answer.add_text(delta)
-        self._check_finished()
-        return self._answer.to_body(self._usage)
-
-    def _count(self, delta: Delta) -> None:
-        if delta.prompt_tokens:
-            self._record.prompt(delta.prompt_tokens)
-        self._record.token(len(delta.token_ids))
-        if delta.finish_reason is not None:
-            self._is_finished = True
-
-    @property
-    def _usage(self) -> Usage:
-        prompt, output = self._record.prompt_tokens, self._record.output_tokens
-        return Usage(prompt, output, prompt + output)
-
-    def _check_finished(self) -> None:
-        """An answer that was cut short must not look whole."""
-        if not self._is_finished:
-            raise EngineError("the engine ended its answer without a finish reason")

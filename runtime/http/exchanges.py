@@ -1,22 +1,46 @@
 """One HTTP request and its answer, as the edge sees it: the same for every server.
 
 The own server gives one for each request, without a detour; any ASGI server's is made from `scope`,
-`receive` and `send`. Reading waits, writing does not: what the client does not take yet is kept by
-its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task, which cuts off
-a client that takes nothing for `http.write_timeout_s`.
+`receive` and `send` (`asgi.py`). Reading waits, writing does not: what the client does not take yet
+is kept by its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task,
+which cuts off a client that takes nothing for `http.write_timeout_s`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+import random
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol, TypeAlias
 
+from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from .bodies import Body
+from .status import ErrorAnswer, MediaTypeError
 
-__all__ = ["Headers", "HttpExchange"]
+__all__ = [
+    "ClientGoneError",
+    "Handler",
+    "Headers",
+    "HttpExchange",
+    "RequestIds",
+    "check_json",
+    "find_header",
+    "respond_error",
+]
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in lower case."""
+
+JSON_TYPE: Final = b"application/json"
+_SUFFIX_CHARS: Final = 17
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
+_ID_MASK: Final = (1 << 64) - 1
+_ID_STEP: Final = 0x9E3779B97F4A7C15
+"""Odd, so all 2^64 numbers come before one comes twice; large, so that neighbours look different."""
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was read. Nobody is there to be answered."""
 
 
 class HttpExchange(Protocol):
@@ -86,3 +110,66 @@ class HttpExchange(Protocol):
     async def sent(self) -> None:
         """Return once all that was written is the kernel's, or the client is gone. Safe to cancel."""
         ...
+
+
+Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
+"""Reads the body and answers exactly once. It may return before all is sent, and raises only what is
+our own bug."""
+
+
+def find_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first header called `name` (lower case), or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def check_json(headers: Headers) -> None:
+    """Raise `MediaTypeError` unless the body says that it is JSON.
+
+    A page of another origin may send plain text without asking, and a body without a type; JSON it
+    may not, and our answer to the question (a preflight) is no.
+    """
+    given = find_header(headers, b"content-type") or b""
+    if given == JSON_TYPE:
+        return
+    given = given.partition(b";")[0].strip().lower()
+    if given != JSON_TYPE:
+        said = given[:80].decode("latin-1") or "missing"
+        raise MediaTypeError(f"the content-type is {said}; it must be application/json")
+
+
+def respond_error(exchange: HttpExchange, answer: ErrorAnswer, headers: Headers) -> None:
+    """Send an error as the whole answer, with its status."""
+    if answer.retry_after_s is not None:
+        headers = [*headers, (b"retry-after", str(answer.retry_after_s).encode())]
+    exchange.respond(answer.status, answer.to_body(), headers)
+
+
+class RequestIds:
+    """The ids of one service's requests, without a throw of the dice for each.
+
+    They begin at a random place, so those of several frontends do not meet.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._prefix = f"{rng.getrandbits(64):016x}"
+        self._number = rng.getrandbits(64)
+
+    def make(self, headers: Headers) -> tuple[str, str]:
+        """A request's id as the client knows it, and its id inside the cluster.
+
+        The client's is its `x-request-id`, without characters unsafe in headers and logs, or a new
+        one. Inside, ids are unique even if a client repeats its own: a worker remembers cancelled
+        ids for a while, and a repeated id would be cancelled with the first.
+        """
+        self._number = (self._number + _ID_STEP) & _ID_MASK
+        suffix = f"{self._number:016x}"
+        given = find_header(headers, b"x-request-id")
+        public = "" if given is None else _UNSAFE.sub("", given.decode("latin-1"))
+        if not public:
+            public = self._prefix + suffix
+            return public, public
+        public = public[: CONTEXT_ID_CHARS_MAX - _SUFFIX_CHARS]
+        return public, f"{public}-{suffix}"

@@ -23,7 +23,7 @@ from ..errors import ConfigError, LocalProtocolError
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from .admission import Admission
-from .app import build_app
+from .app import build_app, build_handlers
 from .models.models import ModelManager
 from .overview import Overview
 from .server.server import Server
@@ -54,7 +54,15 @@ class HttpService:
         self._manager = ModelManager(env, metrics)
         self._stopping = trio.Event()
         self._has_run = False
-        self.app = build_app(self._manager, self.admission, config, look=look)
+        self.handlers = build_handlers(self._manager, self.admission, config)
+        """What a server may call, by method and path, without `app` in between."""
+        self.app = build_app(
+            self._manager,
+            self.admission,
+            self.handlers,
+            backlog_bytes_max=config.backlog_bytes_max,
+            look=look,
+        )
 
     @staticmethod
     def builder() -> HttpServiceBuilder:
@@ -81,7 +89,7 @@ class HttpService:
         if self._has_run:
             raise LocalProtocolError("an HttpService runs once; build another")
         self._has_run = True
-        server = Server(self.app, self.config, metrics=self.metrics)
+        server = Server(self.app, self.config, metrics=self.metrics, handlers=self.handlers)
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)

@@ -19,7 +19,7 @@ from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http.server import server
-from trinamo.runtime.http.streaming import AnswerWriter
+from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
@@ -320,12 +320,12 @@ def answers_unheard() -> list[Patch]:
 
 @bug
 def disconnect_unseen() -> list[Patch]:
-    """Nobody waits for the HTTP client to leave while its answer is made."""
+    """Nobody hears that the HTTP client has left while its answer is made."""
 
-    async def blind(self: Any) -> None:  # noqa: ARG001 -- the method's parameter
-        await trio.sleep_forever()
+    def deaf(self: object) -> None:
+        pass
 
-    return [(AnswerWriter, "_watch_client", blind)]
+    return [(Delivery, "_client_left", deaf)]
 
 
 # --- the small queue ---------------------------------------------------------------------------------

@@ -127,8 +127,7 @@ def test_no_module_is_dead() -> None:
         for source in all_sources()
         if not source.is_package
         and source.path.stem != "__main__"
-        # The console script, and a draft whose users are being built.
-        and source.module not in {"cli.main", "runtime.http.exchanges"}
+        and source.module != "cli.main"  # the console script
         and '__name__ == "__main__"' not in source.path.read_text("utf-8")
         and not any(
             f"{name}.".startswith(f"{source.module}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 import attrs
@@ -23,6 +23,7 @@ from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...retries import Retries
+from ...sinks import Sink
 from .models import ModelManager, RemoteEngine
 
 __all__ = ["RoutedEngine", "watch_models"]
@@ -69,10 +70,8 @@ class RoutedEngine(RemoteEngine):
             self.client, self._table, self._model, instance_id=instance_id, tell=tell
         )
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[Delta, None]:
-        """Stream the answer of whichever worker the router chooses."""
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        """Hand on the answer of whichever worker the router chooses."""
         stream = self.client.stream(
             request,
             Delta,
@@ -83,8 +82,7 @@ class RoutedEngine(RemoteEngine):
         async with stream as deltas:
             if self._tell is not None:
                 self._tell(deltas.instance.id)
-            async for delta in deltas:
-                yield delta
+            await deltas.forward(sink)
 
     def _servers(self) -> Collection[str] | None:
         servers = self._table.servers(self._model)

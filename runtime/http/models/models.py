@@ -10,38 +10,40 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+from typing import TypeAlias
 
 import attrs
 
 from ...context import Context
+from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
 from ...metrics.metrics import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ...sinks import Sink
 from ..overview import MODELS_MAX, ModelView
 
 __all__ = ["Engine", "ModelKind", "ModelManager", "RemoteEngine"]
 
 
-class Engine(Protocol):
-    """What answers for one model: in production a routed client, in a test anything that yields.
+Engine: TypeAlias = ForwardsDeltas | Generates
+"""What answers for one model: in production a routed client, in a test anything that yields.
 
-    The generator runs inside `context.scope`, entered by its caller, so it must not enter that
-    scope itself. It raises errors of `runtime/errors.py`; whatever else it raises is our bug. It
-    ends after the delta that carries a finish reason.
-    """
-
-    def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[Delta, None]: ...
+It runs inside `context.scope`, entered by its caller, so it must not enter that scope itself. It
+raises errors of `runtime/errors.py`; whatever else it raises is our bug. It ends after the delta
+that carries a finish reason.
+"""
 
 
-class RemoteEngine(Engine, ABC):
+class RemoteEngine(ABC):
     """An engine whose workers come and go, and of which a caller may choose one."""
+
+    @abstractmethod
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        """Hand the answer of some worker to `sink` as it comes; returns at its complete end."""
 
     @property
     @abstractmethod

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp
 from ...config.config import HttpConfig
 from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
+from ..exchanges import Handler
 from .connections import ConnectionTable
 from .hosts import HostPolicy
 from .hypercorn_server.driver import HypercornDriver
 from .listening import open_listeners
-from .native.driver import Handler, NativeDriver
+from .native.driver import NativeDriver
 from .phases import Driver
 from .refusals import overload_response
 from .sockets import configure_socket

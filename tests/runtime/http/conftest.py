@@ -11,6 +11,7 @@ import attrs
 import httpx
 import pytest
 import trio
+import trio.lowlevel
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
@@ -20,6 +21,7 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
     ModelCard,
 )
+from trinamo.runtime.sinks import Sink
 
 Generate = Callable[[GenerateRequest, Context], AsyncGenerator[Delta, None]]
 
@@ -91,6 +93,19 @@ class Running:
                 and self.value("connections", kind="http") == 0
             )
         )
+
+
+@attrs.define
+class PushEngine:
+    """An engine that hands what it makes to the sink, each list at once."""
+
+    lists: list[list[Delta]]
+
+    async def forward(self, _: GenerateRequest, __: Context, sink: Sink[Delta]) -> None:
+        sink.starts(lambda: None)
+        for deltas in self.lists:
+            assert sink.take(deltas)
+            await trio.lowlevel.checkpoint()
 
 
 async def say_hello(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:

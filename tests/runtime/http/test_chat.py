@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.runtime.http.conftest import PushEngine
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, UnavailableError
 from trinamo.runtime.protocol.openai.answers import (
@@ -20,7 +21,12 @@ from trinamo.runtime.protocol.openai.answers import (
     ErrorBody,
     Usage,
 )
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+)
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
 
 # Makes a generator of a function that yields nothing.
@@ -131,23 +137,21 @@ async def test_deltas_without_text_are_no_chunks_but_are_counted(serve: Any) -> 
     assert chunks[-1]["usage"]["completion_tokens"] == 3
 
 
-async def test_deltas_that_are_ready_at_once_travel_together(serve: Any) -> None:
-    async def burst(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
-        for i in range(50):
-            yield Delta("x", [i])
-        yield Delta("", [], FinishReason.STOP)
-
-    running = await serve(burst)
+async def test_deltas_that_come_at_once_travel_together(serve: Any) -> None:
+    """What an engine hands over in one list is one piece; the last event goes out with the end."""
+    running = await serve()
+    many = [Delta("x", [i]) for i in range(50)]
+    engine = PushEngine([many, [Delta("", [], FinishReason.STOP)]])
+    running.service.model_manager().add_model(ModelCard(name="pushed", endpoint="a/b/c"), engine)
     stream = await running.connect()
-    await stream.send_all(running.post(stream=True))
+    await stream.send_all(running.post(model="pushed", stream=True))
     received = b""
     with trio.fail_after(10):
         while b"[DONE]" not in received:
             received += await stream.receive_some()
-    # The head ends at the first empty line; after it, each HTTP chunk has a size line.
-    body = received.partition(b"\r\n\r\n")[2]
-    assert body.count(b"data: ") == 52
-    assert body.count(b"\r\ndata: ") == 2
+    # Behind the head each piece has a size line.
+    pieces = received.partition(b"\r\n\r\n")[2].split(b"\r\ndata: ")[1:]
+    assert [piece.count(b"\n\n") for piece in pieces] == [50, 2]
     await stream.aclose()
 
 

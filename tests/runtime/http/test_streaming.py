@@ -1,11 +1,12 @@
-"""The answer writer alone, over an ASGI client that reads and leaves when the dice say so.
+"""One answer's way to an ASGI client that reads and leaves when the dice say so.
 
 On a virtual clock, so that every interleaving is cheap and repeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -17,26 +18,30 @@ from hypothesis import given, settings, strategies as st
 from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.http.exchange import UNKNOWN_CONNECTION, ConnectionExtension
-from trinamo.runtime.http.streaming import AnswerWriter
+from trinamo.runtime.errors import EngineError, UnavailableError
+from trinamo.runtime.http.asgi import ExchangeApp
+from trinamo.runtime.http.exchanges import HttpExchange
+from trinamo.runtime.http.status import answer_error
+from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink
 from trinamo.runtime.metrics.metrics import SUCCESS, FrontendMetrics
-from trinamo.runtime.protocol.openai.sse import DONE
+from trinamo.runtime.protocol.openai.answers import CompletionAnswer
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.sinks import forward_items
+
+LAST = Delta("!", [0], FinishReason.STOP)
 
 
 @attrs.define
 class AsgiClient:
     """Takes `read_s` for each message, and leaves at `leave_at` if that is not None."""
 
-    read_s: float
-    leave_at: float | None
+    read_s: float = 0
+    leave_at: float | None = None
+    cut_at: float | None = None
+    """When the server ends the connection, because this client does not read."""
     messages: list[MutableMapping[str, Any]] = attrs.field(factory=list)
     in_send: bool = False
-    takes: Callable[[], bool] = bool
-    """Whether it takes a piece without a checkpoint now."""
-    taken: int = 0
-    is_cut: bool = False
-    """Whether the server ended the connection because it did not take a piece in time."""
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self.leave_at is None:
@@ -52,24 +57,69 @@ class AsgiClient:
             await trio.sleep(self.read_s)
         finally:
             self.in_send = False
+        if self.cut_at is not None and trio.current_time() >= self.cut_at:
+            raise BrokenPipeError
         self.messages.append(message)
 
     @property
-    def connection(self) -> ConnectionExtension:
-        return {"send_now": self.send_now, "is_cut": lambda: self.is_cut}
+    def status(self) -> int:
+        status: int = self.messages[0]["status"]
+        return status
 
-    def send_now(self, body: bytes) -> bool:
-        assert not self.in_send, "two tasks write at once"
-        assert self.messages[-1].get("more_body"), "outside of a body under way"
-        if not self.takes():
-            return False
-        self.taken += 1
-        self.messages.append({"type": "http.response.body", "body": body, "more_body": True})
-        return True
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer has come to its end."""
+        return bool(self.messages) and self.messages[-1].get("more_body") is False
 
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
+
+    @property
+    def events(self) -> list[str]:
+        """The data of the events that have come, whole ones only."""
+        return [event.data for event in SseParser().feed(self.body)]
+
+
+@attrs.define
+class Served:
+    """One request that was answered, and its books."""
+
+    client: AsgiClient
+    config: HttpConfig = attrs.field(factory=HttpConfig)
+    context: Context = attrs.field(factory=lambda: Context("1"))
+    metrics: FrontendMetrics = attrs.field(factory=lambda: FrontendMetrics(RealEnv()))
+    sink_type: type[EventSink | BodySink] = EventSink
+    outcome: str = ""
+
+    async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
+        app = ExchangeApp(
+            partial(self._answer, forward), backlog_bytes_max=self.config.backlog_bytes_max
+        )
+        scope = {"method": "POST", "path": "/", "headers": []}
+        await app(scope, self.client.receive, self.client.send)
+
+    async def run_items(self, items: AsyncGenerator[Delta, None]) -> None:
+        await self.run(partial(forward_items, items))
+
+    async def _answer(
+        self, forward: Callable[[AnswerSink], Awaitable[None]], exchange: HttpExchange
+    ) -> None:
+        form = CompletionAnswer("1", "m", 0, wants_usage=False)
+        with self.metrics.request("m", "chat") as record:
+            sink = self.sink_type(exchange, form, record, [])
+            delivery = Delivery(exchange, sink, self.context, record, self.config, answer_error)
+            await delivery.run(forward)
+        self.outcome = record.outcome
+
+    def value(self, name: str) -> float:
+        return self.metrics.value(name, model="m", endpoint="chat")
+
+
+def told(events: list[str]) -> list[str]:
+    """The texts of the chunks among `events`."""
+    chunks = [event.partition('"text":"')[2].partition('"')[0] for event in events]
+    return [text for text in chunks if text]
 
 
 times = st.sampled_from([0, 0.001, 0.01, 0.1])
@@ -82,12 +132,12 @@ times = st.sampled_from([0, 0.001, 0.01, 0.1])
     fails=st.booleans(),
     read_s=times,
     leave_at=st.none() | st.floats(min_value=0, max_value=0.5),
+    cut_at=st.none() | st.floats(min_value=0, max_value=0.5),
     config=st.builds(
         HttpConfig,
         on_disconnect=st.sampled_from(["kill", "stop"]),
-        backlog_bytes_max=st.sampled_from([1, 4, 1 << 16]),
+        backlog_bytes_max=st.sampled_from([1, 300, 1 << 16]),
     ),
-    takes=st.none() | st.lists(st.booleans(), max_size=8),
 )
 def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     *,
@@ -95,267 +145,213 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     fails: bool,
     read_s: float,
     leave_at: float | None,
+    cut_at: float | None,
     config: HttpConfig,
-    takes: list[bool] | None,
 ) -> None:
-    """What the client reads is a gapless prefix of the events; `[DONE]` means all of them.
+    """What the client reads is a gapless prefix of the texts; `[DONE]` means all of them.
 
     A client that stays sees exactly one end: `[DONE]`, an error event, or an error status if
     nothing came before. Whatever happens, the generator is closed and the books say how it ended.
     """
-    events = [b"data: %d\n\n" % i for i in range(len(gaps))]
-    metrics = FrontendMetrics(RealEnv())
-    dice = iter(takes or [])
-    client = AsgiClient(read_s, leave_at, takes=lambda: next(dice, True))
-    context = Context("1")
-    is_closed = False
+    texts = [f"t{number}" for number in range(len(gaps))]
+    client = AsgiClient(read_s, leave_at, cut_at)
+    served = Served(client, config)
+    is_begun = is_closed = False
 
-    async def generate() -> AsyncGenerator[bytes, None]:
-        nonlocal is_closed
+    async def generate() -> AsyncGenerator[Delta, None]:
+        nonlocal is_begun, is_closed
+        is_begun = True
         try:
-            for gap, event in zip(gaps, events, strict=True):
+            for gap, text in zip(gaps, texts, strict=True):
                 await trio.sleep(gap)
-                yield event
+                yield Delta(text, [1])
             if fails:
                 raise UnavailableError("no live instance")
+            yield LAST
         finally:
             is_closed = True
 
-    async def main() -> str:
-        with metrics.request("m", "chat") as record:
-            writer = AnswerWriter(
-                client.receive,
-                client.send,
-                context,
-                record,
-                config,
-                headers=[],
-                connection=UNKNOWN_CONNECTION if takes is None else client.connection,
-            )
-            await writer.stream(generate(), bytes)
-        return record.outcome
-
-    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert is_closed or not client.messages
-    whole = b"".join(events)
-    told = client.body.removesuffix(DONE)
-    is_done = told != client.body
-    is_error = b'"error"' in told
-    if is_error and client.messages[0]["status"] == 200:
-        told = told[: told.index(b"data: {")]
-    if outcome == SUCCESS:
-        assert client.body == whole + DONE
-    elif outcome == Reason.CLIENT_DISCONNECT:
-        assert leave_at is not None
-        assert whole.startswith(told)
-        assert not is_error
-        assert context.reason is Reason.CLIENT_DISCONNECT
+    trio.run(served.run_items, generate(), clock=trio.testing.MockClock(autojump_threshold=0))
+    assert is_closed == is_begun
+    events = client.events if client.messages and client.status == 200 else []
+    got = told(events)
+    assert ([*texts, "!"])[: len(got)] == got
+    has_left = served.value("client_disconnects_total")
+    if served.outcome == SUCCESS:
+        assert (got, events[-1], has_left) == ([*texts, "!"], DONE_DATA, 0)
+    elif served.outcome == Reason.CLIENT_DISCONNECT:
+        assert leave_at is not None or cut_at is not None
+        assert has_left == 1
     else:
-        assert (outcome, is_error, is_done) == ("unavailable", True, False)
-        assert client.messages[0]["status"] == (200 if events else 503)
-        assert told == whole or not events
-    if leave_at is None:
-        assert outcome == ("unavailable" if fails else SUCCESS)
-        assert client.messages[-1]["more_body"] is False
-    assert metrics.value("requests_in_flight", model="m", endpoint="chat") == 0
+        assert (served.outcome, client.status) == ("unavailable", 200 if texts else 503)
+        assert (got, client.body.count(b'"error"'), has_left) == (texts, 1, 0)
+        assert DONE_DATA not in events
+    if leave_at is None and cut_at is None:
+        assert served.outcome == ("unavailable" if fails else SUCCESS)
+    assert client.is_answered or served.outcome == Reason.CLIENT_DISCONNECT
+    assert served.value("requests_in_flight") == 0
 
 
 @given(leave_at=st.floats(min_value=0, max_value=0.02))
 @settings(deadline=None)
 def test_a_client_that_waits_for_a_whole_answer_kills_it_by_leaving(*, leave_at: float) -> None:
     """A unary request ends when its client leaves, at any moment before the answer is sent."""
-    client = AsgiClient(0, leave_at)
-    context = Context("1")
-    metrics = FrontendMetrics(RealEnv())
+    served = Served(AsgiClient(leave_at=leave_at), sink_type=BodySink)
 
-    async def make_body() -> bytes:
+    async def one() -> AsyncGenerator[Delta, None]:
         await trio.sleep(0.01)
-        return b"{}"
+        yield LAST
 
-    async def main() -> str:
-        with metrics.request("m", "chat") as record:
-            writer = AnswerWriter(
-                client.receive, client.send, context, record, HttpConfig(), headers=[]
-            )
-            await writer.whole(make_body)
-        return record.outcome
-
-    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    if client.messages:
-        assert (client.body, outcome, context.is_killed) == (b"{}", SUCCESS, False)
+    trio.run(served.run_items, one(), clock=trio.testing.MockClock(autojump_threshold=0))
+    if served.client.messages:
+        assert (served.outcome, served.context.is_killed) == (SUCCESS, False)
+        assert b'"text":"!"' in served.client.body
     else:
-        assert (outcome, context.kill_reason) == (
-            Reason.CLIENT_DISCONNECT,
-            Reason.CLIENT_DISCONNECT,
-        )
+        killed = served.context.kill_reason
+        assert (served.outcome, killed) == (Reason.CLIENT_DISCONNECT, Reason.CLIENT_DISCONNECT)
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
+async def one_then_hang() -> AsyncGenerator[Delta, None]:
+    yield Delta("a", [1])
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("sink_type", [EventSink, BodySink])
 async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
-    autojump_clock: trio.testing.MockClock, *, is_streamed: bool
+    autojump_clock: trio.testing.MockClock, sink_type: type[EventSink | BodySink]
 ) -> None:
     """The last bound there is when a worker hangs and discovery cannot say that it is gone."""
-    client, context, metrics = AsgiClient(0, None), Context("1"), FrontendMetrics(RealEnv())
-
-    async def hang() -> AsyncGenerator[bytes, None]:
-        yield b"data: 0\n\n"
-        await trio.sleep_forever()
-
-    with metrics.request("m", "chat") as record:
-        writer = AnswerWriter(
-            client.receive,
-            client.send,
-            context,
-            record,
-            HttpConfig(request_timeout_s=60),
-            headers=[],
-        )
-        if is_streamed:
-            await writer.stream(hang(), bytes)
-        else:
-            await writer.whole(trio.sleep_forever)
+    served = Served(AsgiClient(), HttpConfig(request_timeout_s=60), sink_type=sink_type)
+    await served.run_items(one_then_hang())
     assert trio.current_time() == 60
-    assert (record.outcome, context.kill_reason) == (Reason.DEADLINE, Reason.DEADLINE)
-    assert client.messages[0]["status"] == (200 if is_streamed else 504)
-    assert b'"code":"deadline"' in client.body
-    assert not client.body.endswith(DONE)
+    assert (served.outcome, served.context.kill_reason) == (Reason.DEADLINE, Reason.DEADLINE)
+    assert served.client.status == (200 if sink_type is EventSink else 504)
+    assert b'"code":"deadline"' in served.client.body
+    assert served.client.is_answered
 
 
 async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    client, context, metrics = AsgiClient(6, None), Context("1"), FrontendMetrics(RealEnv())
+    served = Served(AsgiClient(read_s=6), HttpConfig(request_timeout_s=5))
 
-    async def quick() -> AsyncGenerator[bytes, None]:
-        yield b"data: 0\n\n"
+    async def quick() -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        yield LAST
 
-    with metrics.request("m", "chat") as record:
-        writer = AnswerWriter(
-            client.receive,
-            client.send,
-            context,
-            record,
-            HttpConfig(request_timeout_s=5),
-            headers=[],
-        )
-        await writer.stream(quick(), bytes)
-    assert (record.outcome, context.reason) == (SUCCESS, None)
-    assert client.body.endswith(DONE)
+    await served.run_items(quick())
+    assert (served.outcome, served.context.reason) == (SUCCESS, None)
+    assert served.client.events[-1] == DONE_DATA
 
 
-async def write(
-    client: AsgiClient, items: AsyncGenerator[bytes, None], context: Context | None = None
-) -> str:
-    """Stream `items` to a client that takes pieces without a checkpoint; the outcome."""
-    with FrontendMetrics(RealEnv()).request("m", "chat") as record:
-        writer = AnswerWriter(
-            client.receive,
-            client.send,
-            context or Context("1"),
-            record,
-            HttpConfig(),
-            headers=[],
-            connection=client.connection,
-        )
-        await writer.stream(items, bytes)
-    return record.outcome
-
-
-async def test_single_events_are_sent_where_they_are_made(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize("stops_at_s", [1, None])
+async def test_a_client_that_left_is_given_the_grace_to_stop_then_killed(
+    autojump_clock: trio.testing.MockClock, stops_at_s: float | None
 ) -> None:
-    """All but the first, which brings the status, and the end."""
+    """A slow one as well: its answer had been paused, and is to go on to its end."""
+    config = HttpConfig(on_disconnect="stop", stop_grace_s=3, backlog_bytes_max=1)
+    served = Served(AsgiClient(read_s=100, leave_at=2), config)
 
-    async def paced() -> AsyncGenerator[bytes, None]:
-        for number in range(10):
-            yield b"%d " % number
-            await trio.sleep(0.02)
+    async def stop_late() -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        await served.context.wait_stopped()
+        await trio.sleep(3.1 if stops_at_s is None else stops_at_s)
+        yield Delta("", [], FinishReason.CANCELLED)
 
-    client = AsgiClient(0, None, takes=lambda: True)
-    assert await write(client, paced()) == SUCCESS
-    assert client.body == b"0 1 2 3 4 5 6 7 8 9 " + DONE
-    assert client.taken == 9
-
-
-async def test_a_burst_goes_out_in_one_send(autojump_clock: trio.testing.MockClock) -> None:
-    """Of what is there at once only the first is a single event."""
-
-    async def bursts() -> AsyncGenerator[bytes, None]:
-        for number in range(30):
-            if number % 10 == 0:
-                await trio.sleep(0.02)
-            yield b"%d " % number
-
-    client = AsgiClient(0, None, takes=lambda: True)
-    assert await write(client, bursts()) == SUCCESS
-    assert client.body == b"".join(b"%d " % number for number in range(30)) + DONE
-    assert client.taken == 2
-    # The head, one piece of each burst but the first, the rest of each, and the end.
-    assert len(client.messages) == 1 + 2 + 3 + 1
+    await served.run_items(stop_late())
+    assert served.context.stop_reason is Reason.CLIENT_DISCONNECT
+    assert served.context.is_killed == (stops_at_s is None)
+    assert trio.current_time() == 2 + (stops_at_s or 3)
+    assert served.outcome == Reason.CLIENT_DISCONNECT
 
 
 async def test_an_engine_that_never_waits_lets_the_others_run(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """It computes, so time passes, but it has no checkpoint; nor has a client that takes it all.
+    """Every so many deltas the others have their turn, and Kill its effect."""
+    served, made = Served(AsgiClient()), 0
 
-    Every so many events the others have their turn, and Kill its effect.
-    """
-    context, turns, made = Context("1"), 0, 0
-    is_busy = trio.Event()
-
-    async def busy() -> AsyncGenerator[bytes, None]:
+    async def busy() -> AsyncGenerator[Delta, None]:
         nonlocal made
-        yield b"first "
-        await trio.sleep(1)
-        is_busy.set()
         while made < 10_000:
             made += 1
-            autojump_clock.jump(0.001)
-            yield b"x"
+            yield Delta("x", [1])
+        yield LAST
 
-    async def count() -> None:
-        nonlocal turns
-        await is_busy.wait()
-        while turns < 10:
-            turns += 1
+    async def kill() -> None:
+        for _ in range(10):
             await trio.lowlevel.checkpoint()
-        context.kill(Reason.STOP_REQUESTED)
+        served.context.kill(Reason.STOP_REQUESTED)
 
-    client = AsgiClient(0, None, takes=lambda: True)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(count)
-        outcome = await write(client, busy(), context)
-    assert outcome == Reason.STOP_REQUESTED
-    assert client.taken > 100
-    assert made < 1000
+        nursery.start_soon(kill)
+        await served.run_items(busy())
+    assert served.outcome == Reason.STOP_REQUESTED
+    assert 100 < made < 1000
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
-async def test_an_answer_whose_connection_was_cut_is_no_success(*, is_streamed: bool) -> None:
-    """A connection that was cut lets `send` return as if all were well; so it is asked."""
-    client = AsgiClient(0, None, is_cut=True)
-    context, metrics = Context("1"), FrontendMetrics(RealEnv())
+async def test_a_slow_client_pauses_its_source_until_half_of_it_is_sent(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A source that pushes is told that there is no room, and again when there is."""
+    served = Served(AsgiClient(read_s=1), HttpConfig(backlog_bytes_max=1000))
+    rooms: list[bool] = []
+    resumed: list[float] = []
 
-    async def quick() -> AsyncGenerator[bytes, None]:
-        yield b"data: 0\n\n"
+    async def push(sink: AnswerSink) -> None:
+        sink.starts(lambda: resumed.append(trio.current_time()))
+        rooms.extend(sink.take([Delta("x" * size, [1])]) for size in (100, 300, 700))
+        await trio.sleep(10)
+        rooms.append(sink.take([Delta("y", [1]), LAST]))
 
-    async def body() -> bytes:
-        return b"{}"
+    await served.run(push)
+    assert rooms == [True, True, False, True]
+    # The head and the first piece, which is all that there was then.
+    assert resumed == [2]
+    assert served.outcome == SUCCESS
 
-    with metrics.request("m", "chat") as record:
-        writer = AnswerWriter(
-            client.receive,
-            client.send,
-            context,
-            record,
-            HttpConfig(),
-            headers=[],
-            connection=client.connection,
-        )
-        if is_streamed:
-            await writer.stream(quick(), bytes)
-        else:
-            await writer.whole(body)
-    assert record.outcome == Reason.CLIENT_DISCONNECT
-    assert metrics.value("client_disconnects_total", model="m", endpoint="chat") == 1
+
+@pytest.mark.parametrize("sink_type", [EventSink, BodySink])
+async def test_what_a_sink_cannot_take_ends_the_request(
+    sink_type: type[EventSink | BodySink],
+) -> None:
+    """It comes out of the source, and is told like any other error."""
+    served = Served(AsgiClient(), sink_type=sink_type)
+
+    async def push(sink: AnswerSink) -> None:
+        sink.starts(lambda: None)
+        nothing: Any = object()
+        sink.take([Delta(nothing, [1], FinishReason.STOP)])
+
+    await served.run(push)
+    assert (served.outcome, served.client.status) == ("internal", 500)
+
+
+async def test_an_end_without_a_finish_reason_is_told_after_what_came(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    served = Served(AsgiClient())
+
+    async def cut_short() -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+
+    await served.run_items(cut_short())
+    assert told(served.client.events[:1]) == ["a"]
+    assert EngineError.code in served.client.events[-1]
+    assert served.outcome == EngineError.code
+
+
+async def test_an_answer_that_breaks_between_its_finish_reason_and_its_end_is_not_whole(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    served = Served(AsgiClient())
+
+    async def break_off() -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        yield LAST
+        raise UnavailableError("gone")
+
+    await served.run_items(break_off())
+    *chunks, error = served.client.events
+    assert (told(chunks), served.outcome) == (["a", "!"], "unavailable")
+    assert '"code":"unavailable"' in error

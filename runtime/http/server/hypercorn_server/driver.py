@@ -8,8 +8,9 @@ not do: listen and accept (`../server.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from starlette.types import ASGIApp
 
 from ....config.config import HttpConfig
 from ....nurseries import open_nursery
-from ...exchange import CONNECTION, Receive, Scope, Send, find_header, send_error
+from ...asgi import Receive, Scope, Send, send_error
+from ...exchanges import find_header
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER, fault_response
 from .connection import Connection
@@ -71,7 +73,7 @@ class HypercornDriver:
         """See `Driver`."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            has_body = any(find_header(scope, name) for name in _BODY_HEADERS)
+            has_body = any(find_header(scope["headers"], name) for name in _BODY_HEADERS)
             connection.request_started(has_body=has_body)
             self._changed(connection)
             try:
@@ -97,9 +99,11 @@ class HypercornDriver:
     async def _answer(
         self, connection: Connection, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        def send_now(body: bytes) -> bool:
-            # An empty chunk would end the body.
-            return not body or connection.send_now(b"%x\r\n%b\r\n" % (len(body), body))
+        async def send_checked(message: MutableMapping[str, Any]) -> None:
+            await send(message)
+            if connection.is_cut:
+                # As ASGI has it; hypercorn itself tells nobody.
+                raise BrokenPipeError("the client does not have the whole answer")
 
         async def receive_watched() -> Any:
             message = await receive()
@@ -108,16 +112,13 @@ class HypercornDriver:
                 self._changed(connection)
             return message
 
-        if scope["type"] == "http":
-            scope.setdefault("extensions", {})[CONNECTION] = {
-                # h11 frames a body of unknown length as chunks, and counts nothing in them.
-                "send_now": send_now if scope.get("http_version") == "1.1" else None,
-                "is_cut": lambda: connection.is_cut,
-            }
-            if not self._hosts.allows(find_header(scope, b"host")):
-                await send_error(send, HOST_ANSWER, [])
-                return
-        await self._app(scope, receive_watched, send)
+        if scope["type"] == "http" and not self._hosts.allows(
+            find_header(scope["headers"], b"host")
+        ):
+            await send_error(send, HOST_ANSWER)
+            return
+        with contextlib.suppress(BrokenPipeError):
+            await self._app(scope, receive_watched, send_checked)
 
 
 _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import trio
 
-from ...exchange import CONNECTION, ClientGoneError
+from ...exchanges import ClientGoneError
 from .exchange import NativeExchange
 
 __all__ = ["Address", "AsgiCall"]
@@ -42,9 +42,6 @@ class AsgiCall:
             "headers": head.headers,
             "client": client,
             "server": server,
-            "extensions": {
-                CONNECTION: {"send_now": self._send_now, "is_cut": lambda: exchange.is_gone}
-            },
         }
         self._exchange = exchange
         self._is_body_over = False
@@ -85,9 +82,3 @@ class AsgiCall:
             self._sends += 1
             if self._sends % SENDS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
-
-    def _send_now(self, body: bytes) -> bool:
-        if self._exchange.is_backlogged:
-            return False
-        self._exchange.write(body)
-        return True

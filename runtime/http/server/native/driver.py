@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 from starlette.types import ASGIApp
 
 from ....config.config import HttpConfig
 from ....env import Clock
-from ...exchanges import HttpExchange
+from ...exchanges import Handler
 from ...status import ErrorAnswer, answer_error
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER
@@ -22,9 +22,7 @@ from .connection import NativeConnection
 from .exchange import NativeExchange
 from .wire import open_wire
 
-__all__ = ["Handler", "NativeDriver"]
-
-Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
+__all__ = ["NativeDriver"]
 
 HOSTS_KNOWN_MAX: Final = 256
 

@@ -12,8 +12,7 @@ import trio
 
 from ....errors import LocalProtocolError
 from ...bodies import Body
-from ...exchange import ClientGoneError
-from ...exchanges import Headers
+from ...exchanges import JSON_TYPE, ClientGoneError, Headers
 from ...status import BodyTimeoutError, BodyTooLargeError
 from .answers import LAST_CHUNK, Dates, encode_chunk, encode_head, has_body
 from .bodies import open_body
@@ -23,7 +22,6 @@ from .output import Output
 __all__ = ["NativeExchange", "Owner"]
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-JSON_TYPE: Final = (b"content-type", b"application/json")
 
 
 class Owner(Protocol):
@@ -198,7 +196,7 @@ class NativeExchange:
     def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """See `HttpExchange`."""
         if not any(name == b"content-type" for name, _ in headers):
-            headers = [JSON_TYPE, *headers]
+            headers = [(b"content-type", JSON_TYPE), *headers]
         # A head that was not sent yet is replaced: something failed since.
         self._status, self._answer_headers = status, headers
         self.finish(body)
@@ -215,11 +213,6 @@ class NativeExchange:
     async def sent(self) -> None:
         """See `HttpExchange`."""
         await self._output.wait_flushed()
-
-    @property
-    def is_backlogged(self) -> bool:
-        """Whether something that was written is not the kernel's yet."""
-        return not self._output.is_flushed
 
     async def wait_room(self) -> None:
         """Return once there is room for more, or the client is gone."""

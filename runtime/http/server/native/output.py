@@ -61,11 +61,6 @@ class Output:
         self.is_broken = False
         """A write failed, or was not taken in time; or `drop` was called."""
 
-    @property
-    def is_flushed(self) -> bool:
-        """Whether the kernel has everything, or never will."""
-        return not self._backlog
-
     def send(self, data: bytes) -> bool:
         """Send or keep; whether there is room for more."""
         if self.is_broken:

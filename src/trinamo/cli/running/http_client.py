@@ -37,7 +37,6 @@ class Response:
     """An answer whose body is still to be read, once, with `chunks` or `body`."""
 
     status: int
-    content_type: str
     _connection: h11.Connection
     _stream: trio.abc.Stream
 
@@ -108,10 +107,7 @@ async def open_request(
         head = await _next(connection, stream)
         while not isinstance(head, h11.Response):
             head = await _next(connection, stream)
-        kinds = [value for name, value in head.headers if name == b"content-type"]
-        yield Response(
-            head.status_code, kinds[0].decode("latin-1") if kinds else "", connection, stream
-        )
+        yield Response(head.status_code, connection, stream)
 
 
 async def fetch(
