@@ -1,25 +1,23 @@
 """What the processes count, in the field's words: one class per role, methods named after events.
 
 Each object owns its registry, so that several runtimes in one process (tests, the simulator) do
-not share numbers. Children are cached per label set, because looking one up costs more than
-counting. The exposition is cached for a second: it blocks the loop, up to 20 ms with 100 models.
-Times come from `env.clock`. What a worker
-counts is in `worker.py`. What this module does not do: serve the text (`http/models/models.py`).
+not share numbers. What is counted for every request is tallied in plain numbers (`tallies.py`), and
+looked up once per model and endpoint. The exposition is kept for a second. Times come from
+`env.clock`. What a worker counts is in `worker.py`. What this module does not do: serve the text (`http/models/models.py`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
 
 import attrs
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client import Counter, Gauge
 
 from ..env import Env
-from .tokens import TokenMetrics, TokenTally
+from .tallies import Count, Counts, Histogram, Histograms, Registry
 
 __all__ = [
     "CANCELLED",
@@ -48,6 +46,10 @@ _MODELS_GONE_MAX: Final = 16
 when a model has just gone, and whoever scrapes comes some seconds later."""
 _RENDER_INTERVAL_S: Final = 1.0
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_GAP_BUCKETS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1, 2.5),
+)
 _FIRST_TOKEN_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60),
@@ -64,24 +66,12 @@ class LeaseState(enum.StrEnum):
     """The store forgot it; a new one is being asked for."""
 
 
-@attrs.frozen
-class _Samples:
-    """A view of a registry without the `_created` series, which double the text for nobody."""
-
-    registry: CollectorRegistry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self.registry.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
-
-
 class Metrics:
     """What every process has: a registry, its exposition, lease, live set, connections."""
 
     def __init__(self, env: Env) -> None:
         self.clock = env.clock
-        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry = Registry()
         self._clock = env.clock
         self._rendered = b""
         self._rendered_at: float | None = None
@@ -125,10 +115,17 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"trinamo_{name}", text, labels, registry=self.registry)
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(f"trinamo_{name}", text, labels, buckets=buckets, registry=self.registry)
+    def _counts(self, name: str, text: str, *labels: str, may_fall: bool = False) -> Counts:
+        found = Counts(f"trinamo_{name}", text, labels, may_fall=may_fall)
+        self.registry.register(found)
+        return found
+
+    def _histograms(
+        self, name: str, text: str, bounds_s: Sequence[float], *labels: str
+    ) -> Histograms:
+        found = Histograms(f"trinamo_{name}", text, bounds_s, labels)
+        self.registry.register(found)
+        return found
 
     def now(self) -> float:
         """The clock the records measure with."""
@@ -193,7 +190,7 @@ class Metrics:
         now = self._clock.now()
         if self._rendered_at is None or now - self._rendered_at >= _RENDER_INTERVAL_S:
             self._rendered_at = now
-            self._rendered = generate_latest(_Samples(self.registry))
+            self._rendered = self.registry.page()
         return self._rendered
 
     def value(self, name: str, **labels: str) -> float:
@@ -206,14 +203,15 @@ class Metrics:
 
 @attrs.frozen
 class _ModelSeries:
-    """The children of one model and endpoint."""
+    """What is counted of one model and endpoint."""
 
-    in_flight: Gauge
+    in_flight: Count
     duration: Histogram
     first_token: Histogram
-    tokens_in: Counter
-    tokens_out: TokenTally
-    disconnects: Counter
+    gaps: Histogram
+    tokens_in: Count
+    tokens_out: Count
+    disconnects: Count
 
 
 def _item(counts: LiveCounts, place: int) -> Callable[[], float]:
@@ -231,65 +229,70 @@ class FrontendMetrics(Metrics):
         self._series: dict[tuple[str, str], _ModelSeries] = {}
         self._gone: dict[str, None] = {}
         by_model = ("model", "endpoint")
-        self._requests = self._counter(
+        self._requests = self._counts(
             "requests", "Requests that ended", "model", "endpoint", "outcome"
         )
-        self._in_flight = self._gauge("requests_in_flight", "Requests not ended yet", *by_model)
-        self._duration = self._histogram(
+        self._in_flight = self._counts(
+            "requests_in_flight", "Requests not ended yet", *by_model, may_fall=True
+        )
+        self._duration = self._histograms(
             "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
         )
-        self._first_token = self._histogram(
+        self._first_token = self._histograms(
             "time_to_first_token_seconds",
             "Arrival to the first token",
             _FIRST_TOKEN_BUCKETS_S,
             *by_model,
         )
-        self._tokens_in = self._counter("input_tokens", "Prompt tokens", *by_model)
-        self._tokens_out = TokenMetrics()
-        self.registry.register(self._tokens_out)
-        self._disconnects = self._counter(
+        self._gaps = self._histograms(
+            "inter_token_latency_seconds",
+            "From one step's tokens to the next, divided by the tokens of the step",
+            _GAP_BUCKETS_S,
+            *by_model,
+        )
+        self._tokens_in = self._counts("input_tokens", "Prompt tokens", *by_model)
+        self._tokens_out = self._counts("output_tokens", "Generated tokens", *by_model)
+        self._disconnects = self._counts(
             "client_disconnects", "Clients that left before their answer's end", *by_model
         )
-        self._cancellations = self._counter(
+        self._cancellations = self._counts(
             "cancellations", "Requests stopped or killed", "model", "reason"
         )
 
-    @contextmanager
-    def request(self, model: str, endpoint: str) -> Iterator[RequestRecord]:
+    def request(self, model: str, endpoint: str) -> RequestRecord:
         """Count one request while inside; set `outcome` before leaving."""
-        record = RequestRecord(self, model, endpoint, self._clock.now())
-        record.series.in_flight.inc()
-        try:
-            yield record
-        finally:
-            record.series.in_flight.dec()
-            record.series.duration.observe(self._clock.now() - record.started_at)
-            if self.counts(record):
-                self._requests.labels(model, endpoint, record.outcome).inc()
+        return RequestRecord(self, model, endpoint, self._clock.now())
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request is over."""
+        record.series.duration.observe(self._clock.now() - record.started_at)
+        if self.counts(record):
+            self._requests.tally(record.model, record.endpoint, record.outcome).value += 1
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request ended before its model was known."""
-        self._requests.labels(UNKNOWN_MODEL, endpoint, outcome).inc()
+        self._requests.tally(UNKNOWN_MODEL, endpoint, outcome).value += 1
 
     def series(self, model: str, endpoint: str) -> _ModelSeries:
-        """The children for these labels, looked up once."""
+        """What is counted for these labels, looked up once."""
         key = (model, endpoint)
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = _ModelSeries(
-                in_flight=self._in_flight.labels(*key),
-                duration=self._duration.labels(*key),
-                first_token=self._first_token.labels(*key),
-                tokens_in=self._tokens_in.labels(*key),
+                in_flight=self._in_flight.tally(*key),
+                duration=self._duration.tally(*key),
+                first_token=self._first_token.tally(*key),
+                gaps=self._gaps.tally(*key),
+                tokens_in=self._tokens_in.tally(*key),
                 tokens_out=self._tokens_out.tally(*key),
-                disconnects=self._disconnects.labels(*key),
+                disconnects=self._disconnects.tally(*key),
             )
         return series
 
     def cancelled(self, record: RequestRecord, reason: str) -> None:
         """A request was stopped or killed, for `reason`."""
         if self.counts(record):
-            self._cancellations.labels(record.model, reason).inc()
+            self._cancellations.tally(record.model, reason).value += 1
 
     def counts(self, record: RequestRecord) -> bool:
         """Whether the series of a request's model are still there.
@@ -311,21 +314,21 @@ class FrontendMetrics(Metrics):
         del self._gone[oldest]
         for endpoint in ("chat", "completions"):
             self._series.pop((oldest, endpoint), None)
-            self._tokens_out.remove(oldest, endpoint)
-        for metric in (
+        for counts in (
             self._requests,
             self._in_flight,
-            self._duration,
-            self._first_token,
             self._tokens_in,
+            self._tokens_out,
             self._disconnects,
             self._cancellations,
         ):
-            metric.remove_by_labels({"model": oldest})
+            counts.remove("model", oldest)
+        for histograms in (self._duration, self._first_token, self._gaps):
+            histograms.remove("model", oldest)
 
 
 class RequestRecord:
-    """One request of a frontend, from arrival to end."""
+    """One request of a frontend, from arrival to end, which is when it is left."""
 
     __slots__ = (
         "_last_token_at",
@@ -357,10 +360,23 @@ class RequestRecord:
         self.series = metrics.series(model, endpoint)
         self.started_at = started_at
 
+    def __enter__(self) -> Self:
+        self.series.in_flight.value += 1
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.series.in_flight.value -= 1
+        self._metrics.ended(self)
+
     def prompt(self, tokens: int) -> None:
         """The prompt has `tokens` tokens."""
         self.prompt_tokens += tokens
-        self.series.tokens_in.inc(tokens)
+        self.series.tokens_in.value += tokens
 
     def token(self, tokens: int) -> None:
         """One step brought `tokens` tokens; none is no step."""
@@ -370,14 +386,14 @@ class RequestRecord:
         if self._last_token_at is None:
             self.series.first_token.observe(now - self.started_at)
         else:
-            self.series.tokens_out.gap((now - self._last_token_at) / tokens)
+            self.series.gaps.observe((now - self._last_token_at) / tokens)
         self._last_token_at = now
-        self.series.tokens_out.tokens += tokens
+        self.series.tokens_out.value += tokens
         self.output_tokens += tokens
 
     def disconnected(self) -> None:
         """The client left before the answer's end."""
-        self.series.disconnects.inc()
+        self.series.disconnects.value += 1
 
     def cancelled(self, reason: str) -> None:
         """The request was stopped or killed, for `reason`."""

@@ -1,7 +1,7 @@
 """What a worker counts about the requests it serves.
 
-What changes with every request or item is counted in plain numbers, which a scrape reads: a counter of
-prometheus-client would be the dearest thing done for an item. Its other children are kept per endpoint.
+In plain numbers (`tallies.py`): a counter of prometheus-client would be the dearest thing done for an
+item.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import attrs
-from prometheus_client import Counter, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..env import Env
 from ..errors import TrinamoError
 from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
+from .tallies import Count, Histogram
 
 __all__ = ["EndpointTally", "WorkerMetrics", "WorkerRecord"]
 
@@ -24,36 +24,23 @@ __all__ = ["EndpointTally", "WorkerMetrics", "WorkerRecord"]
 class EndpointTally:
     """The requests of one endpoint, so far and now."""
 
-    requests: Counter
+    in_flight: Count
     duration: Histogram
     items: int = 0
     """Count an item here when it is sent: who asks in the middle of a long answer sees it grow."""
-    in_flight: int = 0
-    streams: int = 0
-    outcomes: dict[str, Counter] = attrs.Factory(dict)
-    """How requests ended: the children of `requests`."""
 
 
-class _Counts(Collector):
+class _Items(Collector):
     def __init__(self) -> None:
         self.tallies: dict[str, EndpointTally] = {}
 
     def collect(self) -> Iterator[Metric]:
-        items = CounterMetricFamily(
+        found = CounterMetricFamily(
             "trinamo_worker_items", "Items yielded by handlers", labels=("endpoint",)
         )
-        in_flight = GaugeMetricFamily(
-            "trinamo_worker_requests_in_flight", "Requests being served", labels=("endpoint",)
-        )
         for endpoint, tally in self.tallies.items():
-            items.add_metric((endpoint,), tally.items)
-            in_flight.add_metric((endpoint,), tally.in_flight)
-        streams = sum(tally.streams for tally in self.tallies.values())
-        yield from (
-            items,
-            in_flight,
-            GaugeMetricFamily("trinamo_worker_streams", "Open response streams", streams),
-        )
+            found.add_metric((endpoint,), tally.items)
+        yield found
 
 
 class WorkerMetrics(Metrics):
@@ -61,35 +48,45 @@ class WorkerMetrics(Metrics):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._requests = self._counter(
+        self._requests = self._counts(
             "worker_requests", "Requests that ended", "endpoint", "outcome"
         )
-        self._duration = self._histogram(
+        self._in_flight = self._counts(
+            "worker_requests_in_flight", "Requests being served", "endpoint", may_fall=True
+        )
+        self._duration = self._histograms(
             "worker_request_duration_seconds", "Acceptance to end", DURATION_BUCKETS_S, "endpoint"
         )
-        self._counts = _Counts()
-        self.registry.register(self._counts)
-        self._cancellations = self._counter(
+        self._items = _Items()
+        self.registry.register(self._items)
+        self.streams = self._counts(
+            "worker_streams", "Open response streams", may_fall=True
+        ).tally()
+        self._cancellations = self._counts(
             "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
         )
 
     def begin(self, endpoint: str, *, is_stream: bool) -> WorkerRecord:
         """A request was accepted; set the record's `outcome`, then `end` it."""
-        tally = self._counts.tallies.get(endpoint)
+        tally = self._items.tallies.get(endpoint)
         if tally is None:
-            tally = EndpointTally(self._requests, self._duration.labels(endpoint))
-            self._counts.tallies[endpoint] = tally
-        tally.in_flight += 1
-        tally.streams += is_stream
+            tally = EndpointTally(self._in_flight.tally(endpoint), self._duration.tally(endpoint))
+            self._items.tallies[endpoint] = tally
+        tally.in_flight.value += 1
+        self.streams.value += is_stream
         return WorkerRecord(self, endpoint, tally, is_stream=is_stream)
+
+    def ended(self, endpoint: str, outcome: str) -> None:
+        """A request is over."""
+        self._requests.tally(endpoint, outcome).value += 1
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request got a NACK; `outcome` is its status."""
-        self._requests.labels(endpoint, outcome).inc()
+        self._requests.tally(endpoint, outcome).value += 1
 
     def cancelled(self, endpoint: str, reason: str) -> None:
         """A request was stopped or killed, for `reason`."""
-        self._cancellations.labels(endpoint, reason).inc()
+        self._cancellations.tally(endpoint, reason).value += 1
 
 
 class WorkerRecord:
@@ -132,11 +129,7 @@ class WorkerRecord:
         """It has ended: count it. Once."""
         self.duration_s = self._metrics.now() - self._started_at
         tally = self.tally
-        tally.in_flight -= 1
-        tally.streams -= self._is_stream
+        tally.in_flight.value -= 1
+        self._metrics.streams.value -= self._is_stream
         tally.duration.observe(self.duration_s)
-        counter = tally.outcomes.get(self.outcome)
-        if counter is None:
-            counter = tally.requests.labels(self.endpoint, self.outcome)
-            tally.outcomes[self.outcome] = counter
-        counter.inc()
+        self._metrics.ended(self.endpoint, self.outcome)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.logs.fields import name_process
+from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import (
@@ -40,6 +41,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     metrics.registry.register(LogLosses())
     async with (
         stopped_by_signals() as stop,
+        lag_measured(metrics),
         open_engine(config.worker, choice.engine) as engine,
     ):
         await serve_worker(
@@ -66,7 +68,7 @@ async def run_frontend(config: Config, *, ready: Callable[[FrontendReady], None]
     env = RealEnv()
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
-    async with stopped_by_signals() as stop:
+    async with stopped_by_signals() as stop, lag_measured(metrics):
         await serve_frontend(config, env, RealTransports(), stop, ready=ready, metrics=metrics)
 
 
