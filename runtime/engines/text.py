@@ -93,19 +93,27 @@ class TextStream:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_partial = False
+        """Whether the decoder keeps an incomplete character back."""
         self._matcher = StopMatcher(stops)
+        self._has_stops = bool(stops)
 
     @property
     def is_stopped(self) -> bool:
         """A stop string is complete: no text follows."""
-        return self._matcher.is_stopped
+        return self._has_stops and self._matcher.is_stopped
 
     def push(self, data: bytes) -> str:
         """Take the bytes of one token and return the text that can be shown now.
 
         Bytes that are no UTF-8 become U+FFFD.
         """
-        return self._matcher.push(self._decoder.decode(data))
+        if data.isascii() and not self._is_partial:
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+            self._is_partial = bool(self._decoder.getstate()[0])
+        return self._matcher.push(text) if self._has_stops else text
 
     def finish(self) -> str:
         """The answer is over: return what was kept back, empty after a stop string."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 
 import attrs
+import msgspec
 
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
@@ -29,9 +30,8 @@ from .step import StepItem
 __all__ = ["Plan", "Scheduler", "Work"]
 
 
-@attrs.frozen
-class Work:
-    """One sequence's share of a step: its next `token_count` tokens."""
+class Work(msgspec.Struct, eq=False):
+    """One sequence's share of a step: its next `token_count` tokens. There is one for every token."""
 
     sequence: TokenSequence
     token_count: int
@@ -43,14 +43,15 @@ class Work:
 
     def to_item(self) -> StepItem:
         """What the model is told of it."""
-        sequence = self.sequence
-        position = sequence.cached_tokens
+        sequence, count = self.sequence, self.token_count
+        known, position = sequence.token_ids, sequence.cached_tokens
+        end = position + count
         return StepItem(
             slot=sequence.slot,
-            token_ids=sequence.token_ids[position : position + self.token_count],
+            token_ids=known[position:end],
             position=position,
             block_ids=sequence.block_ids,
-            is_sampled=self.is_sampled,
+            is_sampled=end == len(known),
             sampling=sequence.sampling,
         )
 
@@ -168,9 +169,13 @@ class Scheduler:
 
     def _grow_running(self, work: list[Work], budget: int) -> int:
         """Give those running their share, decoding first; returns the budget that is left."""
-        ready = [sequence for sequence in self.running if not sequence.is_paused]
-        ready.sort(key=lambda sequence: sequence.pending_tokens > 1)
-        for sequence in ready:
+        decoding: list[TokenSequence] = []
+        prefilling: list[TokenSequence] = []
+        for sequence in self.running:
+            if not sequence.is_paused:
+                is_decoding = len(sequence.token_ids) - sequence.cached_tokens == 1
+                (decoding if is_decoding else prefilling).append(sequence)
+        for sequence in (*decoding, *prefilling):
             if budget == 0:
                 break
             # Only decoding needs new blocks, and its victims are newer, so not in `work` yet.
@@ -179,12 +184,16 @@ class Scheduler:
         return budget
 
     def _add_work(self, work: list[Work], sequence: TokenSequence, budget: int) -> int:
-        count = min(sequence.pending_tokens, self._chunk_tokens_max, budget)
+        count = sequence.pending_tokens
+        if count > 1:
+            count = min(count, self._chunk_tokens_max, budget)
         work.append(Work(sequence, count))
         return count
 
     def _reserve(self, sequence: TokenSequence) -> bool:
         """Get the blocks for all known tokens; False if `sequence` itself had to give way."""
+        if len(sequence.token_ids) <= len(sequence.block_ids) * self._block_tokens:
+            return True
         missing = self._missing_blocks(sequence, len(sequence.token_ids))
         while (taken := self.pool.take(missing)) is None:
             victim = self._newest_paused() or self.running[-1]

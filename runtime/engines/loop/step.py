@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
+import msgspec
 
 from ...protocol.kv.events import KvEvent
 from ...protocol.openai.generate import GenerateRequest
@@ -52,9 +53,8 @@ class Sampling:
         return scramble(scramble(self.seed) ^ position)
 
 
-@attrs.frozen(kw_only=True)
-class StepItem:
-    """One sequence's share of a step."""
+class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One sequence's share of a step. There is one for every token."""
 
     slot: int
     """A small number that no other running sequence has; constant until it is released."""

@@ -81,8 +81,14 @@ class BlockCache:
         """
         if position == 0:
             self.release(slot)
-        blocks = self._slots.setdefault(slot, SlotBlocks())
+        blocks = self._slots.get(slot)
+        if blocks is None:
+            blocks = self._slots[slot] = SlotBlocks()
         fresh = len(token_ids)
+        if fresh == 1 and 0 < len(blocks.partial) < self.block_tokens - 1:
+            # Nearly every token of an answer: no block begins, and none is full.
+            blocks.partial.append(token_ids[0])
+            return 1
         # Only while everything before was a hit, or new blocks would be taken for old ones.
         new: list[bytes] = []
         parent = blocks.last_hash
