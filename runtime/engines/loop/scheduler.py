@@ -30,7 +30,7 @@ from .step import StepItem
 __all__ = ["Plan", "Scheduler", "Work"]
 
 
-class Work(msgspec.Struct, eq=False):
+class Work(msgspec.Struct, eq=False, gc=False):
     """One sequence's share of a step: its next `token_count` tokens. There is one for every token."""
 
     sequence: TokenSequence

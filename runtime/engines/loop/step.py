@@ -53,7 +53,7 @@ class Sampling:
         return scramble(scramble(self.seed) ^ position)
 
 
-class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One sequence's share of a step. There is one for every token."""
 
     slot: int
