@@ -3,7 +3,7 @@
 trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with TRINAMO_BENCH_BEFORE, the interpreter of another checkout, that one, too. Rounds alternate,
 medians are shown. The loads: `one` streams of one item, 64 at once, and `unary` calls; `steps` all
 streams get one item each in the same instant, every 5 ms, as from an engine that steps them
-together; `phased` every 1.25 ms one stream after the other gets an item, as from many engines;
+together; `loop` the same from trinamo's own step loop, which pushes; `phased` every 1.25 ms one stream after the other gets an item, as from many engines;
 `free` handlers yield as fast as the consumers take; `kills` from a consumer's leaving its stream to
 the handler's cancellation, with other streams beside it or none.
 """
@@ -24,6 +24,7 @@ LOADS = {
     "one": "streams of one item, 64 at once",
     "unary": "unary, 64 at once",
     "steps": "items of 64 streams that step together",
+    "loop": "deltas of 64 sequences of trinamo's step loop",
     "phased": "items of 64 streams in turn",
     "free": "items of 64 streams at once",
 }
@@ -41,6 +42,7 @@ def measure(pair: Pair, load: str, *, share: int = 1) -> dict[str, float]:
         return pair.measure(do, calls * STREAMS, in_flight=STREAMS, calls=calls)
     handler, items = {
         "steps": ("paced", 25_600),
+        "loop": ("loop", 25_600),
         "phased": ("phased", 1_920),
         "free": ("tokens", FREE_ITEMS[pair.kind]),
     }[load]
@@ -53,9 +55,10 @@ def run(loads: Sequence[str], kinds: Sequence[str], *, rounds: int, share: int =
     results: dict[str, dict[str, dict[str, float]]] = {}
     with open_pairs(kinds) as pairs:
         for load in loads:
-            rows: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+            able = [pair for pair in pairs if load != "loop" or pair.kind == "trinamo"]
+            rows: dict[str, list[dict[str, float]]] = {pair.kind: [] for pair in able}
             for number in range(rounds + 1):
-                for pair in pairs:
+                for pair in able:
                     found = measure(pair, load, share=share)
                     if number:  # The first round warms up.
                         rows[pair.kind].append(found)

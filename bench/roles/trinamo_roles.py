@@ -19,6 +19,7 @@ from commands import (
     cpu,
     measured,
 )
+from step_loop import open_loop
 
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.router import Router
@@ -27,6 +28,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.planes import Entry, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.protocol.openai.generate import Delta
 from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -38,9 +40,9 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
-TOKENS, PACED, PHASED, ECHO, HOLD = (
-    EndpointName("bench", "engine", each) for each in ("tokens", "paced", "phased", "echo", "hold")
-)
+NAMES = ("tokens", "paced", "phased", "loop", "loop20", "echo", "hold")
+ENDPOINTS = [EndpointName("bench", "engine", name) for name in NAMES]
+TOKENS, PACED, PHASED, LOOP, LOOP_20, ECHO, HOLD = ENDPOINTS
 
 
 async def read_line() -> str:
@@ -115,12 +117,16 @@ async def _worker() -> None:
     options, env, engine = TcpOptions(), RealEnv(), Engine()
     async with (
         open_request_server(options, env, instance_id="1") as server,
+        open_loop() as loop,
+        open_loop(0.02) as loop_20,
         trio.open_nursery() as nursery,
     ):
         serving = Worker(TcpClient(options), env, instance_id="1", requests_max=4096)
         serving.add(Endpoint(TOKENS, stream=engine.tokens, request_type=int))
         serving.add(Endpoint(PACED, stream=engine.paced, request_type=int))
         serving.add(Endpoint(PHASED, stream=engine.phased, request_type=int))
+        serving.add(Endpoint(LOOP, push=loop, request_type=int))
+        serving.add(Endpoint(LOOP_20, push=loop_20, request_type=int))
         serving.add(Endpoint(HOLD, stream=engine.hold, request_type=int))
         serving.add(Endpoint(ECHO, unary=engine.echo, request_type=str))
         await nursery.start(serving.run)
@@ -147,7 +153,7 @@ async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
             router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))
             return Client(router, home, env)
 
-        yield {each.endpoint: client(each) for each in (TOKENS, PACED, PHASED, ECHO, HOLD)}
+        yield {each.endpoint: client(each) for each in ENDPOINTS}
 
 
 class Load:
@@ -161,9 +167,11 @@ class Load:
     async def stream(self, load: str, streams: int, items: int) -> Command:
         client = self.clients[load]
 
+        item_type = Delta if load.startswith("loop") else str
+
         async def one() -> None:
             count = 0
-            async with client.stream(items, str) as stream:
+            async with client.stream(items, item_type) as stream:
                 async for _ in stream:
                     count += 1
             assert count == items

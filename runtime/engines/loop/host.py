@@ -281,9 +281,9 @@ class EngineHost:
             reason = f"token {token_id} has no text: {type(error).__name__}: {error}"
             self._fail(sequence, EngineError(reason), error)
             return
-        if is_end or sequence.is_full or answer.text.is_stopped:
+        is_stop = is_end or answer.text.is_stopped
+        if is_stop or sequence.is_full:
             text += answer.text.finish()
-            is_stop = is_end or answer.text.is_stopped
             self._send(answer, text, FinishReason.STOP if is_stop else FinishReason.LENGTH)
             self._end(answer)
         elif text:

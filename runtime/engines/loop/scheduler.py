@@ -152,10 +152,11 @@ class Scheduler:
         sequence = work.sequence
         if sequence.is_dead:
             return
-        sequence.cached_tokens += work.token_count
+        cached = sequence.cached_tokens = sequence.cached_tokens + work.token_count
         if token_id is not None:
-            assert sequence.pending_tokens == 0, "a token was sampled in the middle of a prefill"
-            sequence.token_ids.append(token_id)
+            known = sequence.token_ids
+            assert cached == len(known), "a token was sampled in the middle of a prefill"
+            known.append(token_id)
 
     def _bury(self) -> None:
         for sequence in self._dead:
