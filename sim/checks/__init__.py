@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from . import census, expectations, leases, streams, watches
+from . import census, expectations, inputs, leases, streams, watches
 
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["INVARIANTS", "judge"]
 
 INVARIANTS: Final = {
-    "I1": "a client's tokens are a gapless prefix of the right answer; nothing follows the end",
-    "I2": "every request has exactly one end, and only a whole answer is called complete",
+    "I1": "a client's tokens, and a worker's input, are a gapless prefix; nothing follows the end",
+    "I2": "every request has exactly one end; only a whole answer, or input, passes for complete",
     "I3": "after Stop at most the queued tokens and one more step; after Kill none; Kill stays",
     "I4": "once the client is gone every leg of its request is idle within a bound",
     "I5": "at quiescence no request, stream, subject, block or task is left",
@@ -41,6 +41,7 @@ INVARIANTS: Final = {
 
 CHECKS: Final[tuple[Callable[[Outcome], Iterator[tuple[str, str]]], ...]] = (
     streams.check,
+    inputs.check,
     leases.check,
     watches.check,
     census.check,

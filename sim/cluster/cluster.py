@@ -23,10 +23,11 @@ from ..core.errors import Violation
 from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
+from .members import ask_as_member
 from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
-from .workload import ClientProfile, RequestRecord, ask_over_http, ask_through_runtime
+from .workload import ClientProfile, RequestRecord, ask_over_http
 
 if TYPE_CHECKING:
     from ..scenario.plans import FaultPlan
@@ -128,14 +129,15 @@ class Cluster:
         self.processes[name] = process
         config = self.plan.config
         if name in self.workers:
-            return run_worker, process, config, self.plan.engine
+            takes_input = any(each.via == "exchange" for each in self.plan.workload)
+            return run_worker, process, config, self.plan.engine, takes_input
         if name in self.frontends:
             return run_frontend, process, config
         profile = self._profiles[name]
         rng = self.world.choices.stream(f"load/{name}")
-        if profile.via == "runtime":
-            return ask_through_runtime, process, profile, rng, self.records, config
-        return ask_over_http, process, profile, rng, self.records
+        if profile.via == "http":
+            return ask_over_http, process, profile, rng, self.records
+        return ask_as_member, process, profile, rng, self.records, config
 
     def strike(self, fault: FaultPlan, host: str) -> None:
         """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
@@ -154,11 +156,11 @@ class Cluster:
         return self.world.host(name).state is HostState.UP
 
     def clients_of(self, frontends: Collection[str]) -> list[str]:
-        """The clients that ask one of these frontends, or workers through the runtime."""
+        """The clients that ask one of these frontends, or workers themselves."""
         return [
             name
             for name, profile in self._profiles.items()
-            if profile.via == "runtime" or profile.to in frontends
+            if profile.via != "http" or profile.to in frontends
         ]
 
     def open_requests(self, clients: Collection[str]) -> list[RequestRecord]:

@@ -1,10 +1,11 @@
-"""Clients of a simulated cluster: over HTTP with httpx, or through the runtime's own client.
+"""Clients of a simulated cluster: what they are asked to do, and those over HTTP, with httpx.
 
 A client host asks one request after the other, waits for its end, and writes down what it saw in
 a `RequestRecord`; the checkers compare that with what the engines did. How a client misbehaves (it
 quits, stops, kills or drops after so many tokens, reads slowly) is part of its `ClientProfile`.
 
-What this module does not do: speak nonsense on purpose (`byzantine.py`).
+Clients that are members of the cluster are in `members.py`, those that speak nonsense on purpose in
+`byzantine.py`.
 """
 
 from __future__ import annotations
@@ -18,28 +19,27 @@ import attrs
 import httpx
 import trio
 
-from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.mocker.engine import expected_text
-from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
 
-from .roles import HTTP_PORT, MODEL, RAISE_WORD, Process, run_caller
+from .engines import RAISE_WORD
+from .roles import HTTP_PORT, MODEL, Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 __all__ = [
     "COMPLETE",
+    "Client",
     "ClientProfile",
     "RequestRecord",
     "Via",
     "ask_over_http",
-    "ask_through_runtime",
 ]
 
-Via = Literal["http", "runtime"]
+Via = Literal["http", "runtime", "exchange"]
+"""How a client asks: a frontend, a worker through the runtime, or a worker to which it streams input."""
 COMPLETE: Final = "complete"
 
 
@@ -75,6 +75,12 @@ class ClientProfile:
     """Leave the iterator."""
     raise_after: int = -1
     """Have the engine fail."""
+    input_pause_s: float = 0.0
+    """In an exchange: before each item of input, one for each token of the answer."""
+    input_bytes: int = 0
+    """Of each item of input, beside its token."""
+    cut_input_after: int = -1
+    """Leave after so many items of input, which then is not complete."""
 
 
 @attrs.define
@@ -122,7 +128,7 @@ def make_request(
 
 
 class Client:
-    """What both kinds of client share: the requests, one by one, and their records."""
+    """What all kinds of client share: the requests, one by one, and their records."""
 
     def __init__(
         self,
@@ -261,68 +267,3 @@ def _http_body(record: RequestRecord, *, stream: bool) -> dict[str, Any]:
         "max_tokens": record.output_tokens,
         "stream": stream,
     }
-
-
-async def ask_through_runtime(
-    process: Process,
-    profile: ClientProfile,
-    rng: random.Random,
-    records: list[RequestRecord],
-    config: Any,
-) -> None:
-    """The main function of a client host that is a member of the cluster."""
-    client = _RuntimeClient(process, profile, rng, records)
-    await trio.sleep(profile.start_s)
-    section = config.worker
-    endpoint = EndpointName(section.namespace, section.component, section.endpoint)
-    async with run_caller(process, config) as runtime:
-        routed = await runtime.client(endpoint)
-        await routed.router.wait_instances()
-        for number in range(profile.requests):
-            await client.ask(routed, await client.pause_and_begin(number))
-        process.note("caller.done")
-        await process.stop.wait()
-
-
-class _RuntimeClient(Client):
-    async def ask(self, routed: Any, record: RequestRecord) -> None:
-        terminal = "left alone"
-        # The same name twice would be cancelled with the first.
-        with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
-            try:
-                with trio.move_on_after(self.profile.timeout_s) as deadline:
-                    terminal = await self._consume(routed, record, context)
-                if deadline.cancelled_caught:
-                    context.kill(Reason.DEADLINE)
-                    terminal = "deadline"
-            except TrinamoError as error:
-                terminal = error.code
-            self.process.note("caller.state", request=record.name, state=context.state)
-        self.end(record, terminal)
-
-    async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
-        profile = self.profile
-        if profile.kill_after == 0:
-            context.kill(Reason.CLIENT_DISCONNECT)
-        async with routed.stream(record.request, Delta, context=context) as deltas:
-            self.process.note("stream.open", request=record.name, instance=deltas.instance.id)
-            async for delta in deltas:
-                self.take(record, delta.text)
-                record.finish_reason = delta.finish_reason or record.finish_reason
-                if profile.read_pause_s:
-                    await trio.sleep(profile.read_pause_s)
-                self._decide(record, context)
-                if 0 <= profile.drop_after <= len(record.text):
-                    return "dropped"
-        return COMPLETE
-
-    def _decide(self, record: RequestRecord, context: Context) -> None:
-        profile, count = self.profile, len(record.text)
-        if 0 <= profile.stop_after <= count and not context.is_stopped:
-            self.process.note("caller.stop", request=record.name, tokens=count)
-            context.stop(Reason.STOP_REQUESTED)
-        if 0 <= profile.kill_after <= count and not context.is_killed:
-            self.process.note("caller.kill", request=record.name, tokens=count)
-            context.kill(Reason.CLIENT_DISCONNECT)
-            # Upstream's stop after kill downgraded it; ours must not hear it.
-            context.stop(Reason.STOP_REQUESTED)

@@ -43,7 +43,9 @@ WHY_NOT: Final = {
 TOLD: Final = ("index", "token", "tokens", "outcome", "state", "reason")
 """Fields of a note that must be equal; names of attempts and instances are drawn anew."""
 COUNTED: Final = ("index", "token", "tokens")
-EARLY: Final = ("quit_after", "quit_after_s", "stop_after", "kill_after", "drop_after")
+EARLY: Final = (
+    "quit_after", "quit_after_s", "stop_after", "kill_after", "drop_after", "cut_input_after"
+)  # fmt: skip
 
 LATENCY_S: Final = 0.00005
 """About what loopback needs, with a wake-up of the other end."""

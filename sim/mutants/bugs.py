@@ -29,6 +29,7 @@ from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.client import TcpResponseSender, _Conversation
+from trinamo.transports.tcp.streams.input_stream import InputReceiver
 from trinamo.transports.tcp.streams.response_connection import ResponseRegistration
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
@@ -108,7 +109,7 @@ def stop_downgrades_kill() -> list[Patch]:
     """`stop()` sets the state without looking, so that a killed context is only stopped."""
 
     def stop(self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
-        for child in tuple(self._children):
+        for child in tuple(self._children or ()):
             child.stop(reason)
         self.stop_reason = reason
         self._advance(State.STOPPED)
@@ -131,6 +132,28 @@ def drop_leaves_the_stream() -> list[Patch]:
 def kill_delivers_the_queue() -> list[Patch]:
     """What was queued when the caller said Kill is still handed out."""
     return [(Channel, "abandon", Channel.fail)]
+
+
+@bug
+def input_cut_is_complete() -> list[Patch]:
+    """The worker takes the end of an input that was cut off for the end of the input."""
+
+    def end(self: Any, _: Reason) -> None:
+        self._complete = True
+
+    return [(InputReceiver, "_kill", end)]
+
+
+@bug
+def input_stop_unheard() -> list[Patch]:
+    """Stop reaches the handler's context, but its input goes on."""
+    apply = InputReceiver._apply  # noqa: SLF001 -- what is replaced
+
+    def deaf(self: Any, event: object) -> None:
+        if not isinstance(event, Stop):
+            apply(self, event)
+
+    return [(InputReceiver, "_apply", deaf)]
 
 
 @bug

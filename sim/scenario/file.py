@@ -54,8 +54,8 @@ CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
 """Words of the file that Python keeps for itself."""
 NOTES: Final = (
-    "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.kill", "caller.ready", "caller.state", "caller.stop",
-    "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.killed",
+    "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.input", "caller.input_end", "caller.kill", "caller.ready", "caller.refused", "caller.state", "caller.stop",
+    "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.input", "engine.input_end", "engine.killed",
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",

@@ -97,7 +97,7 @@ def test_code_that_reaches_for_clock_or_dice_ends_a_cluster_run(
     def reaching(*_: object, **_more: object) -> None:
         REACHES[name]()
 
-    monkeypatch.setattr("trinamo.sim.cluster.roles.request_name", reaching)
+    monkeypatch.setattr("trinamo.sim.cluster.engines.request_name", reaching)
     with pytest.raises(Escape, match="simulated code"):
         play("[[workload]]")
 
