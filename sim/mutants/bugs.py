@@ -8,6 +8,7 @@ these mistakes planted (`planting.py`), which some seed must show. Those of the 
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
@@ -17,7 +18,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
-from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.errors import KilledError, RemoteProtocolError
 from trinamo.runtime.http.server import server
 from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
@@ -25,11 +26,11 @@ from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
+from trinamo.runtime.worker import endpoint
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.client import TcpResponseSender, _Conversation
-from trinamo.transports.tcp.streams.input_stream import InputReceiver
 from trinamo.transports.tcp.streams.response_connection import ResponseRegistration
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
@@ -136,24 +137,30 @@ def kill_delivers_the_queue() -> list[Patch]:
 
 @bug
 def input_cut_is_complete() -> list[Patch]:
-    """The worker takes the end of an input that was cut off for the end of the input."""
+    """A handler takes the end of an input that was cut off for the end of the input."""
+    decoded = endpoint._decoded  # noqa: SLF001 -- what is replaced
 
-    def end(self: Any, _: Reason) -> None:
-        self._complete = True
+    async def forgiving(raw: Any, item_type: Any) -> AsyncIterator[Any]:
+        try:
+            async for item in decoded(raw, item_type):
+                yield item
+        except KilledError:
+            return
 
-    return [(InputReceiver, "_kill", end)]
+    return [(endpoint, "_decoded", forgiving)]
 
 
 @bug
-def input_stop_unheard() -> list[Patch]:
-    """Stop reaches the handler's context, but its input goes on."""
-    apply = InputReceiver._apply  # noqa: SLF001 -- what is replaced
+def input_never_ends() -> list[Patch]:
+    """A handler is not told that its input is complete, or stopped."""
+    decoded = endpoint._decoded  # noqa: SLF001 -- what is replaced
 
-    def deaf(self: Any, event: object) -> None:
-        if not isinstance(event, Stop):
-            apply(self, event)
+    async def endless(raw: Any, item_type: Any) -> AsyncIterator[Any]:
+        async for item in decoded(raw, item_type):
+            yield item
+        await trio.sleep_forever()
 
-    return [(InputReceiver, "_apply", deaf)]
+    return [(endpoint, "_decoded", endless)]
 
 
 @bug
