@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import msgspec
@@ -100,18 +100,29 @@ class Endpoint:
     ) -> Awaitable[None]:
         """Run the bidirectional handler over decoded input items: its own go to `sink`."""
         assert self.bidirectional is not None
-        inputs = _decoded(raw, self.input_type)
+        inputs = DecodedInput(raw, self.input_type)
         return forward_items(self.bidirectional(request, context, inputs), sink)
 
 
-async def _decoded(raw: AsyncIterator[bytes], item_type: Any) -> AsyncIterator[Any]:
-    decode = msgspec.msgpack.Decoder(item_type).decode
-    async for item in raw:
+class DecodedInput:
+    """The items of a caller's input; an iterator, since nobody closes a generator for a handler."""
+
+    __slots__ = ("_decode", "_raw")
+
+    def __init__(self, raw: AsyncIterator[bytes], item_type: Any) -> None:
+        self._raw = raw
+        self._decode = msgspec.msgpack.Decoder(item_type).decode
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next item, or what the input ends with; `RequestError` if it does not decode."""
+        item = await self._raw.__anext__()
         try:
-            decoded = decode(item)
+            return self._decode(item)
         except UNDECODABLE as error:
             raise RequestError(f"an input item does not decode: {error}") from error
-        yield decoded
 
 
 def single_error(raised: Exception, what: str) -> TrinamoError:

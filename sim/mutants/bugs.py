@@ -8,7 +8,6 @@ these mistakes planted (`planting.py`), which some seed must show. Those of the 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
@@ -26,7 +25,7 @@ from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
-from trinamo.runtime.worker import endpoint
+from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
@@ -138,29 +137,29 @@ def kill_delivers_the_queue() -> list[Patch]:
 @bug
 def input_cut_is_complete() -> list[Patch]:
     """A handler takes the end of an input that was cut off for the end of the input."""
-    decoded = endpoint._decoded  # noqa: SLF001 -- what is replaced
+    step = DecodedInput.__anext__
 
-    async def forgiving(raw: Any, item_type: Any) -> AsyncIterator[Any]:
+    async def forgiving(self: Any) -> Any:
         try:
-            async for item in decoded(raw, item_type):
-                yield item
+            return await step(self)
         except KilledError:
-            return
+            raise StopAsyncIteration from None
 
-    return [(endpoint, "_decoded", forgiving)]
+    return [(DecodedInput, "__anext__", forgiving)]
 
 
 @bug
 def input_never_ends() -> list[Patch]:
     """A handler is not told that its input is complete, or stopped."""
-    decoded = endpoint._decoded  # noqa: SLF001 -- what is replaced
+    step = DecodedInput.__anext__
 
-    async def endless(raw: Any, item_type: Any) -> AsyncIterator[Any]:
-        async for item in decoded(raw, item_type):
-            yield item
-        await trio.sleep_forever()
+    async def endless(self: Any) -> Any:
+        try:
+            return await step(self)
+        except StopAsyncIteration:
+            await trio.sleep_forever()
 
-    return [(endpoint, "_decoded", endless)]
+    return [(DecodedInput, "__anext__", endless)]
 
 
 @bug
