@@ -45,7 +45,7 @@ class NativeDriver:
         self._config, self._hosts, self._on_phase = config, hosts, on_phase
         self._dates = Dates(clock)
         self._known: set[bytes | None] = set()
-        self._open: set[NativeConnection] = set()
+        self._open: dict[NativeConnection, None] = {}
 
     def open(self, stream: trio.SocketStream) -> NativeConnection:
         """See `Driver`."""
@@ -59,11 +59,11 @@ class NativeDriver:
 
     async def drive(self, connection: NativeConnection) -> None:
         """See `Driver`."""
-        self._open.add(connection)
+        self._open[connection] = None
         try:
             await connection.serve()
         finally:
-            self._open.remove(connection)
+            del self._open[connection]
 
     async def close_idle(self) -> None:
         """See `Driver`."""
