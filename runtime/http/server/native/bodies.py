@@ -21,7 +21,7 @@ _LINE_BYTES_MAX: Final = 32 + EXTENSION_BYTES_MAX
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
-_CHUNK: Final = HeadFault(400, "the body is not made of chunks as HTTP/1.1 has them")
+_CHUNK: Final = HeadFault(400, "the body is not made of well-formed chunks")
 _EXTENSIONS: Final = HeadFault(
     400, f"the chunks' extensions are longer than {EXTENSION_BYTES_MAX} bytes, which is the limit"
 )
