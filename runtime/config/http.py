@@ -14,6 +14,20 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
     host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
     port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
+    reuse_port: Annotated[
+        bool,
+        about(
+            "Share the port with other frontends of this user on this machine, among which the"
+            " kernel spreads connections; `trinamo frontend --processes` sets it."
+        ),
+    ] = False
+    status_host: Annotated[
+        Text, about("Address of the status port (`/health`, `/live`, `/metrics`).")
+    ] = "127.0.0.1"
+    status_port: Annotated[
+        Port | None,
+        about("A port for the status of this very process; 0: the system chooses; null: none."),
+    ] = None
     server: Annotated[
         Literal["native", "hypercorn"],
         about("Who speaks HTTP in clear text: our own listener, or hypercorn, which is slower."),

@@ -23,7 +23,14 @@ from .models.models import ModelManager
 from .overview import FrontendView, Overview
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 
-__all__ = ["build_app", "build_handlers", "build_starlette", "json_response", "metrics_route"]
+__all__ = [
+    "build_app",
+    "build_handlers",
+    "build_starlette",
+    "json_response",
+    "metrics_route",
+    "status_of",
+]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -63,14 +70,9 @@ def build_app(
     async def describe_model(request: Request) -> Response:
         return json_response(manager.describe(request.path_params["model"]))
 
-    def own_status() -> str:
-        if admission.is_draining:
-            return "draining"
-        return "ready" if manager.has_instance else "unavailable"
-
     async def health(_: Request) -> Response:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
-        told = own_status()
+        told = status_of(manager, admission)
         return json_response(
             {
                 "status": told,
@@ -83,7 +85,7 @@ def build_app(
     async def status(_: Request) -> Response:
         return json_response(
             FrontendView(
-                status=own_status(),
+                status=status_of(manager, admission),
                 in_flight=admission.in_flight,
                 models=manager.views(),
                 cluster=None if look is None else look(),
@@ -102,6 +104,13 @@ def build_app(
         app = ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max)
         routes.append(Route(path.decode(), app, methods=[method.decode()]))
     return build_starlette(routes)
+
+
+def status_of(manager: ModelManager, admission: Admission) -> str:
+    """A frontend's own state: `draining`, `ready`, or `unavailable` while nobody could answer."""
+    if admission.is_draining:
+        return "draining"
+    return "ready" if manager.has_instance else "unavailable"
 
 
 async def live(_: Request) -> Response:

@@ -23,7 +23,7 @@ from ..errors import ConfigError, LocalProtocolError
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from .admission import Admission
-from .app import build_app, build_handlers
+from .app import build_app, build_handlers, status_of
 from .models.models import ModelManager
 from .overview import Overview
 from .server.server import Server
@@ -72,6 +72,11 @@ class HttpService:
     def model_manager(self) -> ModelManager:
         """Where models are added and removed, before and while the service runs."""
         return self._manager
+
+    @property
+    def status(self) -> str:
+        """`draining`, `ready`, or `unavailable` while nobody could answer a request."""
+        return status_of(self._manager, self.admission)
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""

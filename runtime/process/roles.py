@@ -55,6 +55,8 @@ class FrontendReady:
     """A frontend serves."""
 
     url: str
+    status_url: str
+    """Empty if there is no status port."""
 
 
 async def serve_worker(
@@ -147,15 +149,16 @@ def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -
             },
         )
 
-    return Server(
-        build_status_app(runtime.metrics, check_health),
-        HttpConfig(
-            host=config.worker.status_host,
-            port=config.worker.status_port or 0,
-            connections_max=_STATUS_CONNECTIONS_MAX,
-        ),
-        metrics=runtime.metrics,
-    )
+    section = config.worker
+    return _status_port(runtime, check_health, section.status_host, section.status_port)
+
+
+def _status_port(
+    runtime: Runtime, check_health: Callable[[], Health], host: str, port: int | None
+) -> Server:
+    section = HttpConfig(host=host, port=port or 0, connections_max=_STATUS_CONNECTIONS_MAX)
+    app = build_status_app(runtime.metrics, check_health)
+    return Server(app, section, metrics=runtime.metrics)
 
 
 def _describe_blocks(engine: GenerationEngine) -> dict[str, Any]:
@@ -187,7 +190,8 @@ async def serve_frontend(
 ) -> None:
     """Serve HTTP until `stop`; then refuse new work, finish, and leave.
 
-    `opened` is called once the planes are open, `ready` once HTTP is answered. Raises `ConfigError`
+    `opened` is called once the planes are open, `ready` once HTTP is answered. The status port, if
+    there is one, is answered until the end. Raises `ConfigError`
     or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     metrics = metrics or FrontendMetrics(env)
@@ -201,14 +205,28 @@ async def serve_frontend(
             with stop.starting():
                 manager = service.model_manager()
                 await watching.start(watch_models, runtime.control, runtime, manager)
+                status_url = ""
+                if config.http.status_port is not None:
+                    status = _frontend_status(config.http, runtime, service)
+                    port = await watching.start(status.serve)
+                    status_url = _url(config.http.status_host, port)
                 port = await serving.start(service.run)
                 env.note("frontend.ready")
-                ready(FrontendReady(_url(config.http.host, port)))
+                ready(FrontendReady(_url(config.http.host, port), status_url))
             await stop.wait()
             env.note("frontend.told")
             service.stop()
         watching.cancel_scope.cancel()
     env.note("frontend.left")
+
+
+def _frontend_status(section: HttpConfig, runtime: Runtime, service: HttpService) -> Server:
+    def check_health() -> Health:
+        status = service.status
+        facts = {"in_flight": service.admission.in_flight, **describe_planes(runtime)}
+        return Health(is_ready=status == "ready", status=status, facts=facts)
+
+    return _status_port(runtime, check_health, section.status_host, section.status_port)
 
 
 def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:

@@ -10,8 +10,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from trinamo.cli.children.readiness import parse_line
 from trinamo.cli.options import EngineName, Sources, gather
-from trinamo.cli.serve.readiness import parse_line
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import Secret, WorkerConfig, load_config
 from trinamo.runtime.config.source import dump

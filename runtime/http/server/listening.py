@@ -15,10 +15,12 @@ __all__ = ["open_listeners"]
 BACKLOG: Final = 1024
 
 
-async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+async def open_listeners(
+    host: str, port: int, *, reuse_port: bool = False
+) -> list[trio.SocketListener]:
     """Listen on every address of `host`, on one port; port 0 is chosen by the system.
 
-    Raises `ConfigError` with a sentence that says what to do.
+    With `reuse_port` other processes of this user may do the same. Raises `ConfigError` with a sentence that says what to do.
     """
     listeners: list[trio.SocketListener] = []
     try:
@@ -26,13 +28,33 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for address in dict.fromkeys(str(info[4][0]) for info in found):
-            listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
+            if reuse_port:
+                listeners.append(await _listen_beside_others(address, port))
+            else:
+                listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
             port = listeners[0].socket.getsockname()[1]
     except OSError as error:
         for listener in listeners:
             listener.socket.close()
         raise _explain(error, host, port) from error
     return listeners
+
+
+async def _listen_beside_others(address: str, port: int) -> trio.SocketListener:
+    """As trio's own listeners are, but for the one option that has to come before `bind`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    opened = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        await opened.bind((address, port))
+        opened.listen(BACKLOG)
+    except BaseException:
+        opened.close()
+        raise
+    return trio.SocketListener(opened)
 
 
 def _explain(error: OSError, host: str, port: int) -> ConfigError:

@@ -83,7 +83,8 @@ class Server:
         Returns within a quarter of a second after `close()`, whatever the clients do. Cancelled,
         it leaves no connection either. Raises `ConfigError` if it cannot listen.
         """
-        listeners = await open_listeners(self._config.host, self._config.port)
+        config = self._config
+        listeners = await open_listeners(config.host, config.port, reuse_port=config.reuse_port)
         port: int = listeners[0].socket.getsockname()[1]
         async with open_nursery() as connections:
             try:

@@ -24,9 +24,9 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
 
+from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
-from ..up.plan import check_port
 from .finding import Finding, Verdict
 from .transfer import transfer_findings
 

@@ -20,7 +20,16 @@ import attrs
 
 from trinamo.transports.servers.scratch import scratch_parent
 
-__all__ = ["ProcessEntry", "RunFile", "find_runs", "process_started", "run_folder", "sweep"]
+__all__ = [
+    "FILE_BYTES_MAX",
+    "ProcessEntry",
+    "RunFile",
+    "find_runs",
+    "process_started",
+    "run_folder",
+    "sweep",
+    "write_whole",
+]
 
 FILE_BYTES_MAX: Final = 256 * 1024
 # The only folders that sweeping may remove: what the embedded servers make for themselves.
@@ -34,7 +43,8 @@ class ProcessEntry:
     name: str
     pid: int
     url: str = ""
-    """Where it answers HTTP: the frontend's API, a worker's status port."""
+    """Where it answers HTTP: the frontend's API, or the status port of a worker or of one of several
+    frontends."""
 
 
 @attrs.frozen
@@ -70,18 +80,23 @@ class RunFile:
 
     def write(self) -> None:
         """Write it whole, for this user's eyes only; raises `OSError`."""
-        folder = self.path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # It may have been there, and open to others.
-        handle, name = tempfile.mkstemp(prefix=f"{self.pid}-", suffix=".new", dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(attrs.asdict(self), file, indent=1)
-        # A rename, so that a reader sees the old file or the new one.
-        Path(name).replace(self.path)
+        write_whole(self.path, attrs.asdict(self))
 
     def remove(self) -> None:
         """Remove it; one that has gone is no error."""
         self.path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file of the run folder for this user's eyes only; raises `OSError`."""
+    folder = path.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # It may have been there, and open to others.
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".new", dir=folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+    # A rename, so that a reader sees the old file or the new one.
+    Path(name).replace(path)
 
 
 def run_folder() -> Path:

@@ -11,6 +11,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.tallies import Counts
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import (
     FrontendReady,
@@ -59,17 +60,30 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
         )
 
 
-async def run_frontend(config: Config, *, ready: Callable[[FrontendReady], None]) -> None:
+async def run_frontend(
+    config: Config, *, ready: Callable[[FrontendReady], None], name: str = ""
+) -> None:
     """Serve HTTP until SIGINT or SIGTERM, then refuse new work, finish, and leave.
 
-    Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    `name` is what it is called among several that share a port: its log and metrics say it. Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     _tell_notices(config)
     env = RealEnv()
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
+    if name:
+        name_process(process=name)
+        _tell_name(metrics, name)
     async with stopped_by_signals() as stop, lag_measured(metrics):
         await serve_frontend(config, env, RealTransports(), stop, ready=ready, metrics=metrics)
+
+
+def _tell_name(metrics: FrontendMetrics, name: str) -> None:
+    """A scrape of a shared port must say whose numbers these are."""
+    labels = ("process", "pid")
+    info = Counts("trinamo_process_info", "Whose page this is", labels, may_fall=True)
+    metrics.registry.register(info)
+    info.tally(name, str(os.getpid())).value = 1
 
 
 def _tell_notices(config: Config) -> None:

@@ -7,6 +7,7 @@ they say it on standard output.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,8 +17,8 @@ import typer
 
 from trinamo.runtime.logs.text import leaves, tell_causes
 
+from ..children.readiness import announce, bind_to_parent
 from ..options import EngineName, Sources, takes_sources
-from .readiness import announce, bind_to_parent
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -61,7 +62,7 @@ def worker(
         worker__status_host=status_host,
     )
 
-    async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
+    async def run(chosen: Config, _: Sources, tell: Callable[[dict[str, Any]], None]) -> None:
         from .roles import run_worker
 
         def ready(facts: Any) -> None:
@@ -86,6 +87,13 @@ def frontend(
         int | None, typer.Option("--port", help="HTTP port; 0: the system chooses.")
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind.")] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", min=1, max=64, help="How many frontends share the port, a core each."
+        ),
+    ] = 1,
+    name: Annotated[str, typer.Option("--name", hidden=True)] = "",
     ready_fd: ReadyFd = None,
     parent: Parent = None,
     sources: Sources,
@@ -98,10 +106,18 @@ def frontend(
         http__host=host,
     )
 
-    async def run(chosen: Config, tell: Callable[[dict[str, Any]], None]) -> None:
+    async def run(chosen: Config, found: Sources, tell: Callable[[dict[str, Any]], None]) -> None:
+        if processes > 1:
+            from .processes import run_processes
+
+            await run_processes(chosen, found, processes, tell)
+            return
         from .roles import run_frontend
 
-        await run_frontend(chosen, ready=lambda facts: tell({"url": facts.url}))
+        def ready(facts: Any) -> None:
+            tell({"url": facts.url, "status_url": facts.status_url})
+
+        await run_frontend(chosen, ready=ready, name=name)
 
     _serve("frontend", sources, run, ready_fd)
 
@@ -112,10 +128,10 @@ worker.__dict__["epilog"] = (
 )
 frontend.__dict__["epilog"] = (
     "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"
-    "  ·  trinamo frontend --config cluster.yaml"
+    "  ·  trinamo frontend --config cluster.yaml --processes 4"
 )
 
-_Run = Callable[["Config", Callable[[dict[str, Any]], None]], Awaitable[None]]
+_Run = Callable[["Config", Sources, Callable[[dict[str, Any]], None]], Awaitable[None]]
 
 
 def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None:
@@ -135,13 +151,18 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
         config = sources.load()
         # OpenBLAS reads its limit when numpy is imported, so nothing heavy comes before this.
         limit_threads(config.worker.threads)
-        _run_role(role, config, run, ready_fd)
+        _run_role(role, config, functools.partial(run, config, sources), ready_fd)
     except BaseException as error:
         _announce_failure(ready_fd, error)
         raise
 
 
-def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> None:
+def _run_role(
+    role: str,
+    config: Config,
+    run: Callable[[Callable[[dict[str, Any]], None]], Awaitable[None]],
+    ready_fd: int | None,
+) -> None:
     import trio
 
     from trinamo.runtime.logs.setup import setup_log
@@ -161,7 +182,7 @@ def _run_role(role: str, config: Config, run: _Run, ready_fd: int | None) -> Non
             sys.stdout.write(f"{role} is ready: {told}\n")
             sys.stdout.flush()
 
-    trio.run(run, config, tell)
+    trio.run(run, tell)
 
 
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h

@@ -38,6 +38,7 @@ from trinamo.transports.assembly.planes import open_control_plane
 from ..running.http_client import fetch_json
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
 from ..running.run_file import ProcessEntry
+from .frontends import FrontendLook, look_at_frontends
 
 __all__ = [
     "InstanceLook",
@@ -103,6 +104,8 @@ class Survey:
     """What does not answer, one sentence each; empty if the cluster is whole."""
     is_last_known: bool = False
     """Whether instances and models are what the frontend last knew of them."""
+    frontends: list[FrontendLook] = attrs.field(factory=list)
+    """Those that share a port with others; empty if none does."""
     instances: list[InstanceLook] = attrs.field(factory=list)
     models: list[ModelLook] = attrs.field(factory=list)
     refused: list[str] = attrs.field(factory=list)
@@ -128,6 +131,10 @@ async def survey_cluster(target: Target, *, url: str = "") -> Survey:
         survey.cluster["nats"] = list(run.nats)
         url = url or run.url
     view = await _ask_frontend(survey, url) if url else None
+    survey.frontends = await look_at_frontends(target, url)
+    for each in survey.frontends:
+        if each.problem:
+            survey.away.append(f"{each.name} at {each.url} does not answer: {each.problem}")
     await _ask_etcd(survey, target, view)
     await ask_instances(survey)
     await ask_processes(survey, () if run is None else run.processes)

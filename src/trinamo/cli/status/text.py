@@ -38,6 +38,12 @@ def survey_tables(survey: Survey) -> Iterator[RenderableType]:
         yield _text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
     if survey.frontend is not None:
         yield _frontend(survey.frontend)
+    for each in survey.frontends[:ROWS_MAX]:
+        in_flight = "" if each.in_flight is None else f", {each.in_flight} requests in flight"
+        yield _text(
+            f"  {each.name} at {each.url}: pid {each.pid}, {each.status}{in_flight},"
+            f" metrics at {each.status_url or '-'}"
+        )
     yield _instances(survey.instances)
     if any(_transfers_of(each) for each in survey.instances):
         yield _transfers(survey.instances)

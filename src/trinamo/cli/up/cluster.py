@@ -3,7 +3,7 @@
     one cancel scope for the cluster
     ├─ signals       the first drains, the second ends everything at once
     ├─ servers       embedded etcd and NATS, unless the configuration names others
-    └─ children      N workers and one frontend (`child.py`)
+    └─ children      N workers, one frontend or several (`cli/children/`)
 
 The way out is the way in backwards: frontend, workers, servers, run file. What is shown is the
 business of `display.py`, the figures in it of `watching.py`.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -27,15 +27,23 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
 
+from ..children.child import Child
+from ..children.groups import end_all, wait_all_ready
+from ..children.hangs import watch_for_hangs
+from ..children.shared_port import (
+    check_port,
+    frontend_grace_s,
+    reserved_port,
+    sharing,
+    status_url_of,
+)
 from ..failures import EXIT_HURRIED, EXIT_OK
 from ..running.http_client import fetch_json
 from ..running.locating import reachable
 from ..running.run_file import ProcessEntry, RunFile, find_runs, process_started
 from ..serve.joining import open_secret_file, shared_settings
-from .child import Child
 from .display import Display
-from .hangs import watch_for_hangs
-from .plan import Plan, check_port
+from .plan import Plan
 from .watching import watch_cluster
 
 if TYPE_CHECKING:
@@ -46,8 +54,6 @@ __all__ = ["Cluster"]
 START_TIMEOUT_S: Final = 120.0
 DISCOVERY_TIMEOUT_S: Final = 10.0
 DISCOVERY_POLL_S: Final = 0.02
-END_MARGIN_S: Final = 3.0
-"""What a child gets beyond the deadlines of its own shutdown before it is killed."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,7 +64,7 @@ class Cluster:
         self.plan = plan
         self.servers: dict[str, EmbeddedServer] = {}
         self.workers: list[Child] = []
-        self.frontend: Child | None = None
+        self.frontends: list[Child] = []
         self._display = display
         self._stop = StopRequest()
         self._is_hurried = False
@@ -70,12 +76,12 @@ class Cluster:
     @property
     def url(self) -> str:
         """Where the frontend answers; empty before it does."""
-        return "" if self.frontend is None else reachable(str(self.frontend.facts.get("url", "")))
+        return reachable(str(self.frontends[0].facts.get("url", ""))) if self.frontends else ""
 
     @property
     def children(self) -> list[Child]:
-        """The processes started so far, the frontend last."""
-        return [*self.workers, *([] if self.frontend is None else [self.frontend])]
+        """The processes started so far, the frontends last."""
+        return [*self.workers, *self.frontends]
 
     async def run(self) -> int:
         """Start, serve until a signal, end in order; returns the exit code.
@@ -169,73 +175,69 @@ class Cluster:
     # --- children ---
 
     async def _run_children(self) -> None:
-        async with open_nursery() as watching, open_nursery() as nursery:
-            if self._display.is_live:
-                watching.start_soon(
-                    watch_cluster, self.servers, lambda: self.children, self._display
-                )
-            with self._stop.starting():
-                await self._start_children(nursery)
-            if not self._stop.is_requested:
-                watching.start_soon(watch_for_hangs, self.children, self._display.say)
-                await self._serve()
-            await self._drain()
-            watching.cancel_scope.cancel()
+        with ExitStack() as held:
+            async with open_nursery() as watching, open_nursery() as nursery:
+                if self._display.is_live:
+                    watching.start_soon(
+                        watch_cluster, self.servers, lambda: self.children, self._display
+                    )
+                with self._stop.starting():
+                    await self._start_children(nursery, held)
+                if not self._stop.is_requested:
+                    watching.start_soon(watch_for_hangs, self.children, self._display.say)
+                    await self._serve()
+                await self._drain()
+                watching.cancel_scope.cancel()
 
-    async def _start_children(self, nursery: trio.Nursery) -> None:
+    async def _start_children(self, nursery: trio.Nursery, held: ExitStack) -> None:
         plan = self.plan
         environ = plan.child_environ(self._sources)
         for number in range(1, plan.workers + 1):
-            self.workers.append(self._child(f"worker-{number}", "worker", environ))
-        self.frontend = self._child("frontend", "frontend", environ)
+            self.workers.append(self._child(f"worker-{number}", environ, "worker"))
+        self._plan_frontends(environ, held)
         self._publish("starting")
-        self._display.busy(f"starting {_count(plan.workers, 'worker')} and the frontend")
+        frontends = _count(plan.frontends, "frontend")
+        self._display.busy(f"starting {_count(plan.workers, 'worker')} and {frontends}")
         started_at = trio.current_time()
         for child in self.children:
             nursery.start_soon(child.run, name=child.name)
         try:
             with trio.fail_after(START_TIMEOUT_S):
-                await self._wait_ready(self.children)
+                await wait_all_ready(self.children)
         except trio.TooSlowError:
             late = ", ".join(child.name for child in self.children if not child.facts)
             raise UnavailableError(f"{late} did not start within {START_TIMEOUT_S:g} s") from None
         await self._wait_model()
         self._display.say(
-            f"{_count(plan.workers, 'worker')} and the frontend are ready"
+            f"{_count(plan.workers, 'worker')} and {frontends} are ready"
             f" ({trio.current_time() - started_at:.1f} s)"
         )
-        # A frontend that is started again must be found where it was.
-        port = urlsplit(self.url).port
-        self.frontend.environ["TRINAMO_HTTP__PORT"] = str(port)
+        if len(self.frontends) == 1:
+            # A frontend that is started again must be found where it was.
+            self.frontends[0].environ["TRINAMO_HTTP__PORT"] = str(urlsplit(self.url).port)
 
-    def _child(self, name: str, role: str, environ: dict[str, str]) -> Child:
-        return Child(name, [role], environ, on_line=self._display.line, on_event=self._display.say)
+    def _plan_frontends(self, environ: dict[str, str], held: ExitStack) -> None:
+        """One, or several on one port, which stays theirs while `held` does."""
+        if self.plan.frontends == 1:
+            self.frontends = [self._child("frontend", environ, "frontend")]
+            return
+        http = self._config.http
+        port = held.enter_context(reserved_port(http.host, http.port))
+        environ = self.plan.child_environ(sharing(self._sources, port))
+        for number in range(1, self.plan.frontends + 1):
+            name = f"frontend-{number}"
+            self.frontends.append(self._child(name, environ, "frontend", "--name", name))
 
-    async def _wait_ready(self, children: list[Child]) -> None:
-        # One after the other, but the first that fails must not wait for a slower one before it.
-        failed: list[Exception] = []
-        async with open_nursery() as nursery:
-
-            async def wait(child: Child) -> None:
-                try:
-                    await child.wait_ready()
-                except Exception as error:  # noqa: BLE001 -- raised below, without its group
-                    failed.append(error)
-                    nursery.cancel_scope.cancel()
-
-            for child in children:
-                nursery.start_soon(wait, child)
-        if failed:
-            raise failed[0]
+    def _child(self, name: str, environ: dict[str, str], *arguments: str) -> Child:
+        say, line = self._display.say, self._display.line
+        return Child(name, arguments, environ, on_line=line, on_event=say)
 
     async def _wait_model(self) -> None:
-        """Return once the frontend has heard of a model, so that the first request is answered."""
+        """Return once each frontend has heard of a model, so that the first request is answered."""
         with trio.move_on_after(DISCOVERY_TIMEOUT_S):
-            while True:
-                with suppress(TrinamoError):
-                    if (await fetch_json(f"{self.url}/health")).get("models"):
-                        return
-                await trio.sleep(DISCOVERY_POLL_S)
+            for frontend in self.frontends:
+                while not await _is_useful(status_url_of(frontend)):  # noqa: ASYNC110 -- another process is asked
+                    await trio.sleep(DISCOVERY_POLL_S)
 
     async def _serve(self) -> None:
         """Tell that the cluster is ready, and wait for the first signal."""
@@ -252,26 +254,12 @@ class Cluster:
         config = self.plan.config
         limits = config.shutdown
         self._publish("draining")
-        if self.frontend is not None:
-            self._display.busy("draining the frontend")
-            grace_s = config.http.drain_timeout_s + config.http.stop_grace_s
-            await self._end([self.frontend], grace_s + limits.close_timeout_s)
+        if self.frontends:
+            self._display.busy(f"draining {_count(len(self.frontends), 'frontend')}")
+            await end_all(self.frontends, frontend_grace_s(config), self._display.say)
         if self.workers:
             self._display.busy(f"draining {_count(len(self.workers), 'worker')}")
-            await self._end(self.workers, sum(_deadlines(limits)))
-
-    async def _end(self, children: list[Child], grace_s: float) -> None:
-        async def end(child: Child) -> None:
-            started_at = trio.current_time()
-            if await child.end(grace_s=grace_s + END_MARGIN_S):
-                took_s = trio.current_time() - started_at
-                self._display.say(f"{child.name} has ended ({took_s:.1f} s)")
-            else:
-                self._display.say(f"{child.name} did not end in time and was killed")
-
-        async with open_nursery() as nursery:
-            for child in children:
-                nursery.start_soon(end, child)
+            await end_all(self.workers, sum(_deadlines(limits)), self._display.say)
 
     # --- the run file ---
 
@@ -292,7 +280,7 @@ class Cluster:
             processes=(
                 *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
                 *(
-                    ProcessEntry(child.name, child.pid, address_of(child))
+                    ProcessEntry(child.name, child.pid, status_url_of(child))
                     for child in self.children
                 ),
             ),
@@ -319,9 +307,11 @@ class Cluster:
             self._publish("ready")
 
 
-def address_of(child: Child) -> str:
-    """Where a child answers HTTP; empty before it has said so."""
-    return str(child.facts.get("url") or child.facts.get("status_url") or "")
+async def _is_useful(url: str) -> bool:
+    try:
+        return bool((await fetch_json(f"{url}/health")).get("status") == "ready")
+    except TrinamoError:
+        return False
 
 
 def _deadlines(limits: ShutdownConfig) -> list[float]:

@@ -6,7 +6,6 @@ Only decides; `cluster.py` does it.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..options import Sources
 from ..serve.engine import choose_engine
 from ..serve.joining import names_etcd, names_nats
 
-__all__ = ["Plan", "check_port", "plan_cluster"]
+__all__ = ["Plan", "plan_cluster"]
 
 
 @attrs.frozen
@@ -29,6 +28,7 @@ class Plan:
     config: Config
     sources: Sources
     workers: int
+    frontends: int
     engine: str
     engine_reason: str
     has_etcd: bool
@@ -68,7 +68,7 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONUNBUFFERED": "1"}
 
 
-def plan_cluster(sources: Sources, *, workers: int) -> Plan:
+def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1) -> Plan:
     """Decide what to start; raises `ConfigError` for what one machine cannot be."""
     config = sources.load()
     control, events = config.control_plane, config.event_plane
@@ -88,6 +88,7 @@ def plan_cluster(sources: Sources, *, workers: int) -> Plan:
         config=config,
         sources=sources,
         workers=workers,
+        frontends=frontends,
         engine=choice.engine,
         engine_reason=choice.why,
         has_etcd=_is_ours(
@@ -107,21 +108,3 @@ def plan_cluster(sources: Sources, *, workers: int) -> Plan:
 def _is_ours(embedded: bool | None, nodes: int, *, is_named: bool) -> bool:
     """Whether to start a server: as configured, else unless the configuration names others."""
     return embedded if embedded is not None else nodes == 1 and not is_named
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise `ConfigError` if the port is taken: better now than after everything has started."""
-    if not port:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        # As the listener does it: a port whose last connections linger is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another"
-                " with --port, or 0 to let the system choose"
-            ) from error

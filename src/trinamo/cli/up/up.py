@@ -24,6 +24,12 @@ def up(
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="How many worker processes.")
     ] = 2,
+    frontend_processes: Annotated[
+        int,
+        typer.Option(
+            "--frontend-processes", min=1, max=64, help="How many frontends share the HTTP port."
+        ),
+    ] = 1,
     port: Annotated[
         int | None, typer.Option("--port", help="HTTP port [8787]; 0: the system chooses.")
     ] = None,
@@ -59,7 +65,7 @@ def up(
     from .log_lines import show_log
     from .plan import plan_cluster
 
-    plan = plan_cluster(sources, workers=workers)
+    plan = plan_cluster(sources, workers=workers, frontends=frontend_processes)
     raise_descriptor_limit()
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):

@@ -14,6 +14,7 @@ import trio
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 
+from ..children.shared_port import status_url_of
 from ..running.http_client import fetch
 from ..running.readings import Rates, read_usage, sum_samples
 from .display import Display, Row
@@ -21,7 +22,7 @@ from .display import Display, Row
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
 
-    from .child import Child
+    from ..children.child import Child
 
 __all__ = ["watch_cluster"]
 
@@ -60,7 +61,7 @@ async def _rows(
 
 
 async def _ask(child: Child, samples: dict[str, dict[str, float]]) -> None:
-    url = child.facts.get("url") or child.facts.get("status_url")
+    url = status_url_of(child)
     if not url:
         return
     try:

@@ -1,4 +1,4 @@
-"""One child process of `trinamo up`: started, listened to, started again if it crashes, ended.
+"""One child process of `trinamo up` or `trinamo frontend`: started, listened to, started again if it crashes, ended.
 
 A child is `python -m trinamo.cli <role>` in a process group of its own, so that Ctrl-C at the
 terminal reaches only `up`, which drains in order. It dies with `up` whatever kills that
@@ -21,7 +21,7 @@ from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.transports.servers.process import signal_group, wait_exit
 
-from ..serve.readiness import LINE_BYTES_MAX, parse_line
+from .readiness import LINE_BYTES_MAX, parse_line
 
 __all__ = ["Child", "ChildState"]
 
@@ -46,8 +46,8 @@ class ChildState(enum.StrEnum):
 class Child:
     """One supervised process. `facts` is what it announced when it became ready.
 
-    `on_line` gets each line of its output, `on_event` each fact about its life as a sentence;
-    both are synchronous.
+    `on_line` gets each line of its output, which without it goes where ours goes; `on_event` gets
+    each fact about its life as a sentence. Both are synchronous.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Child:
         arguments: Sequence[str],
         environ: Mapping[str, str],
         *,
-        on_line: Callable[[str, str], None],
+        on_line: Callable[[str, str], None] | None,
         on_event: Callable[[str], None],
     ) -> None:
         self.name = name
@@ -155,7 +155,8 @@ class Child:
         async with output, news:
             try:
                 async with open_nursery() as nursery:
-                    nursery.start_soon(self._read_output, output)
+                    if self._on_line is not None:
+                        nursery.start_soon(self._read_output, output, self._on_line)
                     nursery.start_soon(self._read_news, news)
                     status = await wait_exit(process)
                     # A grandchild may hold the pipes open after the child has gone.
@@ -177,8 +178,8 @@ class Child:
             process = subprocess.Popen(  # noqa: S603 -- the command is ours
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output_end,
-                stderr=output_end,
+                stdout=None if self._on_line is None else output_end,
+                stderr=None if self._on_line is None else output_end,
                 pass_fds=(news_end,),
                 env=self.environ,
                 process_group=0,
@@ -192,11 +193,13 @@ class Child:
             os.close(news_end)
         return process, trio.lowlevel.FdStream(output), trio.lowlevel.FdStream(news)
 
-    async def _read_output(self, output: trio.lowlevel.FdStream) -> None:
+    async def _read_output(
+        self, output: trio.lowlevel.FdStream, on_line: Callable[[str, str], None]
+    ) -> None:
         async for line in _lines(output):
             text = line.decode(errors="replace").rstrip()
             if text:
-                self._on_line(self.name, text)
+                on_line(self.name, text)
 
     async def _read_news(self, news: trio.lowlevel.FdStream) -> None:
         async for line in _lines(news):

@@ -1,4 +1,4 @@
-"""Children of `trinamo up` that run but do not answer: stopped, stuck, or starved.
+"""Children that run but do not answer: stopped, stuck, or starved.
 
 The kernel tells of a process that has ended; of one that hangs nobody tells, so each is asked. What
 hangs is only told: the router passes over such a worker by itself, and whoever debugs a process must
@@ -17,6 +17,7 @@ from trinamo.runtime.nurseries import open_nursery
 
 from ..running.http_client import fetch
 from .child import Child, ChildState
+from .shared_port import status_url_of
 
 __all__ = ["watch_for_hangs"]
 
@@ -39,7 +40,7 @@ async def _watch(child: Child, say: Callable[[str], None]) -> None:
     while True:
         await trio.sleep(INTERVAL_S)
         pid, asked_at = child.pid, trio.current_time()
-        url = child.facts.get("url") or child.facts.get("status_url")
+        url = status_url_of(child)
         if child.state is not ChildState.READY or not pid or not url:
             failures, child.is_silent = 0, False
             continue

@@ -1,0 +1,1 @@
+"""Processes that a process of ours starts, listens to, starts again, and ends."""
