@@ -92,17 +92,18 @@ class EventSink(AnswerSink):
         exchange.on_room(self.resume)
 
     def take(self, items: list[Delta]) -> bool:
-        tokens, events = 0, self._last
+        tokens, events, add_event = 0, [self._last], self._form.add_event
         for delta in items:
             tokens += len(delta.token_ids)
             if delta.prompt_tokens or delta.finish_reason is not None:
                 self._count(delta)
-            events += self._form.add_event(delta)
+            events.append(add_event(delta))
         self._record.token(tokens)
+        data = b"".join(events)
         if self._is_complete:
-            self._last = events
+            self._last = data
             return True
-        return not events or self._write(events)
+        return not data or self._write(data)
 
     def _write(self, events: bytes) -> bool:
         self._start()
