@@ -6,8 +6,7 @@ Decided synchronously; the service (`service.py`) owns the deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import trio
 
@@ -24,7 +23,7 @@ class Admission:
     def __init__(self, *, requests_max: int = 4096, bodies_bytes_max: int = 256 << 20) -> None:
         self.bodies = Bodies(bodies_bytes_max)
         self._requests_max = requests_max
-        self._arriving = 0
+        self._places = _Places(self)
         self._root = Context("http")
         self._idle: trio.Event | None = None
         self.is_draining = False
@@ -38,36 +37,34 @@ class Admission:
         """Raise `UnavailableError` while draining, `OverloadedError` at the bound."""
         if self.is_draining:
             raise UnavailableError("the server is shutting down; ask another one")
-        if self.in_flight + self._arriving >= self._requests_max:
+        if self.in_flight + self._places.count >= self._requests_max:
             raise OverloadedError(
                 f"{self._requests_max} requests are under way, which is the limit",
                 bound="requests_max",
                 value=self._requests_max,
             )
 
-    @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Hold a place for a request whose body arrives; raises as `check_open` does.
+    def arriving(self) -> AbstractContextManager[None]:
+        """Hold a place for a request whose body arrives; entering it raises as `check_open` does.
 
         A drain does not wait for it: it is in flight once it is admitted.
         """
-        self.check_open()
-        self._arriving += 1
-        try:
-            yield
-        finally:
-            self._arriving -= 1
+        return self._places
 
-    @contextmanager
-    def admit(self, request_id: str) -> Iterator[Context]:
-        """Hold one request in flight while inside; raises as `check_open` does."""
+    def admit(self, request_id: str) -> AbstractContextManager[Context]:
+        """Hold one request in flight while inside; entering it raises as `check_open` does."""
+        return _Admitted(self, request_id)
+
+    def enter(self, request_id: str) -> Context:
+        """One more in flight; raises as `check_open` does."""
         self.check_open()
-        try:
-            with Context(request_id, parent=self._root) as context:
-                yield context
-        finally:
-            if self._idle is not None and not self.in_flight:
-                self._idle.set()
+        return Context(request_id, parent=self._root)
+
+    def leave(self, context: Context) -> None:
+        """One less in flight."""
+        context.close()
+        if self._idle is not None and not self.in_flight:
+            self._idle.set()
 
     def drain(self) -> None:
         """Admit nothing from now on."""
@@ -87,3 +84,34 @@ class Admission:
             return
         self._idle = trio.Event()
         await self._idle.wait()
+
+
+class _Places(AbstractContextManager[None]):
+    """Those that arrive: entered and left by many at once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self._admission.check_open()
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+
+
+class _Admitted(AbstractContextManager[Context]):
+    """One in flight. A class, because a generator costs more than all that it would do."""
+
+    __slots__ = ("_admission", "_context", "_request_id")
+
+    def __init__(self, admission: Admission, request_id: str) -> None:
+        self._admission, self._request_id = admission, request_id
+
+    def __enter__(self) -> Context:
+        self._context = self._admission.enter(self._request_id)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self._context)

@@ -6,9 +6,7 @@ file does not do: read (`exchange.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
 from ..errors import OverloadedError
 
@@ -27,22 +25,24 @@ class Bodies:
         self.bytes_held = 0
         """Zero at quiescence."""
 
-    @contextmanager
-    def open(self) -> Iterator[Body]:
-        """One body, of which nothing is held after leaving."""
-        body = Body(self)
-        try:
-            yield body
-        finally:
-            body.hold(0)
-
 
 class Body:
-    """One request's share: what has arrived, and then what was made of it."""
+    """One request's share: what has arrived, and then what was made of it.
+
+    A context manager; nothing of it is held after leaving.
+    """
+
+    __slots__ = ("_bodies", "_counted")
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hold(0)
 
     def check(self, size: int) -> None:
         """Raise `OverloadedError` unless a body of `size` bytes finds room now.
@@ -61,8 +61,10 @@ class Body:
 
     def hold(self, size: int) -> None:
         """It has `size` bytes now; raises `OverloadedError`, and then holds what it held."""
-        self.check(size)
         counted = self._count(size)
+        if counted == self._counted:
+            return
+        self.check(size)
         self._bodies.bytes_held += counted - self._counted
         self._counted = counted
 

@@ -15,7 +15,7 @@ import attrs
 from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
-from ..engines.generation import forward_of
+from ..engines.generation import Forward, forward_of
 from ..errors import RequestError, TrinamoError
 from ..logs.fields import log_fields
 from ..logs.requests import log_request
@@ -106,7 +106,7 @@ class Inference:
         headers: Headers = [(b"x-request-id", public_id.encode())]
         refusal: ErrorAnswer | None = None
         try:
-            with self._admission.bodies.open() as body:
+            with Body(self._admission.bodies) as body:
                 parsed = await self._parse(exchange, body)
                 record = await self._answer(parsed, exchange, inner_id, headers)
             self._tell(
@@ -180,7 +180,7 @@ class Inference:
             )
             make_sink = EventSink if parsed.is_streamed else BodySink
             sink = make_sink(exchange, form, record, headers)
-            forward = forward_of(_directed(parsed.engine, exchange.headers, headers))
+            forward = _directed(parsed.engine, exchange.headers, headers)
             explain = self._explain(inner_id)
             delivery = Delivery(exchange, sink, context, record, self._config, explain)
             await delivery.run(partial(forward, generate, context))
@@ -188,10 +188,11 @@ class Inference:
         return record
 
 
-def _directed(engine: Engine, given: Headers, headers: Headers) -> Engine:
-    """`engine`, to the worker that the client names; `headers` will say who has answered.
+def _directed(engine: Engine, given: Headers, headers: Headers) -> Forward:
+    """The engine's way to answer, by the worker that the client names in `given`, if it does.
 
-    Raises `RequestError` if the client names one and there is none to choose.
+    `headers` will say who has answered. Raises `RequestError` if the client names a worker and
+    there is none to choose.
     """
     name = find_header(given, WORKER_HEADER)
     if isinstance(engine, RemoteEngine):
@@ -200,7 +201,7 @@ def _directed(engine: Engine, given: Headers, headers: Headers) -> Engine:
             raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
         return engine.directed(
             worker, lambda instance_id: headers.append((WORKER_HEADER, instance_id.encode()))
-        )
+        ).forward
     if name is not None:
         raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
-    return engine
+    return forward_of(engine)

@@ -92,39 +92,41 @@ class EventSink(AnswerSink):
         exchange.on_room(self.resume)
 
     def take(self, items: list[Delta]) -> bool:
-        tokens, events, add_event = 0, [self._last], self._form.add_event
+        tokens, add_event = 0, self._form.add_event
+        events = [self._last] if self._last else []
         for delta in items:
             tokens += len(delta.token_ids)
             if delta.prompt_tokens or delta.finish_reason is not None:
                 self._count(delta)
             events.append(add_event(delta))
         self._record.token(tokens)
-        data = b"".join(events)
+        data = events[0] if len(events) == 1 else b"".join(events)
         if self._is_complete:
             self._last = data
             return True
-        return not data or self._write(data)
-
-    def _write(self, events: bytes) -> bool:
-        self._start()
-        return self._exchange.write(events)
+        if not data:
+            return True
+        if not self._is_started:
+            self._start()
+        return self._exchange.write(data)
 
     def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            self._exchange.start(200, EVENT_HEADERS + self._headers)
+        self._is_started = True
+        self._exchange.start(200, EVENT_HEADERS + self._headers)
 
     def finish(self) -> None:
         self._check_complete()
-        self._start()
+        if not self._is_started:
+            self._start()
         self._exchange.finish(self._last + self._form.usage_event(self._usage) + DONE)
 
     def fail(self, answer: ErrorAnswer) -> None:
-        if self._is_started or self._last:
-            self._start()
-            self._exchange.finish(self._last + answer.to_event())
-        else:
+        if not (self._is_started or self._last):
             respond_error(self._exchange, answer, self._headers)
+            return
+        if not self._is_started:
+            self._start()
+        self._exchange.finish(self._last + answer.to_event())
 
 
 class BodySink(AnswerSink):

@@ -56,7 +56,7 @@ class RemoteEngine(ABC):
         """How many workers are not asked, because their cards contradict the model's."""
 
     @abstractmethod
-    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> Engine:
+    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RemoteEngine:
         """This engine for one request: only the worker named, if any, is asked.
 
         `tell` is called with the id of the one that answers, before its first delta.

@@ -171,15 +171,19 @@ class ChatAnswer:
         self._wants_usage = wants_usage
         self._texts: list[str] = []
         self._finish_reason: str | None = None
+        self._is_begun = False
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        if self._template is None:
-            self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
+        if self._template is not None and delta.finish_reason is None:
+            return self._template.render(delta.text) if delta.text else b""
+        if not self._is_begun:
+            self._is_begun = True
             return self._event(ChatDelta(role="assistant", content=delta.text), delta.finish_reason)
         if delta.finish_reason is not None:
             return self._event(ChatDelta(content=delta.text or None), delta.finish_reason)
-        return self._template.render(delta.text) if delta.text else b""
+        self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
+        return self.add_event(delta)
 
     def usage_event(self, usage: Usage) -> bytes:
         if not self._wants_usage:

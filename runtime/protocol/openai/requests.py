@@ -49,6 +49,9 @@ REFUSED_BYTES_MAX: Final = 256
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
 
+ABSENT: Final = Raw()
+"""A parameter that was not given, by identity."""
+
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -70,8 +73,8 @@ class RequestMessage(msgspec.Struct, frozen=True):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: Raw = Raw()
-    function_call: Raw = Raw()
+    tool_calls: Raw = ABSENT
+    function_call: Raw = ABSENT
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -88,14 +91,14 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Int64 | None = None
-    stop: Raw = Raw()
+    stop: Raw = ABSENT
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Int64 | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Raw = Raw()
-    logprobs: Raw = Raw()
+    logit_bias: Raw = ABSENT
+    logprobs: Raw = ABSENT
 
     @property
     def is_streamed(self) -> bool:
@@ -112,15 +115,15 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
 
     messages: Raw
     max_completion_tokens: Positive | None = None
-    top_logprobs: Raw = Raw()
-    tools: Raw = Raw()
-    tool_choice: Raw = Raw()
-    functions: Raw = Raw()
-    function_call: Raw = Raw()
-    response_format: Raw = Raw()
-    modalities: Raw = Raw()
-    audio: Raw = Raw()
-    web_search_options: Raw = Raw()
+    top_logprobs: Raw = ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    functions: Raw = ABSENT
+    function_call: Raw = ABSENT
+    response_format: Raw = ABSENT
+    modalities: Raw = ABSENT
+    audio: Raw = ABSENT
+    web_search_options: Raw = ABSENT
 
     def to_generate(
         self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
@@ -158,7 +161,7 @@ class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Raw
-    suffix: Raw = Raw()
+    suffix: Raw = ABSENT
     echo: bool | None = None
     best_of: Int64 | None = None
 
@@ -330,7 +333,7 @@ def _refuse_shared(request: _SharedRequest) -> None:
 
 
 def _is_absent(raw: Raw) -> bool:
-    return len(raw) <= len(b"null") and bytes(raw) in (b"", b"null")
+    return raw is ABSENT or (len(raw) <= len(b"null") and bytes(raw) in (b"", b"null"))
 
 
 def _refuse(
@@ -342,6 +345,8 @@ def _refuse(
 ) -> None:
     """Raise unless the value of an unsupported parameter leaves the answer as it is."""
     found: Any = value
+    if value is ABSENT or value is None:
+        return
     if isinstance(value, Raw):
         if _is_absent(value):
             return

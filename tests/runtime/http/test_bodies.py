@@ -13,7 +13,7 @@ import trio
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies
+from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies, Body
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
@@ -29,7 +29,7 @@ HEAD = (
 
 def test_only_what_is_long_is_counted_and_all_of_it_is_given_back() -> None:
     bodies = Bodies(1000)
-    with bodies.open() as first, bodies.open() as second:
+    with Body(bodies) as first, Body(bodies) as second:
         first.hold(SMALL_BODY_BYTES)
         assert bodies.bytes_held == 0
         first.hold(SMALL_BODY_BYTES + 600)

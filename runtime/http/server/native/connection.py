@@ -236,6 +236,7 @@ class NativeConnection:
 
     def _end(self, exchange: NativeExchange) -> None:
         self._exchange = None
+        exchange.release()
         self.output.on_room(None)
         if not self._reads or self._drops:
             pass

@@ -159,6 +159,10 @@ class NativeExchange:
             listener()
         self._notify()
 
+    def release(self) -> None:
+        """Whoever answers is done, and told nothing more: the two would keep each other alive."""
+        self._on_gone = None
+
     # --- the answer ----------------------------------------------------------------------------
 
     @property

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from trinamo.runtime.config.config import HttpConfig
-from trinamo.runtime.http.bodies import Bodies
+from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.native.connection import NativeConnection
@@ -127,7 +127,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 async def echo_handler(exchange: HttpExchange) -> None:
     """As `echo`, without ASGI."""
-    with Bodies(1 << 30).open() as counted:
+    with Body(Bodies(1 << 30)) as counted:
         body = bytes(await exchange.read_body(counted, bytes_max=1 << 20, timeout_s=5))
     text = (b"content-type", b"text/plain")
     exchange.respond(200, b"%b %b %b" % (exchange.method, exchange.path, body), [text])

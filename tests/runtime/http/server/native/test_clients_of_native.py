@@ -16,7 +16,7 @@ from tests.runtime.http.server.native.served import (
     serving,
     settle,
 )
-from trinamo.runtime.http.bodies import Bodies
+from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import ClientGoneError, HttpExchange
 from trinamo.runtime.http.server.native import connection, output
 from trinamo.runtime.http.status import BodyTimeoutError, BodyTooLargeError
@@ -136,7 +136,7 @@ async def test_leaving_within_a_body_is_said_to_who_reads_it() -> None:
     errors: list[Exception] = []
 
     async def read(exchange: HttpExchange) -> None:
-        with Bodies(1000).open() as body:
+        with Body(Bodies(1000)) as body:
             try:
                 await exchange.read_body(body, bytes_max=100, timeout_s=10)
             except ClientGoneError as error:
@@ -204,7 +204,7 @@ async def test_a_body_over_the_limit_is_refused(head: bytes) -> None:
     errors: list[Exception] = []
 
     async def read(exchange: HttpExchange) -> None:
-        with Bodies(1000).open() as body:
+        with Body(Bodies(1000)) as body:
             try:
                 await exchange.read_body(body, bytes_max=100, timeout_s=10)
             except BodyTooLargeError as error:
@@ -225,7 +225,7 @@ async def test_a_body_has_its_time(autojump_clock: Clock) -> None:
     errors: list[float] = []
 
     async def read(exchange: HttpExchange) -> None:
-        with Bodies(1000).open() as body:
+        with Body(Bodies(1000)) as body:
             try:
                 await exchange.read_body(body, bytes_max=100, timeout_s=10)
             except BodyTimeoutError:
@@ -248,7 +248,7 @@ async def test_a_body_in_pieces_is_whole_and_counted_as_it_arrives() -> None:
     got: list[bytes] = []
 
     async def read(exchange: HttpExchange) -> None:
-        with bodies.open() as body:
+        with Body(bodies) as body:
             got.append(bytes(await exchange.read_body(body, bytes_max=1 << 30, timeout_s=10)))
         await echo_handler(exchange)
 
