@@ -97,11 +97,8 @@ class TextStream:
         """Whether the decoder keeps an incomplete character back."""
         self._matcher = StopMatcher(stops)
         self._has_stops = bool(stops)
-
-    @property
-    def is_stopped(self) -> bool:
+        self.is_stopped = False
         """A stop string is complete: no text follows."""
-        return self._has_stops and self._matcher.is_stopped
 
     def push(self, data: bytes) -> str:
         """Take the bytes of one token and return the text that can be shown now.
@@ -113,11 +110,15 @@ class TextStream:
         else:
             text = self._decoder.decode(data)
             self._is_partial = bool(self._decoder.getstate()[0])
-        return self._matcher.push(text) if self._has_stops else text
+        if not self._has_stops:
+            return text
+        shown = self._matcher.push(text)
+        self.is_stopped = self._matcher.is_stopped
+        return shown
 
     def finish(self) -> str:
         """The answer is over: return what was kept back, empty after a stop string."""
-        if self._matcher.is_stopped:
+        if self.is_stopped:
             return ""
         shown = self._matcher.push(self._decoder.decode(b"", final=True))
         return shown + self._matcher.flush()

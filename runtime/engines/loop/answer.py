@@ -52,12 +52,16 @@ class Answer:
         """Nobody wants another delta, not even the last."""
         return self._context.is_killed
 
-    def send(self, text: str, reason: FinishReason | None) -> bool:
-        """Hand the sink what is new; whether it has room for more. Raises what the sink raises."""
+    def send(self, text: str, reason: FinishReason | None) -> None:
+        """Hand the sink what is new; without room for more the sequence is paused.
+
+        Raises what the sink raises.
+        """
         delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens)
         self.unsent_ids = []
         self._unsent_prompt_tokens = 0
-        return self._sink.take([delta])
+        if not self._sink.take([delta]):
+            self.sequence.is_paused = True
 
     def follow_context(self) -> None:
         """Have `on_stop` called when the request is stopped or killed, be it already."""

@@ -67,7 +67,7 @@ class EngineHost:
         self._answers: dict[TokenSequence, Answer] = {}
         """Of all sequences that have not ended."""
         self._stopped: list[Answer] = []
-        """Their requests were stopped or killed since the last plan."""
+        """Their requests were stopped since the last plan."""
         self._wakeup = trio.Event()
         """Set when a plan may turn out differently than the last one."""
         scheduler.pool.on_change = self._wake
@@ -185,9 +185,13 @@ class EngineHost:
         self._cancel(answer)
 
     def _stop(self, answer: Answer) -> None:
-        """Its request was stopped or killed: it ends before the next step."""
-        self._stopped.append(answer)
-        self._wakeup.set()
+        """Its request was stopped: it ends before the next step. Killed, it gets no token more."""
+        if answer.is_killed:
+            # Whoever waits for it is cancelled already, unless outside the context's scope.
+            self._cancel(answer, KilledError("the request was killed"))
+        else:
+            self._stopped.append(answer)
+            self._wakeup.set()
 
     def _check_open(self) -> None:
         if self._breakdown is not None:
@@ -242,10 +246,7 @@ class EngineHost:
     def _end_stopped(self) -> None:
         stopped, self._stopped = self._stopped, []
         for answer in stopped:
-            if answer.is_killed:
-                # Whoever waits for it is cancelled already, unless outside the context's scope.
-                self._cancel(answer, KilledError("the request was killed"))
-            elif answer.sequence in self._answers:
+            if answer.sequence in self._answers:
                 self._send(answer, answer.text.finish(), FinishReason.CANCELLED)
                 self._cancel(answer)
 
@@ -287,14 +288,13 @@ class EngineHost:
             self._send(answer, text, FinishReason.STOP if is_stop else FinishReason.LENGTH)
             self._end(answer)
         elif text:
-            sequence.is_paused = not self._send(answer, text, None)
+            self._send(answer, text, None)
 
-    def _send(self, answer: Answer, text: str, reason: FinishReason | None) -> bool:
+    def _send(self, answer: Answer, text: str, reason: FinishReason | None) -> None:
         try:
-            return answer.send(text, reason)
+            answer.send(text, reason)
         except Exception as error:  # noqa: BLE001 -- whatever a sink raises ends its own answer only
             self._cancel(answer, error)
-            return True
 
     def _cancel(self, answer: Answer, error: Exception | None = None) -> None:
         """End what has not ended by itself."""

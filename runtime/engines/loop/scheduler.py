@@ -176,25 +176,32 @@ class Scheduler:
             if not sequence.is_paused:
                 is_decoding = len(sequence.token_ids) - sequence.cached_tokens == 1
                 (decoding if is_decoding else prefilling).append(sequence)
-        for sequence in (*decoding, *prefilling):
+        block_tokens = self._block_tokens
+        for sequence in decoding:
             if budget == 0:
-                break
-            # Only decoding needs new blocks, and its victims are newer, so not in `work` yet.
-            if sequence.state is SequenceState.RUNNING and self._reserve(sequence):
+                return 0
+            # Only decoding needs new blocks, and its victims are newer, so not in `work` yet. They
+            # hold none.
+            has_room = len(sequence.token_ids) <= len(sequence.block_ids) * block_tokens
+            if has_room or self._reserve(sequence):
+                work.append(Work(sequence, 1))
+                budget -= 1
+        for sequence in prefilling:
+            if budget == 0:
+                return 0
+            if self._reserve(sequence):
                 budget -= self._add_work(work, sequence, budget)
         return budget
 
     def _add_work(self, work: list[Work], sequence: TokenSequence, budget: int) -> int:
-        count = sequence.pending_tokens
-        if count > 1:
-            count = min(count, self._chunk_tokens_max, budget)
+        count = min(sequence.pending_tokens, self._chunk_tokens_max, budget)
         work.append(Work(sequence, count))
         return count
 
     def _reserve(self, sequence: TokenSequence) -> bool:
-        """Get the blocks for all known tokens; False if `sequence` itself had to give way."""
-        if len(sequence.token_ids) <= len(sequence.block_ids) * self._block_tokens:
-            return True
+        """Get the blocks for all known tokens; False if `sequence` had to give way, now or before."""
+        if sequence.state is not SequenceState.RUNNING:
+            return False
         missing = self._missing_blocks(sequence, len(sequence.token_ids))
         while (taken := self.pool.take(missing)) is None:
             victim = self._newest_paused() or self.running[-1]
