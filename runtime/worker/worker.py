@@ -171,7 +171,7 @@ class Worker:
         if len(self._active) >= self.requests_max:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
-        elif self._cancelled.get(envelope.id, 0) > trio.current_time():
+        elif self._is_cancelled(envelope.id):
             status, message = AckStatus.INVALID, "the request was cancelled before it arrived"
         elif envelope.id in self._active:
             status, message = AckStatus.INVALID, f"request id {envelope.id} is in use"
@@ -183,6 +183,10 @@ class Worker:
             except RequestError as error:
                 status, message = AckStatus.INVALID, error.message
         return Answer(id=envelope.id, status=status, message=message), request
+
+    def _is_cancelled(self, request_id: str) -> bool:
+        until = self._cancelled.get(request_id)
+        return until is not None and until > trio.current_time()
 
     def _absence(self, envelope: Envelope) -> Answer | None:
         """The NACK for what no patience helps: it leaves, or is not the one that is meant."""

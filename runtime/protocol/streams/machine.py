@@ -16,10 +16,16 @@ import attrs
 
 from ...errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 
-__all__ = ["Machine", "Role", "Tables"]
+__all__ = ["Machine", "Role", "TableKey", "Tables"]
 
 
-class Role(enum.Enum):
+class TableKey(enum.Enum):
+    """What the tables are keyed by. Hashed by identity: an `Enum` does so by name, in Python."""
+
+    __hash__ = object.__hash__
+
+
+class Role(TableKey):
     """The two ends: a worker serves, a caller asks."""
 
     WORKER = "worker"

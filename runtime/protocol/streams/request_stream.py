@@ -8,16 +8,15 @@ greeting. A diagram of the tables is in `docs/protocols/request_stream.md`.
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 from .control import Closed, Data, Handshake, Kill, Refused, Sentinel, Stop
-from .machine import Machine, Role, Tables
+from .machine import Machine, Role, TableKey, Tables
 
 __all__ = ["REQUEST_STREAM", "InputState", "ReceiverState", "request_stream"]
 
 
-class ReceiverState(enum.Enum):
+class ReceiverState(TableKey):
     """Where the worker's half is."""
 
     IDLE = "has not greeted"
@@ -26,7 +25,7 @@ class ReceiverState(enum.Enum):
     GONE = "closed its end"
 
 
-class InputState(enum.Enum):
+class InputState(TableKey):
     """Where the caller's half is."""
 
     WAITING = "no worker has greeted yet"

@@ -8,7 +8,6 @@ below are the specification; what they do not list is a protocol error. A diagra
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 from .control import (
@@ -23,12 +22,12 @@ from .control import (
     Sentinel,
     Stop,
 )
-from .machine import Machine, Role, Tables
+from .machine import Machine, Role, TableKey, Tables
 
 __all__ = ["RESPONSE_STREAM", "CallerState", "WorkerState", "response_stream"]
 
 
-class WorkerState(enum.Enum):
+class WorkerState(TableKey):
     """Where the worker's half is."""
 
     IDLE = "has not greeted"
@@ -39,7 +38,7 @@ class WorkerState(enum.Enum):
     TRUNCATED = "went away without an end mark"
 
 
-class CallerState(enum.Enum):
+class CallerState(TableKey):
     """Where the caller's half is."""
 
     LISTENING = "wants everything"
