@@ -6,7 +6,7 @@ that make the tokens themselves: a function on uvicorn, and a trio loop that doe
 system calls. All are asked the same by the same load, in turns; medians of the rounds are shown.
 
 CPU is per token of every process by itself, the request included; for unary requests per request.
-What is not installed (`python bench/peers.py install`) is left out. With TRINAMO_BENCH_BEFORE, the
+What is not installed (`python bench/peers.py install`) is left out. With BENCH_BEFORE, the
 interpreter of another checkout, that one is measured in the same run.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,11 +30,12 @@ from load.load import body, raise_descriptors, run_load
 from roles.processes import ROLES, Server, dynamo_place, medians, rss_mb
 
 READY_S = 30.0
-BEFORE = os.environ.get("TRINAMO_BENCH_BEFORE")
+BEFORE = os.environ.get("BENCH_BEFORE")
 """The interpreter of another checkout, which is then measured beside this one, as `before`."""
 FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
 BARE = ("uvicorn", "floor")
+KINDS = FULL + ROUTERS + BARE
 LIMITS = {
     "TRINAMO_HTTP__REQUESTS_MAX": "8192",
     "TRINAMO_HTTP__CONNECTIONS_MAX": "16384",
@@ -69,14 +71,10 @@ class Load(NamedTuple):
 
 LOADS = {
     "unary16": Load("unary, 16 at once", 16, 1, each=50, stream=False),
-    "unary64": Load("unary, 64 at once", 64, 1, each=20, stream=False, kinds=FULL + ROUTERS + BARE),
+    "unary64": Load("unary, 64 at once", 64, 1, each=20, stream=False, kinds=KINDS),
     "short": Load("streams of 8 tokens, 64 at once", 64, 8, each=12),
-    "steps64": Load(
-        "64 streams, 20 ms, tokens together", 64, 120, pause_s=0.02, kinds=FULL + ROUTERS + BARE
-    ),
-    "steps256": Load(
-        "256 streams, 20 ms, tokens together", 256, 120, pause_s=0.02, kinds=FULL + ROUTERS + BARE
-    ),
+    "steps64": Load("64 streams, 20 ms, tokens together", 64, 120, pause_s=0.02, kinds=KINDS),
+    "steps256": Load("256 streams, 20 ms, tokens together", 256, 120, pause_s=0.02, kinds=KINDS),
     "steps512": Load("512 streams, 20 ms, tokens together", 512, 100, pause_s=0.02),
     "sleeps64": Load("64 streams, 20 ms, each by itself", 64, 120, pause_s=0.02, by_itself=True),
     "sleeps256": Load("256 streams, 20 ms, each by itself", 256, 120, pause_s=0.02, by_itself=True),
@@ -84,7 +82,7 @@ LOADS = {
         "bursts, 64 streams",
         64,
         2000,
-        kinds=FULL + ROUTERS + BARE,
+        kinds=KINDS,
         tokens_of={"dynamo": 400, "sglang": 1000, "vllm": 1000},
     ),
     "open5000": Load(
@@ -122,6 +120,7 @@ class System:
         def cpu() -> dict[str, float]:
             return {side: server.cpu_s() for side, server in self.sides.items()}
 
+        lag = read_lag(self.port) if self.kind == "trinamo" else {}
         before = cpu()
         found = run_load(
             self.port,
@@ -137,6 +136,8 @@ class System:
             marked=lambda number, so_far: marks.update({number: (so_far, cpu())}),
         )
         after = cpu()
+        if lag:
+            found["lag_p99_ms"] = lag_p99_ms(lag, read_lag(self.port))
         wanted = load.connections * load.each * tokens
         found["lost"] = wanted - found["tokens"]
         items = found["tokens"] if load.stream else found["requests"]
@@ -150,6 +151,21 @@ class System:
         found["sum_us"] = sum(found[f"{side}_us"] for side in self.sides)
         found["load_us"] = found["cpu_s"] / max(items, 1) * 1e6
         return found
+
+
+def read_lag(port: int) -> dict[float, float]:
+    """Samples of the frontend's event-loop lag so far, by the upper bound of their bucket in seconds."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.findall(r'trinamo_event_loop_lag_seconds_bucket{.*?le="(.+?)".*?} (\S+)', text)
+    return {float(bound): float(count) for bound, count in found}
+
+
+def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
+    """The bound of the bucket that 99 % of the samples between the two are in."""
+    counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+    most = counts[max(counts)]
+    return next(bound for bound, count in counts.items() if count >= 0.99 * most) * 1e3
 
 
 def wait_for(port: int, models: Sequence[str]) -> None:
@@ -287,14 +303,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", choices=LOADS, action="append", help="only this; repeatable")
-    parser.add_argument("--kind", choices=FULL + ROUTERS + BARE, action="append")
+    parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument(
         "--quick", action="store_true", help="hardly anything, to see that it works"
     )
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     raise_descriptors()
-    kinds = installed(options.kind or FULL + ROUTERS + BARE)
+    kinds = installed(options.kind or KINDS)
     print(
         "| load | server | items/s | frontend µs | worker µs | ITL p99 ms | TTFT p50 ms | RSS MB | errors |"
     )

@@ -1,6 +1,6 @@
 """RPC between a worker and a client process, without HTTP: CPU per item or request on each side.
 
-trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with TRINAMO_BENCH_BEFORE, the interpreter of another checkout, that one, too. Rounds alternate,
+trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with BENCH_BEFORE, the interpreter of another checkout, that one, too. Rounds alternate,
 medians are shown. The loads: `one` streams of one item, 64 at once, and `unary` calls; `steps` all
 streams get one item each in the same instant, every 5 ms, as from an engine that steps them
 together; `loop` the same from trinamo's own step loop, which pushes; `phased` every 1.25 ms one stream after the other gets an item, as from many engines;
@@ -99,7 +99,7 @@ def run_kills(kills: int) -> dict:
 
 def installed(kinds: Sequence[str] = KINDS) -> list[str]:
     found = [kind for kind in kinds if kind != "dynamo" or peers.has("ai-dynamo-runtime")]
-    return [kind for kind in found if kind != "before" or "TRINAMO_BENCH_BEFORE" in os.environ]
+    return [kind for kind in found if kind != "before" or "BENCH_BEFORE" in os.environ]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -10,7 +11,7 @@ import msgspec
 
 TOKEN = " token"
 """What every item is: six characters, seven bytes of msgpack."""
-STEP_S = 0.005
+STEP_S = float(os.environ.get("BENCH_STEP_S", "0.005"))
 """How long one engine step lasts in paced runs: every stream gets one item per step."""
 PHASE_S = 0.00125
 """How long from one item to the next in phased runs, where it is another stream's."""

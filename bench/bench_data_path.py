@@ -1,0 +1,121 @@
+"""The data path as a whole: every row of its table, measured in one run, as Markdown to paste.
+
+RPC, HTTP, isolation, and the cost per token against the number of streams, with all peers that are
+installed, and with BENCH_BEFORE=…/bin/python, the interpreter of another checkout, that one
+as `before`. All figures go to a JSON file, from which the picture is drawn:
+
+    python bench/bench_data_path.py --json measured.json --picture docs/data_path.svg
+    python bench/bench_data_path.py --from measured.json     # the table again, without measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import bench_http
+import bench_isolation
+import bench_rpc
+import peers
+from bench_http import BEFORE, Load, open_system
+from load.load import raise_descriptors
+from report.picture import draw
+from report.rows import Measured, table
+
+STREAMS = (1, 4, 16, 64, 256, 512)
+SWEPT = {
+    "trinamo": "trinamo, both processes",
+    "dynamo": "Dynamo, both processes",
+    "uvicorn": "uvicorn, one process",
+}
+RPC_LOADS = ("one", "steps", "free")
+HTTP_LOADS = ("unary64", "steps64", "steps256", "sleeps64", "sleeps256", "burst", "open5000")
+
+
+def machine() -> dict[str, str]:
+    """Where this was measured, and with what."""
+    cpus = Path("/proc/cpuinfo").read_text("utf-8")
+    names = [line.split(":")[1].strip() for line in cpus.splitlines() if "model name" in line]
+    found = {
+        "cpu": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores",
+        "kernel": platform.release(),
+        "load average": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("trio", "grpcio", "msgspec")},
+        **peers.versions(),
+    }
+    if BEFORE:
+        found["before"] = BEFORE
+    return found
+
+
+def sweep(rounds: int) -> dict[str, list[tuple[int, float]]]:
+    """CPU of all processes per token, against the number of streams; the least of some rounds."""
+    kinds = bench_http.installed(tuple(SWEPT))
+    lines: dict[str, list[tuple[int, float]]] = {SWEPT[kind]: [] for kind in kinds}
+    for kind in kinds:
+        with open_system(kind, trinamo=("steps",)) as system:
+            for streams in STREAMS:
+                load = Load(f"{streams} streams", streams, 100, pause_s=0.02)
+                cost = min(system.measure(load)["sum_us"] for _ in range(rounds))
+                lines[SWEPT[kind]].append((streams, cost))
+    os.environ["BENCH_STEP_S"] = "0.02"
+    points = lines["grpc.aio, RPC alone, both processes"] = []
+    with bench_rpc.open_pairs(["grpc"]) as (pair,):
+        for streams in STREAMS:
+            found = [
+                pair.measure("stream", 100 * streams, load="paced", streams=streams, items=100)
+                for _ in range(rounds)
+            ]
+            points.append((streams, min(each["worker"] + each["client"] for each in found)))
+    del os.environ["BENCH_STEP_S"]
+    return lines
+
+
+def measure(rounds: int) -> dict:
+    started = time.monotonic()
+    raise_descriptors()
+    found: dict = {"machine": machine()}
+    found["rpc"] = bench_rpc.run(RPC_LOADS, bench_rpc.installed(), rounds=rounds)
+    kinds = bench_http.installed(bench_http.KINDS)
+    found["http"] = bench_http.run(HTTP_LOADS, kinds, rounds=rounds)
+    found["isolation"] = {
+        "stalled": bench_isolation.run_stalled(rounds),
+        "deaths": bench_isolation.run_deaths(bench_isolation.HELD),
+    }
+    found["sweep"] = sweep(2)
+    found["machine"]["minutes"] = f"{(time.monotonic() - started) / 60:.1f}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument(
+        "--picture", type=Path, help="draw CPU per token against streams to this file"
+    )
+    parser.add_argument("--from", dest="read", type=Path, help="measure nothing; take this file")
+    options = parser.parse_args()
+    read = options.read
+    found = json.loads(read.read_text("utf-8")) if read else measure(options.rounds)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    if options.picture:
+        draw(
+            options.picture,
+            "CPU per token against streams",
+            "one token per stream every 20 ms, all streams in the same instant",
+            found["sweep"],
+        )
+    print("\n" + ", ".join(f"{key} {value}" for key, value in found["machine"].items()) + "\n")
+    print(table(Measured(found)))
+
+
+if __name__ == "__main__":
+    main()
