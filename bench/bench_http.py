@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -262,6 +263,9 @@ def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bo
         systems = [held.enter_context(open_system(kind)) for kind in kinds]
         for system in systems:
             system.measure(Load("warm-up", 8, 8, each=20, kinds=(system.kind,)))
+            if "BENCH_PROFILE" in os.environ and system.kind == "trinamo":
+                for server in system.sides.values():
+                    server.process.send_signal(signal.SIGUSR1)
         for name in names:
             load = LOADS[name].quick() if is_quick else LOADS[name]
             measured = [system for system in systems if system.kind in load.kinds]
