@@ -1,8 +1,7 @@
 """The data path as a whole: every row of its table, measured in one run, as Markdown to paste.
 
 RPC, HTTP, isolation, and the cost per token against the number of streams, with all peers that are
-installed, and with BENCH_BEFORE=…/bin/python, the interpreter of another checkout, that one
-as `before`. All figures go to a JSON file, from which the picture is drawn:
+installed, and with BENCH_BEFORE, the directory of another checkout, that one as `before`. All figures go to a JSON file, from which the picture is drawn:
 
     python bench/bench_data_path.py --json measured.json --picture docs/data_path.svg
     python bench/bench_data_path.py --from measured.json     # the table again, without measuring
@@ -22,7 +21,7 @@ import bench_http
 import bench_isolation
 import bench_rpc
 import peers
-from bench_http import BEFORE, Load, open_system
+from bench_http import Load, open_system
 from load.load import raise_descriptors
 from report.picture import draw
 from report.rows import Measured, table
@@ -33,7 +32,7 @@ SWEPT = {
     "dynamo": "Dynamo, both processes",
     "uvicorn": "uvicorn, one process",
 }
-RPC_LOADS = ("one", "steps", "free")
+RPC_LOADS = ("one", "steps", "pushed", "free")
 HTTP_LOADS = ("unary64", "steps64", "steps256", "sleeps64", "sleeps256", "burst", "open5000")
 
 
@@ -41,7 +40,7 @@ def machine() -> dict[str, str]:
     """Where this was measured, and with what."""
     cpus = Path("/proc/cpuinfo").read_text("utf-8")
     names = [line.split(":")[1].strip() for line in cpus.splitlines() if "model name" in line]
-    found = {
+    return {
         "cpu": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores",
         "kernel": platform.release(),
         "load average": f"{os.getloadavg()[0]:.1f}",
@@ -49,9 +48,6 @@ def machine() -> dict[str, str]:
         **{name: version(name) for name in ("trio", "grpcio", "msgspec")},
         **peers.versions(),
     }
-    if BEFORE:
-        found["before"] = BEFORE
-    return found
 
 
 def sweep(rounds: int) -> dict[str, list[tuple[int, float]]]:

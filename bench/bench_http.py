@@ -7,7 +7,7 @@ system calls. All are asked the same by the same load, in turns; medians of the 
 
 CPU is per token of every process by itself, the request included; for unary requests per request.
 What is not installed (`python bench/peers.py install`) is left out. With BENCH_BEFORE, the
-interpreter of another checkout, that one is measured in the same run.
+directory of another checkout, that one is measured in the same run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from typing import NamedTuple
 
 import peers
 from load.load import body, raise_descriptors, run_load
-from roles.processes import ROLES, Server, dynamo_place, medians, rss_mb
+from roles.processes import ROLES, Server, before, dynamo_place, medians, rss_mb
 
 READY_S = 30.0
-BEFORE = os.environ.get("BENCH_BEFORE")
-"""The interpreter of another checkout, which is then measured beside this one, as `before`."""
 FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
 BARE = ("uvicorn", "floor")
@@ -122,7 +120,7 @@ class System:
             return {side: server.cpu_s() for side, server in self.sides.items()}
 
         lag = read_lag(self.port) if self.kind == "trinamo" else {}
-        before = cpu()
+        start = cpu()
         found = run_load(
             self.port,
             body(
@@ -144,7 +142,7 @@ class System:
         items = found["tokens"] if load.stream else found["requests"]
         found["rate"] = items / found["wall_s"] if found["wall_s"] else 0.0
         for side, server in self.sides.items():
-            found[f"{side}_us"] = (after[side] - before[side]) / max(items, 1) * 1e6
+            found[f"{side}_us"] = (after[side] - start[side]) / max(items, 1) * 1e6
             found[f"{side}_rss_mb"] = rss_mb(server.pid)
             if load.each == 1 and 2 in marks and marks[2][0] > marks[1][0]:
                 spent = marks[2][1][side] - marks[1][1][side]
@@ -215,10 +213,11 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
         if kind in ("trinamo", "before"):
             etcd = start(ROLES, "trinamo-control", reads=True)
             environ = {**LIMITS, "TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS": etcd.ready["address"]}
-            where = {"python": BEFORE if kind == "before" else sys.executable, "environ": environ}
-            sides = {"frontend": start(ROLES, "trinamo-http-frontend", port, **where)}
+            where = before() if kind == "before" else {}
+            roles, where = where.pop("script", ROLES), {**where, "environ": environ}
+            sides = {"frontend": start(roles, "trinamo-http-frontend", port, **where)}
             models = list(trinamo)
-            workers = [start(ROLES, "trinamo-http-worker", each, **where) for each in models]
+            workers = [start(roles, "trinamo-http-worker", each, **where) for each in models]
             sides |= {f"worker {name}": each for name, each in zip(models, workers, strict=True)}
         elif kind == "dynamo":
             place = held.enter_context(dynamo_place())
@@ -253,7 +252,7 @@ def installed(kinds: Sequence[str]) -> list[str]:
     needs = {"dynamo": "ai-dynamo", "sglang": "sglang-router", "vllm": "vllm-router"}
     needs["uvicorn"] = "uvicorn"
     found = [kind for kind in kinds if kind not in needs or peers.has(needs[kind])]
-    return [kind for kind in found if kind != "before" or BEFORE]
+    return [kind for kind in found if kind != "before" or before()]
 
 
 def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bool = False) -> dict:

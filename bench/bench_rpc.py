@@ -1,33 +1,37 @@
 """RPC between a worker and a client process, without HTTP: CPU per item or request on each side.
 
-trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with BENCH_BEFORE, the interpreter of another checkout, that one, too. Rounds alternate,
-medians are shown. The loads: `one` streams of one item, 64 at once, and `unary` calls; `steps` all
-streams get one item each in the same instant, every 5 ms, as from an engine that steps them
-together; `loop` the same from trinamo's own step loop, which pushes; `phased` every 1.25 ms one stream after the other gets an item, as from many engines;
-`free` handlers yield as fast as the consumers take; `kills` from a consumer's leaving its stream to
-the handler's cancellation, with other streams beside it or none.
+trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with BENCH_BEFORE,
+the directory of another checkout, that one, too. Rounds alternate, medians are shown. The loads:
+
+`one` streams of one item, 64 at once, and `unary` calls; `steps` all streams get one item each in the
+same instant, every 5 ms, from generators to iterators; `pushed` the same from sink to sink, without a
+task in between, and `loop` from trinamo's own step loop; `phased` every 1.25 ms one stream after the
+other gets an item, as from many engines; `free` handlers yield as fast as the consumers take; `kills`
+from a consumer's leaving its stream to the handler's cancellation, with other streams or none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import peers
-from roles.processes import Pair, medians, open_pairs, percentile
+from roles.processes import Pair, before, medians, open_pairs, percentile
 
 KINDS = ("trinamo", "before", "grpc", "dynamo")
 LOADS = {
     "one": "streams of one item, 64 at once",
     "unary": "unary, 64 at once",
     "steps": "items of 64 streams that step together",
-    "loop": "deltas of 64 sequences of trinamo's step loop",
+    "pushed": "the same, pushed",
+    "loop": "the same, pushed by trinamo's step loop",
     "phased": "items of 64 streams in turn",
     "free": "items of 64 streams at once",
 }
+PUSHED = ("pushed", "loop")
+"""Which only trinamo can."""
 STREAMS = 64
 FREE_ITEMS = {"trinamo": 320_000, "before": 320_000, "grpc": 64_000, "dynamo": 25_600}
 CALLS = {"trinamo": 80, "before": 80, "grpc": 60, "dynamo": 60}
@@ -42,6 +46,7 @@ def measure(pair: Pair, load: str, *, share: int = 1) -> dict[str, float]:
         return pair.measure(do, calls * STREAMS, in_flight=STREAMS, calls=calls)
     handler, items = {
         "steps": ("paced", 25_600),
+        "pushed": ("pushed", 25_600),
         "loop": ("loop", 25_600),
         "phased": ("phased", 1_920),
         "free": ("tokens", FREE_ITEMS[pair.kind]),
@@ -55,7 +60,7 @@ def run(loads: Sequence[str], kinds: Sequence[str], *, rounds: int, share: int =
     results: dict[str, dict[str, dict[str, float]]] = {}
     with open_pairs(kinds) as pairs:
         for load in loads:
-            able = [pair for pair in pairs if load != "loop" or pair.kind == "trinamo"]
+            able = [pair for pair in pairs if load not in PUSHED or pair.kind == "trinamo"]
             rows: dict[str, list[dict[str, float]]] = {pair.kind: [] for pair in able}
             for number in range(rounds + 1):
                 for pair in able:
@@ -99,7 +104,7 @@ def run_kills(kills: int) -> dict:
 
 def installed(kinds: Sequence[str] = KINDS) -> list[str]:
     found = [kind for kind in kinds if kind != "dynamo" or peers.has("ai-dynamo-runtime")]
-    return [kind for kind in found if kind != "before" or "BENCH_BEFORE" in os.environ]
+    return [kind for kind in found if kind != "before" or before()]
 
 
 def main() -> None:

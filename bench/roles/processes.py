@@ -19,6 +19,18 @@ import peers
 ROLES = Path(__file__).with_name("roles.py")
 
 
+def before() -> dict:
+    """The interpreter and the roles of another checkout, where BENCH_BEFORE says one is; else empty.
+
+    It needs a `.venv` and a `bench/` of its own that know the same commands.
+    """
+    checkout = os.environ.get("BENCH_BEFORE")
+    if not checkout:
+        return {}
+    roles = Path(checkout) / "bench" / "roles" / "roles.py"
+    return {"python": Path(checkout) / ".venv" / "bin" / "python", "script": roles}
+
+
 def cpu_s(pid: int) -> float:
     """The CPU seconds of a process until now, user and kernel, threads that have ended included."""
     return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
@@ -128,6 +140,8 @@ class Pair:
     def __init__(self, kind: str, held: ExitStack) -> None:
         self.kind = kind
         where = held.enter_context(dynamo_place()) if kind == "dynamo" else {}
+        if kind == "before":
+            kind, where = "trinamo", before()
         self.worker = Peer(f"{kind}-worker", **where)
         held.callback(self.worker.close)
         self.client = Peer(f"{kind}-client", self.worker.ready["address"], **where)

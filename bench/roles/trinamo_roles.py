@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from commands import (
@@ -29,6 +30,7 @@ from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.planes import Entry, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.openai.generate import Delta
+from trinamo.runtime.sinks import Sink
 from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -40,9 +42,10 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
-NAMES = ("tokens", "paced", "phased", "loop", "loop20", "echo", "hold")
+PUSHED_LOADS = ("pushed", "loop", "loop20")
+NAMES = ("tokens", "paced", "phased", "pushed", "loop", "loop20", "echo", "hold")
 ENDPOINTS = [EndpointName("bench", "engine", name) for name in NAMES]
-TOKENS, PACED, PHASED, LOOP, LOOP_20, ECHO, HOLD = ENDPOINTS
+TOKENS, PACED, PHASED, PUSHED, LOOP, LOOP_20, ECHO, HOLD = ENDPOINTS
 
 
 async def read_line() -> str:
@@ -58,14 +61,21 @@ class Engine:
     def __init__(self) -> None:
         self.step = trio.Event()
         self.paced_count = 0
+        self.sinks: dict[Sink[str], tuple[int, trio.Event]] = {}
         self.turns: deque[trio.Event] = deque()
         self.cancelled_at: dict[int, float] = {}
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(STEP_S if self.paced_count else IDLE_STEP_S)
+            await trio.sleep(STEP_S if self.paced_count or self.sinks else IDLE_STEP_S)
             self.step.set()
             self.step = trio.Event()
+            for sink, (left, ended) in list(self.sinks.items()):
+                sink.take([TOKEN])
+                self.sinks[sink] = (left - 1, ended)
+                if left == 1:
+                    del self.sinks[sink]
+                    ended.set()
 
     async def run_phases(self) -> None:
         """One stream after the other gets an item, one of them per `PHASE_S`."""
@@ -86,6 +96,15 @@ class Engine:
                 yield TOKEN
         finally:
             self.paced_count -= 1
+
+    async def pushed(self, count: int, _: Context, sink: Sink[str]) -> None:
+        sink.starts(lambda: None)
+        ended = trio.Event()
+        self.sinks[sink] = (count, ended)
+        try:
+            await ended.wait()
+        finally:
+            self.sinks.pop(sink, None)
 
     async def phased(self, count: int, _: Context) -> AsyncGenerator[str, None]:
         for _number in range(count):
@@ -125,6 +144,7 @@ async def _worker() -> None:
         serving.add(Endpoint(TOKENS, stream=engine.tokens, request_type=int))
         serving.add(Endpoint(PACED, stream=engine.paced, request_type=int))
         serving.add(Endpoint(PHASED, stream=engine.phased, request_type=int))
+        serving.add(Endpoint(PUSHED, push=engine.pushed, request_type=int))
         serving.add(Endpoint(LOOP, push=loop, request_type=int))
         serving.add(Endpoint(LOOP_20, push=loop_20, request_type=int))
         serving.add(Endpoint(HOLD, stream=engine.hold, request_type=int))
@@ -156,6 +176,18 @@ async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
         yield {each.endpoint: client(each) for each in ENDPOINTS}
 
 
+class Counter(Sink[Any]):
+    """Takes whatever comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def take(self, items: list[Any]) -> bool:
+        self.count += len(items)
+        return True
+
+
 class Load:
     """What the client process is told to do."""
 
@@ -172,8 +204,13 @@ class Load:
         async def one() -> None:
             count = 0
             async with client.stream(items, item_type) as stream:
-                async for _ in stream:
-                    count += 1
+                if load in PUSHED_LOADS:
+                    counter = Counter()
+                    await stream.forward(counter)
+                    count = counter.count
+                else:
+                    async for _ in stream:
+                        count += 1
             assert count == items
 
         async def work() -> None:
