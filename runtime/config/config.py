@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ..errors import ConfigError
-from .http import HttpConfig
+from .http import HttpConfig, HttpTlsConfig
 from .keys import (
     Count,
     Name,
@@ -59,6 +59,7 @@ __all__ = [
     "EtcdConfig",
     "EventPlaneConfig",
     "HttpConfig",
+    "HttpTlsConfig",
     "LogConfig",
     "MooncakeConfig",
     "NatsConfig",

@@ -4,9 +4,51 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from .keys import Bytes, Count, FrameBytes, Port, Seconds, Section, Text, about
+from .keys import (
+    Bytes,
+    Count,
+    FrameBytes,
+    Port,
+    Seconds,
+    Section,
+    Text,
+    about,
+    need_together,
+)
 
-__all__ = ["HttpConfig"]
+__all__ = ["HttpConfig", "HttpTlsConfig"]
+
+
+class HttpTlsConfig(Section, frozen=True, kw_only=True):
+    """TLS towards clients; with it, HTTP/2 is spoken to those who want it."""
+
+    certificate_file: Annotated[
+        Text | None,
+        about("Our certificate and the chain behind it, as PEM; null: no TLS. Needs `key_file`."),
+    ] = None
+    key_file: Annotated[
+        Text | None, about("The key of `certificate_file`, which nobody else should read.")
+    ] = None
+    client_ca_file: Annotated[
+        Text | None,
+        about("Who may sign clients' certificates, which every client then needs; null: none."),
+    ] = None
+    minimum_version: Annotated[
+        Literal["1.2", "1.3"], about("The oldest version of TLS that is spoken.")
+    ] = "1.2"
+    handshake_timeout_s: Annotated[Seconds, about("For a client's whole handshake.")] = 10.0
+    renewal_interval_s: Annotated[
+        Seconds,
+        about(
+            "How often the files are looked at. Changed ones serve every handshake from then on,"
+            " without a restart; broken ones are told in the log, and the old ones go on."
+        ),
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        need_together("tls", certificate_file=self.certificate_file, key_file=self.key_file)
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise ValueError("tls: client_ca_file is set, but certificate_file is null")
 
 
 class HttpConfig(Section, frozen=True, kw_only=True):
@@ -32,6 +74,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Literal["native", "hypercorn"],
         about("Who speaks HTTP in clear text: our own listener, or hypercorn, which is slower."),
     ] = "native"
+    tls: HttpTlsConfig = HttpTlsConfig()
     enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
     enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
     on_disconnect: Annotated[
@@ -97,3 +140,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0
     stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0
+
+    @property
+    def scheme(self) -> str:
+        """Of its URLs."""
+        return "http" if self.tls.certificate_file is None else "https"

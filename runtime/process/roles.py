@@ -174,8 +174,8 @@ def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
     return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve_frontend(
@@ -212,7 +212,8 @@ async def serve_frontend(
                     status_url = _url(config.http.status_host, port)
                 port = await serving.start(service.run)
                 env.note("frontend.ready")
-                ready(FrontendReady(_url(config.http.host, port), status_url))
+                url = _url(config.http.host, port, config.http.scheme)
+                ready(FrontendReady(url, status_url))
             await stop.wait()
             env.note("frontend.told")
             service.stop()

@@ -7,18 +7,21 @@ that are taken. What this file does not do: read or write (the driver).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from .phases import Phase, ServedConnection
 
 __all__ = ["ConnectionTable"]
 
+_WAITING: Final = (Phase.SHAKING, Phase.IDLE, Phase.ARRIVING)
+
 
 class ConnectionTable:
     """At most `connections_max` connections, in the order in which each came to its phase.
 
-    At the bound a new connection takes the place of one that waits: of those that are idle, half
-    a head included, and those whose body is arriving, the larger crowd gives the one that has been
-    in it longest. So whoever opens connections, and leaves them idle or sends half of something,
+    At the bound a new connection takes the place of one that waits: of those that shake hands,
+    those that are idle, half a head included, and those whose body is arriving, the largest crowd
+    gives the one that has been in it longest. So whoever opens connections, and leaves them idle or sends half of something,
     keeps nobody out but himself: not even a client whose request has not been read yet, which a
     crowd of half bodies would push out if idle ones always went first. A connection whose request
     is being answered is never taken.
@@ -41,7 +44,7 @@ class ConnectionTable:
 
     def take(self) -> ServedConnection | None:
         """Remove and return the connection to close for a new one; None if all are being answered."""
-        crowd = max(self._members[Phase.IDLE], self._members[Phase.ARRIVING], key=len)
+        crowd = max((self._members[phase] for phase in _WAITING), key=len)
         for connection in crowd:
             self.remove(connection)
             return connection

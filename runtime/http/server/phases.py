@@ -13,6 +13,8 @@ __all__ = ["Driver", "Phase", "ServedConnection"]
 class Phase(enum.Enum):
     """What a connection does, as far as it matters for who may be cut off."""
 
+    SHAKING = "shaking"
+    """TLS is not agreed on yet."""
     IDLE = "idle"
     """No request has come, at most a part of its head; or the last one was answered."""
     ARRIVING = "arriving"

@@ -29,6 +29,7 @@ from .native.driver import NativeDriver
 from .phases import Driver
 from .refusals import overload_response
 from .sockets import configure_socket
+from .tls.certificates import Certificates, find_certificate_faults
 
 __all__ = ["Server"]
 
@@ -64,10 +65,13 @@ class Server:
         self._config = config
         self._connections = ConnectionTable(config.connections_max)
         hosts = HostPolicy.make(config.host, config.hosts)
+        has_tls = config.tls.certificate_file is not None
+        self._certificates = Certificates(config.tls) if has_tls else None
+        changed = self._connections.update
         self._driver: Driver[Any] = (
-            NativeDriver(app, handlers, config, hosts, metrics.clock, self._connections.update)
-            if config.server == "native"
-            else HypercornDriver(app, config, hosts, self._connections.update)
+            NativeDriver(app, handlers, config, hosts, metrics.clock, changed)
+            if config.server == "native" and not has_tls
+            else HypercornDriver(app, config, hosts, changed, self._certificates)
         )
         self._refusals = 0
         self._closing = trio.Event()
@@ -97,6 +101,8 @@ class Server:
                             handler_nursery=connections,
                         )
                     )
+                    if self._certificates is not None:
+                        accepting.start_soon(self._renew, self._certificates)
                     task_status.started(port)
                     await self._closing.wait()
                     accepting.cancel_scope.cancel()
@@ -138,6 +144,17 @@ class Server:
             if self._closing.is_set() and not self._connections:
                 self._drained.set()
 
+    async def _renew(self, certificates: Certificates) -> None:
+        """Tell of the certificate, and look for a new one from time to time."""
+        for fault in find_certificate_faults(self._config.tls):
+            log.warning(fault)
+        while True:
+            self._metrics.certificate(
+                certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken
+            )
+            await trio.sleep(self._config.tls.renewal_interval_s)
+            certificates.renew()
+
     def _make_room(self) -> bool:
         if not self._connections.is_full:
             return True
@@ -150,7 +167,8 @@ class Server:
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         """Say 503 to a connection over the limit, none of which is idle."""
-        if self._refusals >= REFUSALS_MAX:
+        if self._certificates is not None or self._refusals >= REFUSALS_MAX:
+            # Words would need a handshake, which is what there is too much of.
             await trio.aclose_forcefully(stream)
             return
         self._refusals += 1

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.runtime.http.conftest import PushEngine
+from tests.runtime.http.running import PushEngine
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, UnavailableError
 from trinamo.runtime.protocol.openai.answers import (

@@ -11,10 +11,11 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.runtime.http.running import on_every_server
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
-pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+pytestmark = on_every_server
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []

@@ -9,12 +9,13 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.runtime.http.running import on_every_server
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
-pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+pytestmark = on_every_server
 
 
 async def one_token_then_sleep(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:

@@ -8,10 +8,9 @@ slow reader out. This stream mends that from below, without touching hypercorn:
   cut off after `write_timeout_s`.
 * `abort()` closes the socket under a blocked send, shielded or not. A write that makes no progress
   for `write_timeout_s` aborts the connection.
-* `send_now` sends a piece without a checkpoint, which hypercorn's own way cannot: its lock, its
-  shield and trio's send are three. What the socket does not take at once is kept and sent first.
 * A write that failed is remembered (`is_cut`), for hypercorn tells nobody.
 * While a header is awaited, bytes are handed on in small pieces, so that the header limit holds.
+* With a `TlsSession` it seals and opens what passes, so all this holds for TLS too.
 * A connection that closes before the request's body was read goes on reading it for a while:
   else the kernel would answer with RST, and the client might never see the answer.
 
@@ -22,14 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from ....protocol.openai.http_head import HeadFault
 from ..phases import Phase
+from ..refusals import fault_response
 from ..sockets import open_sender
+from ..tls.session import TlsSession
 
 __all__ = ["Connection"]
 
@@ -39,6 +42,9 @@ WRITE_BYTES: Final = 1 << 16
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 HEADER_PIECE_BYTES: Final = 1 << 12
 LINGER_S: Final = 2.0
+NO_TLS: Final = fault_response(
+    HeadFault(400, "this port speaks TLS, and you do not; use a URL with https://"), 400
+)
 
 
 class Connection:
@@ -49,7 +55,13 @@ class Connection:
     that owner.
     """
 
-    def __init__(self, accepted: trio.SocketStream, *, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        accepted: trio.SocketStream,
+        *,
+        write_timeout_s: float,
+        tls: TlsSession | None = None,
+    ) -> None:
         stream, self._send_nowait = open_sender(accepted)
         self.socket = stream.socket
         self.requests_in_flight = 0
@@ -59,16 +71,16 @@ class Connection:
         """The peer sent FIN or RST."""
         self.is_input_taken = False
         """hypercorn knows that."""
-        self.has_body_pending = False
-        """A request's body was not read to its end."""
+        self.bodies_pending = 0
+        """How many requests' bodies were not read to their end."""
         self.is_cut = False
         """A write failed or timed out: the peer does not have the whole answer."""
         self._stream = stream
+        self._tls = tls
+        self._is_shaking = tls is not None
         self._write_timeout_s = write_timeout_s
         self._is_sending = False
         self._is_output_over = False
-        self._flushed: trio.Event | None = None
-        self._nursery: trio.Nursery | None = None
         self._buffer = bytearray()
         self._waiters: list[tuple[Callable[[], bool], trio.Event]] = []
 
@@ -94,18 +106,21 @@ class Connection:
         No checkpoint if the socket takes all of it at once: hypercorn shields this one in any
         case, and whoever sends much waits for what to send.
         """
-        while self._flushed is not None:
-            await self._flushed.wait()
         if self._is_output_over:
             self.is_cut = True
             raise trio.ClosedResourceError("nothing follows the end of what was sent")
-        try:
-            sent = self._send_nowait(data)
-        except OSError:
-            # It is full, or broken; `_send` will see which.
-            sent = 0
-        if sent < len(data):
-            await self._send(data[sent:])
+        for start in range(0, len(data), WRITE_BYTES):
+            piece = self._seal(data[start : start + WRITE_BYTES])
+            try:
+                sent = self._send_nowait(piece)
+            except OSError:
+                # It is full, or broken; `_send` will see which.
+                sent = 0
+            if sent < len(piece):
+                await self._send(piece[sent:])
+
+    def _seal(self, data: bytes) -> bytes:
+        return data if self._tls is None else self._tls.seal(data)
 
     async def _send(self, data: bytes) -> None:
         self._is_sending = True
@@ -128,10 +143,14 @@ class Connection:
 
     async def send_eof(self) -> None:
         """Raises `trio.BusyResourceError` while something is being sent, and has then no effect."""
-        if self._is_sending or self._flushed is not None:
+        if self._is_sending:
             raise trio.BusyResourceError("something is being sent")
         # hypercorn closes what the peer has ended while an application may be about to answer.
         self._is_output_over = True
+        if self._tls is not None:
+            # Without this a peer cannot tell the end from a cut.
+            with contextlib.suppress(OSError):
+                self._send_nowait(self._tls.close())
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
@@ -141,56 +160,45 @@ class Connection:
 
     # --- the owner's side --------------------------------------------------------------------
 
+    async def shake_hands(self, timeout_s: float) -> str | None:
+        """Agree on TLS; the protocol to speak then, None if there is no agreement in time."""
+        tls = self._tls
+        assert tls is not None, "only a connection with TLS shakes hands"
+        with trio.move_on_after(timeout_s):
+            data = b""
+            while data or not self.is_input_over:
+                try:
+                    is_done = tls.shake(data)
+                except ssl.SSLError as error:
+                    # A client that forgot the s of https can read why.
+                    is_plain = error.reason == "HTTP_REQUEST"
+                    self._send_nowait(NO_TLS if is_plain else tls.pending())
+                    return None
+                if pending := tls.pending():
+                    await self._stream.send_all(pending)
+                if is_done:
+                    self._is_shaking = False
+                    self._buffer += tls.open(b"")
+                    return tls.protocol
+                data = bytes(await self._stream.receive_some(READ_BYTES))
+                self.is_input_over = not data
+        return None
+
     def start(self, nursery: trio.Nursery) -> None:
-        """Read ahead, and send what `send_now` leaves, in `nursery`."""
-        self._nursery = nursery
+        """Read ahead, in `nursery`."""
         nursery.start_soon(self._read_ahead)
-
-    def send_now(self, data: bytes) -> bool:
-        """Send without a checkpoint; False, and nothing is sent, if it is not the time for it.
-
-        That is while something else is being sent, and once a side has ended the connection. What
-        the socket has no room for is kept, one `data` at most, and goes out before anything else.
-        """
-        if self._is_sending or self._is_output_over or self._flushed is not None:
-            return False
-        if self.is_closed or self.is_input_over or self._nursery is None:
-            return False
-        try:
-            sent = self._send_nowait(data)
-        except OSError:
-            sent = 0
-        if sent < len(data):
-            self._flushed = trio.Event()
-            self._nursery.start_soon(self._flush, data[sent:])
-        return True
-
-    async def _flush(self, rest: bytes) -> None:
-        """Send what `send_now` could not. Fails silently: the reader and `send_all` meet the same."""
-        assert self._flushed is not None
-        is_sent = False
-        try:
-            await self._send(rest)
-            is_sent = True
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        finally:
-            if not is_sent:
-                # Half a piece is on the wire: nothing may follow it.
-                self.abort()
-            self._flushed.set()
-            self._flushed = None
 
     @property
     def phase(self) -> Phase:
         """What it does now."""
         if not self.requests_in_flight:
-            return Phase.IDLE
-        return Phase.ARRIVING if self.has_body_pending else Phase.ANSWERING
+            return Phase.SHAKING if self._is_shaking else Phase.IDLE
+        is_waiting = self.bodies_pending >= self.requests_in_flight
+        return Phase.ARRIVING if is_waiting else Phase.ANSWERING
 
     def request_started(self, *, has_body: bool) -> None:
         self.requests_in_flight += 1
-        self.has_body_pending = has_body
+        self.bodies_pending += has_body
         self._notify()
 
     def request_ended(self) -> None:
@@ -198,7 +206,7 @@ class Connection:
         self._notify()
 
     def body_ended(self) -> None:
-        self.has_body_pending = False
+        self.bodies_pending -= 1
 
     def abort(self) -> None:
         """Close with RST, now, dropping what is unsent; wakes a send that is blocked."""
@@ -214,12 +222,18 @@ class Connection:
                 if not self._has_room() and not await self._wait_room():
                     self.abort()
                     break
-                data = await self._stream.receive_some(READ_BYTES)
+                data = bytes(await self._stream.receive_some(READ_BYTES))
                 if not data:
                     break
+                if self._tls is not None:
+                    data = self._tls.open(data)
                 if not self.is_closed:
                     self._buffer += data
                     self._notify()
+                if self._tls is not None and self._tls.is_input_over:
+                    break
+        except ssl.SSLError:
+            self.abort()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         self.is_input_over = True
@@ -253,7 +267,7 @@ class Connection:
 
     async def linger(self, *, has_unread: bool) -> None:
         """Give a client that still sends the time to see the answer and stop."""
-        if not (self.has_body_pending or has_unread):
+        if not (self.bodies_pending or has_unread):
             return
         self.is_closed = True
         self._buffer.clear()

@@ -1,9 +1,9 @@
-"""Speaking HTTP with hypercorn's trio server. The only file that imports hypercorn.
+"""Speaking HTTP with hypercorn's trio server, and TLS. The only file that imports hypercorn.
 
 hypercorn's own `worker_serve` makes its sockets itself and cannot be simulated, so its `TCPServer`
-is driven here, over our `Connection`, which mends what hypercorn lacks. It speaks HTTP/1 alone:
-hypercorn's HTTP/2 buffers without a bound for a client that grants no window. What this file does
-not do: listen and accept (`../server.py`).
+is driven here, over our `Connection`, which mends what hypercorn lacks. It speaks HTTP/1 alone;
+who agrees on HTTP/2 in the TLS handshake is served by `http2/`. What this file does not do: listen
+and accept (`../server.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import h11
@@ -34,7 +35,11 @@ from ...asgi import Receive, Scope, Send, send_error
 from ...exchanges import find_header
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER, fault_response
+from ..tls.certificates import Certificates
+from ..tls.session import TlsSession
 from .connection import Connection
+from .http2.protocol import Http2
+from .http2.streams import Http2Stream
 from .parser import StrictParser
 
 __all__ = ["HypercornDriver"]
@@ -53,34 +58,47 @@ class HypercornDriver:
         config: HttpConfig,
         hosts: HostPolicy,
         changed: Callable[[Connection], None],
+        certificates: Certificates | None,
     ) -> None:
         self._app = app
+        self._config = config
         self._hosts = hosts
         self._changed = changed
-        self._write_timeout_s = config.write_timeout_s
+        self._certificates = certificates
         self._hypercorn = _make_config(config.header_bytes_max, config.keep_alive_s)
         self._context = WorkerContext(None)
+        self._closing = trio.Event()
 
     def open(self, stream: trio.SocketStream) -> Connection:
         """See `Driver`."""
-        return Connection(stream, write_timeout_s=self._write_timeout_s)
+        certificates = self._certificates
+        return Connection(
+            stream,
+            write_timeout_s=self._config.write_timeout_s,
+            tls=None if certificates is None else TlsSession(certificates.context),
+        )
 
     async def close_idle(self) -> None:
         """See `Driver`."""
+        self._closing.set()
         await self._context.terminated.set()
 
     async def drive(self, connection: Connection) -> None:
         """See `Driver`."""
+        if self._certificates is None:
+            await self._drive_http1(connection)
+            return
+        protocol = await connection.shake_hands(self._config.tls.handshake_timeout_s)
+        self._changed(connection)
+        if protocol == "h2":
+            await self._drive_http2(connection)
+        elif protocol is not None:
+            await self._drive_http1(connection)
 
+    async def _drive_http1(self, connection: Connection) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             has_body = any(find_header(scope["headers"], name) for name in _BODY_HEADERS)
-            connection.request_started(has_body=has_body)
-            self._changed(connection)
-            try:
-                await self._answer(connection, scope, receive, send)
-            finally:
-                connection.request_ended()
-                self._changed(connection)
+            await self._answer(connection, scope, receive, send, has_body=has_body)
 
         # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
         framework: Any = app
@@ -88,6 +106,7 @@ class HypercornDriver:
         server = _Http1Server(ASGIWrapper(framework), self._hypercorn, self._context, {}, stream)
         lock: Any = _SendLock()
         server.send_lock = lock
+        server.is_secure = self._certificates is not None
         async with open_nursery() as nursery:
             connection.start(nursery)
             with trio.CancelScope() as scope:
@@ -96,9 +115,43 @@ class HypercornDriver:
             await connection.linger(has_unread=server.has_refused)
             nursery.cancel_scope.cancel()
 
+    async def _drive_http2(self, connection: Connection) -> None:
+        async def app(stream: Http2Stream, receive: Receive, send: Send) -> None:
+            has_body = not stream.is_input_over
+            await self._answer(connection, stream.scope, receive, send, has_body=has_body)
+
+        socket = connection.socket
+        server = Http2(
+            connection,
+            app,
+            header_bytes_max=self._config.header_bytes_max,
+            keep_alive_s=self._config.keep_alive_s,
+            write_timeout_s=self._config.write_timeout_s,
+            base={
+                "scheme": "https",
+                "client": parse_socket_addr(socket.family, socket.getpeername()),
+                "server": parse_socket_addr(socket.family, socket.getsockname()),
+                "state": {},
+            },
+            own_headers=partial(self._hypercorn.response_headers, "h2"),
+        )
+        async with open_nursery() as nursery:
+            connection.start(nursery)
+            nursery.start_soon(self._leave_at_the_end, server)
+            await server.serve()
+            # What it says last is to be read, not to be lost in a reset.
+            await connection.linger(has_unread=True)
+            nursery.cancel_scope.cancel()
+
+    async def _leave_at_the_end(self, server: Http2) -> None:
+        await self._closing.wait()
+        server.leave()
+
     async def _answer(
-        self, connection: Connection, scope: Scope, receive: Receive, send: Send
+        self, connection: Connection, scope: Scope, receive: Receive, send: Send, *, has_body: bool
     ) -> None:
+        is_arriving = has_body
+
         async def send_checked(message: MutableMapping[str, Any]) -> None:
             await send(message)
             if connection.is_cut:
@@ -106,19 +159,29 @@ class HypercornDriver:
                 raise BrokenPipeError("the client does not have the whole answer")
 
         async def receive_watched() -> Any:
+            nonlocal is_arriving
             message = await receive()
-            if not message.get("more_body", False):
+            if is_arriving and not message.get("more_body", False):
+                is_arriving = False
                 connection.body_ended()
                 self._changed(connection)
             return message
 
-        if scope["type"] == "http" and not self._hosts.allows(
-            find_header(scope["headers"], b"host")
-        ):
-            await send_error(send, HOST_ANSWER)
-            return
-        with contextlib.suppress(BrokenPipeError):
-            await self._app(scope, receive_watched, send_checked)
+        connection.request_started(has_body=has_body)
+        self._changed(connection)
+        try:
+            if scope["type"] == "http" and not self._hosts.allows(
+                find_header(scope["headers"], b"host")
+            ):
+                await send_error(send, HOST_ANSWER)
+            else:
+                with contextlib.suppress(BrokenPipeError):
+                    await self._app(scope, receive_watched, send_checked)
+        finally:
+            if is_arriving and scope.get("http_version") == "2":
+                connection.body_ended()
+            connection.request_ended()
+            self._changed(connection)
 
 
 _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
@@ -126,6 +189,8 @@ _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 
 class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped here
     """hypercorn's server of one connection without its HTTP/2, whose `run` this replaces."""
+
+    is_secure = False
 
     @property
     def has_refused(self) -> bool:
@@ -146,7 +211,7 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
                     self.context,
                     self._task_group,
                     ConnectionState(self.state),
-                    ssl=False,
+                    ssl=self.is_secure,
                     client=client,
                     server=server,
                     send=self.protocol_send,
@@ -172,6 +237,17 @@ class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Take no upgrade: a request that offers one is answered as it is (RFC 9110, 7.8)."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """See to it that hypercorn finds no offer of a websocket, which is one of an upgrade."""
+        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        plain = h11.Request(
+            method=request.method,
+            target=request.target,
+            headers=kept,
+            http_version=request.http_version,
+        )
+        await super()._create_stream(plain)
 
     async def stream_send(self, event: Any) -> None:
         """Say so, if the answer begins before its request has ended: hypercorn closes after it.

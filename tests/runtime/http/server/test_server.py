@@ -68,8 +68,9 @@ async def test_all_addresses_of_a_host_share_one_port() -> None:
 
 async def test_it_serves_ipv6(serve: Any) -> None:
     running = await serve(host="::1")
-    async with httpx.AsyncClient(trust_env=False) as client:
-        response = await client.get(f"http://[::1]:{running.port}/live")
+    url = running.url.replace("127.0.0.1", "[::1]")
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        response = await client.get(f"{url}/live")
     assert response.json() == {"status": "live"}
     await running.wait_quiet()
 

@@ -46,57 +46,12 @@ async def receive(client: trio.SocketStream, size: int) -> bytes:
     return bytes(received)
 
 
-def fill(connection: Connection) -> bytes:
-    """Send pieces until no more is taken; what was taken."""
-    taken = bytearray()
-    while connection.send_now(PIECE):
-        taken += PIECE
-        assert len(taken) < 100_000_000, "it takes without an end"
-    return bytes(taken)
-
-
 async def test_what_the_socket_has_room_for_is_sent_without_a_checkpoint() -> None:
     async with open_connection() as (connection, client):
         with trio.testing.assert_no_checkpoints():
-            assert connection.send_now(b"now ")
-            await connection.send_all(b"and ")
-            assert connection.send_now(b"here")
+            await connection.send_all(b"now ")
+            await connection.send_all(b"and here")
         assert await receive(client, 12) == b"now and here"
-
-
-async def test_what_the_socket_did_not_take_goes_out_before_anything_else() -> None:
-    """Pieces sent now, the rest of the last of them and what is sent later arrive gapless."""
-    async with open_connection() as (connection, client):
-        expected = fill(connection)
-        # Nothing waits but the rest of one piece, so nothing more is taken.
-        assert not connection.send_now(b"refused")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.send_all, b"later" * 1_000_000)
-            expected += b"later" * 1_000_000
-            assert await receive(client, len(expected)) == expected
-        assert connection.send_now(b"again")
-        assert await receive(client, 5) == b"again"
-
-
-async def test_nothing_is_sent_now_while_another_send_waits() -> None:
-    async with open_connection() as (connection, client), trio.open_nursery() as nursery:
-        nursery.start_soon(connection.send_all, PIECE * 100)
-        await trio.testing.wait_all_tasks_blocked()
-        assert not connection.send_now(b"between")
-        assert await receive(client, len(PIECE) * 100) == PIECE * 100
-
-
-@pytest.mark.parametrize("side", ["client", "server"])
-async def test_nothing_is_sent_now_once_a_side_has_ended_it(side: str) -> None:
-    async with open_connection() as (connection, client):
-        if side == "client":
-            await client.send_eof()
-            with trio.fail_after(10):
-                while await connection.receive_some():
-                    pass
-        else:
-            await connection.aclose()
-        assert not connection.send_now(b"late")
 
 
 async def test_a_peer_that_does_not_read_ends_a_shielded_send(
@@ -107,37 +62,6 @@ async def test_a_peer_that_does_not_read_ends_a_shielded_send(
         with trio.CancelScope(shield=True), pytest.raises(trio.ClosedResourceError):
             await connection.send_all(PIECE * 100)
         assert trio.current_time() == start + 7
-
-
-async def test_a_peer_that_does_not_read_what_was_sent_now_ends_the_connection(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """Half a piece was sent, so nothing may follow it: a send that waits for the rest fails too."""
-    async with open_connection(write_timeout_s=7) as (connection, _):
-        fill(connection)
-        with trio.CancelScope(shield=True), pytest.raises(trio.ClosedResourceError):
-            await connection.send_all(b"later")
-        assert connection.socket.fileno() == -1
-        assert not connection.send_now(b"later")
-
-
-async def test_a_rest_that_is_given_up_is_followed_by_nothing() -> None:
-    """hypercorn shields its sends: one that waits for the rest survives the nursery it is in."""
-
-    async def send_later() -> None:
-        with trio.fail_after(5), pytest.raises(trio.ClosedResourceError):
-            await connection.send_all(b"later")
-
-    async with (
-        open_connection(is_attended=False) as (connection, _),
-        trio.open_nursery() as sending,
-        trio.open_nursery() as nursery,
-    ):
-        connection.start(nursery)
-        fill(connection)
-        sending.start_soon(send_later)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_free_lock_is_taken_at_once_and_never_by_the_cancelled() -> None:
@@ -203,7 +127,6 @@ async def test_nothing_is_sent_after_the_end_nor_is_it_a_bug_to_try() -> None:
         await connection.send_eof()
         with pytest.raises(trio.ClosedResourceError):
             await connection.send_all(b"late")
-        assert not connection.send_now(b"late")
         assert connection.is_cut
         with trio.fail_after(5):
             assert await client.receive_some() == b""

@@ -1,0 +1,1 @@
+"""TLS towards clients: the certificate and its renewal, and the cipher of one connection."""
