@@ -89,14 +89,6 @@ class Metrics:
         self._connections_taken = self._counter(
             "connections_taken", "HTTP connections closed for new ones, at the bound"
         )
-        self._certificate_expiry = self._gauge(
-            "http_certificate_expiry_timestamp_seconds",
-            "When the HTTP server's certificate ends, in Unix time; 0 without TLS",
-        )
-        self._certificate_faults = self._gauge(
-            "http_certificate_renewal_broken",
-            "1 while the files of the HTTP server's certificate have changed and cannot be used",
-        )
         self._entries_refused = self._counter(
             "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
         )
@@ -192,11 +184,6 @@ class Metrics:
     def connection_taken(self) -> None:
         """An HTTP connection that waited for a request was closed, to let another one in."""
         self._connections_taken.inc()
-
-    def certificate(self, expires_at: float, *, is_renewal_broken: bool) -> None:
-        """The HTTP server's certificate ends at `expires_at`, in Unix time."""
-        self._certificate_expiry.set(expires_at)
-        self._certificate_faults.set(is_renewal_broken)
 
     def render(self) -> bytes:
         """The exposition in Prometheus' text format, at most a second old."""

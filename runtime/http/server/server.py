@@ -18,6 +18,7 @@ import trio
 from starlette.types import ASGIApp
 
 from ...config.config import HttpConfig
+from ...metrics.certificates import CertificateMetrics
 from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
 from ..exchanges import Handler
@@ -148,10 +149,9 @@ class Server:
         """Tell of the certificate, and look for a new one from time to time."""
         for fault in find_certificate_faults(self._config.tls):
             log.warning(fault)
+        told = CertificateMetrics(self._metrics.registry)
         while True:
-            self._metrics.certificate(
-                certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken
-            )
+            told.tell(certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken)
             await trio.sleep(self._config.tls.renewal_interval_s)
             certificates.renew()
 

@@ -132,7 +132,7 @@ def frontend_url(target: Target) -> str:
             raise UnavailableError("the cluster is still starting; try again in a moment")
         return target.run.url
     host = f"[{http.host}]" if ":" in http.host else http.host
-    return reachable(f"http://{host}:{http.port}")
+    return reachable(f"{http.scheme}://{host}:{http.port}")
 
 
 def reachable(url: str) -> str:

@@ -94,6 +94,12 @@ def frontend(
         ),
     ] = 1,
     name: Annotated[str, typer.Option("--name", hidden=True)] = "",
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", help="The key of --tls-cert (PEM).")
+    ] = None,
     ready_fd: ReadyFd = None,
     parent: Parent = None,
     sources: Sources,
@@ -104,6 +110,8 @@ def frontend(
     sources = sources.with_options(
         http__port=port,
         http__host=host,
+        http__tls__certificate_file=tls_cert,
+        http__tls__key_file=tls_key,
     )
 
     async def run(chosen: Config, found: Sources, tell: Callable[[dict[str, Any]], None]) -> None:
