@@ -34,7 +34,7 @@ async def wait_closed(running: Any) -> None:
 
     async def is_refused() -> bool:
         try:
-            stream = await running.connect()
+            stream = await trio.open_tcp_stream("127.0.0.1", running.port)
         except OSError:
             return True
         await stream.aclose()
