@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.lowlevel
@@ -124,17 +125,19 @@ async def test_a_client_that_never_reads_does_not_hold_the_stop_up(
     await stream.aclose()
 
 
-async def test_cancelling_the_service_closes_everything_at_once(http_server: str) -> None:
+async def test_cancelling_the_service_closes_everything_at_once(serve: Any) -> None:
     """Also under a blocked send, which hypercorn shields from cancellation."""
 
     class Engine:
         generate = staticmethod(tokens_for_ever)
 
-    service = HttpService.builder().config(port=0, server=http_server).build()
+    running = await serve()
+    service = HttpService.builder().config(running.service.config, port=0).build()
     service.model_manager().add_chat_completions_model("local", Engine())  # pyright: ignore[reportArgumentType]
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)
-        never_reading, idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        running = attrs.evolve(running, service=service, port=port)
+        never_reading, idle = [await running.connect() for _ in range(2)]
         body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
         await never_reading.send_all(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -147,8 +150,8 @@ async def test_cancelling_the_service_closes_everything_at_once(http_server: str
         nursery.cancel_scope.cancel()
     assert service.admission.in_flight == 0
     assert service.metrics.value("connections", kind="http") == 0
-    await never_reading.aclose()
-    await idle.aclose()
+    await trio.aclose_forcefully(never_reading)
+    await trio.aclose_forcefully(idle)
 
 
 async def test_a_service_runs_once(serve: Any) -> None:
