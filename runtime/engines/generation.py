@@ -8,7 +8,7 @@ owns every task and buffer it needs. What happens inside is not this module's bu
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import attrs
 
@@ -109,7 +109,6 @@ class GenerationEngine(Protocol):
         ...
 
 
-@runtime_checkable
 class ForwardsDeltas(Protocol):
     """A generation engine that pushes: no task of a request wakes between its first and last delta."""
 
@@ -133,11 +132,14 @@ class Generates(Protocol):
 
 def forward_of(engine: ForwardsDeltas | Generates) -> Forward:
     """The engine's `forward`, or else its `generate`, handed on delta by delta."""
-    if isinstance(engine, ForwardsDeltas):
-        return engine.forward
+    # Not by `isinstance`: of a protocol it costs 25 µs, and this is asked once a request.
+    own: Forward | None = getattr(engine, "forward", None)
+    if own is not None:
+        return own
+    pulled = cast("Generates", engine)
 
     async def forward(request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        await forward_items(engine.generate(request, context), sink)
+        await forward_items(pulled.generate(request, context), sink)
 
     return forward
 

@@ -72,7 +72,6 @@ class Metrics:
     def __init__(self, env: Env) -> None:
         self.clock = env.clock
         self.registry = Registry()
-        self._clock = env.clock
         self._rendered = b""
         self._rendered_at: float | None = None
         self._lease = self._gauge("lease_state", "1 at the lease's state, else 0", "state")
@@ -129,7 +128,7 @@ class Metrics:
 
     def now(self) -> float:
         """The clock the records measure with."""
-        return self._clock.now()
+        return self.clock.now()
 
     def lease_state(self, state: LeaseState) -> None:
         """The lease is now in `state`."""
@@ -187,7 +186,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The exposition in Prometheus' text format, at most a second old."""
-        now = self._clock.now()
+        now = self.clock.now()
         if self._rendered_at is None or now - self._rendered_at >= _RENDER_INTERVAL_S:
             self._rendered_at = now
             self._rendered = self.registry.page()
@@ -261,11 +260,11 @@ class FrontendMetrics(Metrics):
 
     def request(self, model: str, endpoint: str) -> RequestRecord:
         """Count one request while inside; set `outcome` before leaving."""
-        return RequestRecord(self, model, endpoint, self._clock.now())
+        return RequestRecord(self, model, endpoint, self.clock.now())
 
     def ended(self, record: RequestRecord) -> None:
         """A request is over."""
-        record.series.duration.observe(self._clock.now() - record.started_at)
+        record.series.duration.observe(self.clock.now() - record.started_at)
         if self.counts(record):
             self._requests.tally(record.model, record.endpoint, record.outcome).value += 1
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -11,9 +12,7 @@ import trio
 from ...exchanges import ClientGoneError
 from .exchange import NativeExchange
 
-__all__ = ["Address", "AsgiCall"]
-
-Address = tuple[str, int] | None
+__all__ = ["AsgiCall"]
 
 SENDS_PER_CHECKPOINT: Final = 16
 """So an application that never waits, for a client that always reads, does not hold up others."""
@@ -26,7 +25,7 @@ class AsgiCall:
     `http.disconnect` also when the answer is complete.
     """
 
-    def __init__(self, exchange: NativeExchange, client: Address, server: Address) -> None:
+    def __init__(self, exchange: NativeExchange, socket: trio.socket.SocketType) -> None:
         head = exchange.head
         path = head.path.decode("ascii")
         self.scope: MutableMapping[str, Any] = {
@@ -40,8 +39,8 @@ class AsgiCall:
             "query_string": head.query,
             "root_path": "",
             "headers": head.headers,
-            "client": client,
-            "server": server,
+            "client": _address(socket.getpeername),
+            "server": _address(socket.getsockname),
         }
         self._exchange = exchange
         self._is_body_over = False
@@ -82,3 +81,11 @@ class AsgiCall:
             self._sends += 1
             if self._sends % SENDS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
+
+
+def _address(ask: Callable[[], tuple[str, int]]) -> tuple[str, int] | None:
+    """Of a socket; None if the peer has been faster."""
+    with contextlib.suppress(OSError):
+        host, port = ask()[:2]
+        return host, port
+    return None

@@ -46,7 +46,7 @@ class NativeConnection:
         wire: Wire,
         config: HttpConfig,
         dates: Dates,
-        answer: Callable[[NativeExchange], Awaitable[None]],
+        answer: Callable[[NativeExchange, trio.socket.SocketType], Awaitable[None]],
         on_phase: Callable[[NativeConnection], None],
     ) -> None:
         self.socket = wire.socket
@@ -119,22 +119,25 @@ class NativeConnection:
             self._check_time()
 
     async def _read_on(self) -> None:
-        try:
-            while self._reads:
-                while self._is_full:
-                    await self._wait_space()
-                data = await self._wire.receive(READ_BYTES)
-                if not data:
-                    break
-                self._take(data)
-        except (OSError, trio.ClosedResourceError):
-            # Whatever it was, nobody is there to be told.
-            pass
+        while self._reads:
+            while self._is_full:
+                await self._wait_space()
+            data = await self._receive()
+            if not data:
+                break
+            self._take(data)
         self._reads = False
         if self._exchange is not None and not self._exchange.is_finished:
             self._exchange.leave()
             self.output.drop()
             self.socket.close()
+
+    async def _receive(self) -> bytes:
+        """The next bytes; empty at the end, whatever end it is: nobody is there to be told."""
+        try:
+            return await self._wire.receive(READ_BYTES)
+        except (OSError, trio.ClosedResourceError):
+            return b""
 
     def _check_time(self) -> None:
         if trio.current_time() < self._deadline:
@@ -228,7 +231,7 @@ class NativeConnection:
             if exchange is None:
                 await self._wait_change()
                 continue
-            await self._answer(exchange)
+            await self._answer(exchange, self.socket)
             await self.output.wait_flushed()
             self._end(exchange)
             if self._exchange is not None:

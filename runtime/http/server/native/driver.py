@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,7 +16,7 @@ from ...status import ErrorAnswer, answer_error
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER
 from .answers import Dates
-from .asgi import Address, AsgiCall
+from .asgi import AsgiCall
 from .connection import NativeConnection
 from .exchange import NativeExchange
 from .wire import open_wire
@@ -49,13 +48,9 @@ class NativeDriver:
 
     def open(self, stream: trio.SocketStream) -> NativeConnection:
         """See `Driver`."""
-        wire = open_wire(stream)
-        client, server = _address(wire.socket.getpeername), _address(wire.socket.getsockname)
-
-        async def answer(exchange: NativeExchange) -> None:
-            await self._answer(exchange, client, server)
-
-        return NativeConnection(wire, self._config, self._dates, answer, self._on_phase)
+        return NativeConnection(
+            open_wire(stream), self._config, self._dates, self._answer, self._on_phase
+        )
 
     async def drive(self, connection: NativeConnection) -> None:
         """See `Driver`."""
@@ -70,7 +65,7 @@ class NativeDriver:
         for connection in self._open:
             connection.close_when_idle()
 
-    async def _answer(self, exchange: NativeExchange, client: Address, server: Address) -> None:
+    async def _answer(self, exchange: NativeExchange, socket: trio.socket.SocketType) -> None:
         """Answer one request, whatever the application does. Raises nothing but its cancellation."""
         try:
             if not self._allows(exchange.head.host):
@@ -80,7 +75,7 @@ class NativeDriver:
             if handler is not None:
                 await handler(exchange)
             else:
-                call = AsgiCall(exchange, client, server)
+                call = AsgiCall(exchange, socket)
                 await self._app(call.scope, call.receive, call.send)
             exchange.check_finished()
         except* Exception as errors:
@@ -104,11 +99,3 @@ def _respond(exchange: NativeExchange, answer: ErrorAnswer) -> None:
     retry = answer.retry_after_s
     headers = [] if retry is None else [(b"retry-after", b"%d" % retry)]
     exchange.respond(answer.status, answer.to_body(), headers)
-
-
-def _address(ask: Callable[[], tuple[str, int]]) -> Address:
-    """Of a socket; None if the peer has been faster."""
-    with contextlib.suppress(OSError):
-        host, port = ask()[:2]
-        return host, port
-    return None

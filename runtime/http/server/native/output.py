@@ -32,6 +32,7 @@ class Output:
         "_backlog_bytes_max",
         "_changed",
         "_ends",
+        "_is_flushing",
         "_on_broken",
         "_on_room",
         "_room_bytes",
@@ -57,7 +58,7 @@ class Output:
         self._on_room: Callable[[], None] | None = None
         self._room_bytes = -1
         """How little must be unsent for `_on_room`; -1 while nobody was told to stop."""
-        self._ends = False
+        self._ends = self._is_flushing = False
         self.is_broken = False
         """A write failed, or was not taken in time; or `drop` was called."""
 
@@ -76,7 +77,10 @@ class Output:
             if sent == len(data):
                 return True
             self._backlog += data[sent:]
-            self._spawn(self._flush)
+            # The task that flushes tells of room, so this may be called by it.
+            if not self._is_flushing:
+                self._is_flushing = True
+                self._spawn(self._flush)
         if len(self._backlog) < self._backlog_bytes_max:
             return True
         self._room_bytes = self._backlog_bytes_max // 2
@@ -117,23 +121,21 @@ class Output:
         await self._changed.wait()
 
     async def _flush(self) -> None:
-        taken = 0
         try:
             while self._backlog:
-                deadline = trio.current_time() + self._write_timeout_s
-                while self._backlog and taken < WRITE_BYTES:
-                    with trio.move_on_at(deadline) as scope:
-                        await self._wire.wait_room()
-                    if scope.cancelled_caught:
-                        self._break()
-                        return
-                    taken += self._send_some()
-                taken = 0
-        except (OSError, trio.ClosedResourceError):
+                await self._flush_piece(trio.current_time() + self._write_timeout_s)
+        except (OSError, trio.ClosedResourceError, trio.TooSlowError):
             self._break()
-            return
-        if self._ends:
+        self._is_flushing = False
+        if self._ends and not self.is_broken:
             self._send_end()
+
+    async def _flush_piece(self, deadline: float) -> None:
+        taken = 0
+        with trio.fail_at(deadline):
+            while self._backlog and taken < WRITE_BYTES:
+                await self._wire.wait_room()
+                taken += self._send_some()
 
     def _send_some(self) -> int:
         # A slice is a copy, but a view would keep the buffer from growing meanwhile.

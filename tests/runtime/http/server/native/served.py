@@ -31,7 +31,7 @@ class MemorySocket:
     def __init__(self) -> None:
         self.sent = bytearray()
         self.room = 1 << 40
-        self.has_ended = self.is_closed = self.is_broken = False
+        self.has_ended = self.is_closed = self.is_broken = self._is_awaited = False
         self._arrived: deque[bytes] = deque()
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -76,6 +76,14 @@ class MemorySocket:
 
     async def wait_writable(self) -> None:
         self._check()
+        assert not self._is_awaited, "two tasks wait for room, which a kernel's socket refuses"
+        self._is_awaited = True
+        try:
+            await self._wait_room()
+        finally:
+            self._is_awaited = False
+
+    async def _wait_room(self) -> None:
         while not self.room:
             await self._lot.park()
             if self.is_closed:

@@ -294,6 +294,36 @@ async def test_who_writes_is_told_to_stop_and_to_go_on() -> None:
         assert body == b"".join(parts) + b"0\r\n\r\n"
 
 
+async def test_who_is_told_of_room_may_fill_it_at_once() -> None:
+    """The task that flushes tells of it, and goes on with what is written then."""
+    held = Held()
+    async with holding(held, backlog_bytes_max=1000) as served:
+        await served.say(GET)
+        served.socket.room = 0
+        held.exchange.start(200, [])
+        assert not held.exchange.write(b"a" * 2000)
+        pieces = [b"b" * 3000, b"c" * 3000]
+
+        def refill() -> None:
+            if pieces:
+                held.exchange.write(pieces.pop(0))
+            else:
+                held.exchange.finish()
+                held.may_end.set()
+
+        held.exchange.on_room(refill)
+        while not served.socket.has_ended and held.ended == 0:
+            served.socket.make_room(700)
+            await settle()
+        served.socket.make_room(1000)
+        await settle()
+        body = served.sent.partition(b"\r\n\r\n")[2]
+        parts = [
+            b"%x\r\n%b\r\n" % (len(part), part) for part in (b"a" * 2000, b"b" * 3000, b"c" * 3000)
+        ]
+        assert body == b"".join(parts) + b"0\r\n\r\n"
+
+
 async def test_a_reader_that_takes_nothing_is_cut_off(autojump_clock: Clock) -> None:
     held = Held()
     async with holding(held, write_timeout_s=7, backlog_bytes_max=1000) as served:
