@@ -201,3 +201,30 @@ async def serving(
         await settle()
         yield served
         nursery.cancel_scope.cancel()
+
+
+class Held:
+    """A handler that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.exchange: Any = None
+        self.may_end = trio.Event()
+        self.gone = self.rooms = self.ended = 0
+
+    async def __call__(self, exchange: HttpExchange) -> None:
+        self.exchange = exchange
+        exchange.on_gone(self._left)
+        exchange.on_room(self._has_room)
+        await self.may_end.wait()
+        self.ended += 1
+
+    def _left(self) -> None:
+        self.gone += 1
+        self.may_end.set()
+
+    def _has_room(self) -> None:
+        self.rooms += 1
+
+
+def holding(held: Held, **settings: Any) -> Any:
+    return serving(handlers={(b"GET", b"/a"): held, (b"POST", b"/a"): held}, **settings)
