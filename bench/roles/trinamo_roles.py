@@ -35,8 +35,8 @@ from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
-    TcpClient,
     TcpOptions,
+    open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
@@ -138,9 +138,10 @@ async def _worker() -> None:
         open_request_server(options, env, instance_id="1") as server,
         open_loop() as loop,
         open_loop(0.02) as loop_20,
+        open_client(options, env) as client,
         trio.open_nursery() as nursery,
     ):
-        serving = Worker(TcpClient(options), env, instance_id="1", requests_max=4096)
+        serving = Worker(client, env, instance_id="1", requests_max=4096)
         serving.add(Endpoint(TOKENS, stream=engine.tokens, request_type=int))
         serving.add(Endpoint(PACED, stream=engine.paced, request_type=int))
         serving.add(Endpoint(PHASED, stream=engine.phased, request_type=int))

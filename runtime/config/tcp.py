@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -14,6 +14,13 @@ __all__ = ["TcpConfig"]
 class TcpConfig(Section, frozen=True, kw_only=True):
     """The TCP request plane and the call-home response streams."""
 
+    streams: Annotated[
+        Literal["multiplexed", "dedicated"],
+        about(
+            "What answers and input travel on: one connection for each pair of processes, or one for"
+            " each stream. Whoever asks decides."
+        ),
+    ] = "multiplexed"
     host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
     port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 0
     interface: Annotated[
@@ -45,6 +52,19 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     user_timeout_s: Annotated[
         Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
     ] = 10.0
+    send_timeout_s: Annotated[
+        Seconds, about("A multiplexed connection whose peer takes nothing for so long is ended.")
+    ] = 10.0
+    idle_s: Annotated[
+        Seconds, about("A multiplexed connection without streams is closed after this.")
+    ] = 60.0
+    window_bytes: Annotated[
+        FrameBytes,
+        about(
+            "Unread bytes of one stream on a multiplexed connection before its writer waits; an item"
+            " that has begun goes out whole."
+        ),
+    ] = 65_536
     buffer_bytes: Annotated[
         FrameBytes, about("Most bytes of one read; socket buffers are the kernel's.")
     ] = 65_536

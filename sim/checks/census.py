@@ -74,7 +74,9 @@ def overflows(outcome: Outcome) -> Iterator[str]:
     """Whatever is above its bound now; sampled by the driver."""
     config = outcome.cluster.plan.config
     tcp = config.data_plane.tcp
-    buffered_max = tcp.queue_bytes_max + tcp.buffer_bytes
+    bound = tcp.window_bytes if tcp.streams == "multiplexed" else tcp.queue_bytes_max
+    # The last item, or the last read, may be above it.
+    buffered_max = bound + tcp.buffer_bytes
     for name, process in outcome.cluster.processes.items():
         if not outcome.cluster.is_up(name):
             continue

@@ -18,6 +18,7 @@ from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
     TransferOptions,
+    open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
@@ -84,7 +85,7 @@ class SimTransports:
                 planes = {nats.transport: nats, **planes}
                 if serving:
                     servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
-            self.calls = TcpClient(options)
+            self.calls = await stack.enter_async_context(open_client(options, env))
             yield DataPlane(
                 request_planes=planes,
                 request_servers=servers,

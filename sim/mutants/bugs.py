@@ -23,14 +23,17 @@ from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
+from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
-from trinamo.transports.tcp.streams.client import TcpResponseSender, _Conversation
-from trinamo.transports.tcp.streams.response_connection import ResponseRegistration
+from trinamo.transports.tcp.streams.dedicated.worker import _Conversation
+from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
+from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
+from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
 from . import plane_bugs, transfer_bugs
@@ -54,7 +57,7 @@ def eof_is_complete() -> list[Patch]:
 @bug
 def eof_ignored() -> list[Patch]:
     """The worker takes the caller's FIN or RST for nothing, and works on."""
-    return [(_Conversation, "_closed", lambda _: None)]
+    return [(TcpResponseSender, "_closed", lambda _: None)]
 
 
 @bug
@@ -77,31 +80,34 @@ def close_drops_the_queue() -> list[Patch]:
         self._outbox.discard()
         await self._sent.wait()
 
-    return [(_Conversation, "hang_up", hang_up)]
+    def leave(self: Any) -> None:
+        self.discard()
+
+    return [(_Conversation, "hang_up", hang_up), (LinkLane, "hang_up", leave)]
 
 
 @bug
 def stop_unheard() -> list[Patch]:
     """The worker reads Stop and does nothing."""
-    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+    receive = TcpResponseSender.receive
 
-    def deaf(self: Any, event: object) -> None:
+    def deaf(self: Any, event: Any) -> None:
         if not isinstance(event, Stop):
-            take(self, event)
+            receive(self, event)
 
-    return [(_Conversation, "_take", deaf)]
+    return [(TcpResponseSender, "receive", deaf)]
 
 
 @bug
 def kill_unheard() -> list[Patch]:
     """The worker reads Kill, and the end of the connection, and does nothing."""
-    take = _Conversation._take  # noqa: SLF001 -- what is replaced
+    receive = TcpResponseSender.receive
 
-    def deaf(self: Any, event: object) -> None:
+    def deaf(self: Any, event: Any) -> None:
         if not isinstance(event, Kill):
-            take(self, event)
+            receive(self, event)
 
-    return [(_Conversation, "_take", deaf), (_Conversation, "_closed", lambda _: None)]
+    return [(TcpResponseSender, "receive", deaf), (TcpResponseSender, "_closed", lambda _: None)]
 
 
 @bug
@@ -165,11 +171,18 @@ def input_never_ends() -> list[Patch]:
 @bug
 def reader_has_no_bound() -> list[Patch]:
     """The caller's reader goes on reading for a consumer that does not."""
+    arrive = ReceiveCredit.arrive
 
-    async def wait_room(self: Any) -> None:
-        pass
+    def lenient(self: Any, items: list[bytes]) -> bool:
+        arrive(self, items)
+        return True
 
-    return [(Channel, "wait_room", wait_room)]
+    return [
+        (ReceiveCredit, "arrive", lenient),
+        (Channel, "is_paused", False),
+        (SendCredit, "spend", lambda *_: True),
+        (SendCredit, "grant", lambda *_: None),
+    ]
 
 
 @bug
@@ -177,8 +190,8 @@ def items_out_of_order() -> list[Patch]:
     """A batch that arrives in one read is queued in the wrong order."""
     extend = Channel.extend
 
-    def reversed_extend(self: Any, items: list[bytes]) -> None:
-        extend(self, items[::-1])
+    def reversed_extend(self: Any, items: list[bytes]) -> bool:
+        return extend(self, items[::-1])
 
     return [(Channel, "extend", reversed_extend)]
 

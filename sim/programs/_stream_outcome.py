@@ -60,6 +60,7 @@ class Plan:
     short_one_in: int = 4
     window_bytes: int = 65536
     policy: Policy = "batch"
+    carrier: Literal["multiplexed", "dedicated"] = "multiplexed"
     faults: tuple[Fault, ...] = ()
 
 

@@ -22,7 +22,13 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConnectError, DisconnectedError, KilledError, TrinamoError
 from trinamo.runtime.planes import ResponseChannel
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
-from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
+from trinamo.transports.tcp import (
+    TcpClient,
+    TcpOptions,
+    TcpStreamServer,
+    open_client,
+    open_stream_server,
+)
 
 from ..cluster.membership import SECRET
 from ..core.choices import Choices
@@ -36,6 +42,8 @@ __all__ = ["Fault", "FaultKind", "Outcome", "Plan", "run"]
 
 PRESENCE_DELAY_S = 1.0
 """How long after the end of a worker, or of a handler, the caller hears of it by other means."""
+IDLE_S = 2.0
+"""A link without streams is gone soon, so that what is left over can be counted."""
 SETTLE_S = 30.0
 """Bound on the end of everything once the faults are over: half-open detection and lingering."""
 
@@ -149,7 +157,12 @@ class _Scenario:
 
     async def _caller(self) -> None:
         env = SimEnv(self.world, CALLER)
-        options = TcpOptions(host="0.0.0.0", advertise_host=CALLER, secret=SECRET)  # noqa: S104 -- simulated
+        options = TcpOptions(
+            host="0.0.0.0",  # noqa: S104 -- simulated
+            advertise_host=CALLER,
+            secret=SECRET,
+            streams=self.plan.carrier,
+        )
         async with open_stream_server(options, env) as self._server:
             await self._go.wait()
             async with trio.open_nursery() as nursery:
@@ -206,8 +219,11 @@ class _Scenario:
                 event.set()
 
     async def _worker(self) -> None:
-        self._client = TcpClient(TcpOptions(secret=SECRET))
-        async with trio.open_nursery() as nursery:
+        env = SimEnv(self.world, WORKER)
+        async with (
+            open_client(TcpOptions(secret=SECRET, idle_s=IDLE_S), env) as self._client,
+            trio.open_nursery() as nursery,
+        ):
             async for stream, connection in self._calls_out:
                 nursery.start_soon(self._answer, self._client, stream, connection)
 

@@ -49,7 +49,7 @@ KNOWN = {
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",
     "tests and properties of programs in the simulator call it, or read it": """
-        scenario_paths is_exhausted first_difference version_changes HOLD unread
+        scenario_paths first_difference version_changes HOLD unread
         cut_count load_started_s seeds_max mutants""",
 }  # fmt: skip
 # Whoever is decorated so is called by its decorator's table.

@@ -67,7 +67,7 @@ class Cluster:
         **settings: Any,
     ) -> Worker:
         """Start a worker with `handler`, or the one that pushes, under `NAME` and register it."""
-        call = self.calls[instance_id] = TcpClient(self.using)
+        call = self.calls[instance_id] = TcpClient(self.using, RealEnv(), self.nursery)
         worker = Worker(call, RealEnv(), instance_id=instance_id, **settings)
         pulled = None if push else handler
         worker.add(Endpoint(NAME, request_type, stream=pulled, push=push))

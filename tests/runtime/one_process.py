@@ -23,6 +23,7 @@ from trinamo.transports.tcp import (
     TcpOptions,
     TcpRequestPlane,
     TcpStreamServer,
+    open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
@@ -57,8 +58,8 @@ class OneProcess:
             open_stream_server(options, env) as home,
             open_request_plane(options, env) as requests,
             open_request_server(options, env, instance_id=serving or "") as server,
+            open_client(options, env) as dialer,
         ):
-            dialer = TcpClient(options)
             self.homes.append(home)
             self.dialers.append(dialer)
             self.request_planes.append(requests)

@@ -18,8 +18,8 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
-    TcpClient,
     TcpOptions,
+    open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
@@ -98,11 +98,12 @@ class RealTransports:
                 planes = {nats.transport: nats, **planes}
                 if serving:
                     servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
+            calls = await stack.enter_async_context(open_client(options, env))
             yield DataPlane(
                 request_planes=planes,
                 request_servers=servers,
                 response_plane=home,
-                call_home=TcpClient(options),
+                call_home=calls,
             )
 
     @asynccontextmanager

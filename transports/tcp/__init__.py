@@ -1,15 +1,15 @@
 """TCP: the request plane, and the response plane in which workers call home.
 
 Read `tcp/streams/server.py` (caller) beside `tcp/streams/client.py` (worker), then
-`tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker). `tcp/streams/outbox.py`
-is how everything is written (`sending.py`: what that costs), `tcp/streams/channel.py` how items
-reach the consumer. KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
+`tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker). `tcp/streams/carrier.py`
+says what a stream and what it travels on are to each other, `tcp/streams/channel.py` how items
+reach the consumer (`sending.py`: what sending costs). KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """
 
 from .requests.plane import TcpRequestPlane, open_request_plane
 from .requests.server import TcpRequestServer, open_request_server
 from .sockets import TcpOptions
-from .streams.client import TcpClient
+from .streams.client import TcpClient, open_client
 from .streams.server import TcpStreamServer, open_stream_server
 from .transfer.plane import TcpTransferPlane, TransferOptions, open_transfer_plane
 
@@ -21,6 +21,7 @@ __all__ = [
     "TcpStreamServer",
     "TcpTransferPlane",
     "TransferOptions",
+    "open_client",
     "open_request_plane",
     "open_request_server",
     "open_stream_server",

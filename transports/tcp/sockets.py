@@ -15,10 +15,9 @@ import trio
 
 from trinamo.runtime.config.tcp import TcpConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
-from trinamo.runtime.protocol.streams.codec import FrameDecoder
 
 from .interfaces import interface_address
-from .unfinished import Budget, Unfinished
+from .unfinished import Budget, Pending, Unfinished
 
 __all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
 
@@ -49,7 +48,7 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
         """Without the secret."""
         return f"{type(self).__name__}(host={self.host!r}, port={self.port})"
 
-    def unfinished(self, decoder: FrameDecoder) -> Unfinished:
+    def unfinished(self, decoder: Pending) -> Unfinished:
         """The bound on what one connection's decoder holds."""
         return Unfinished(
             decoder, self.budget, buffer_bytes=self.buffer_bytes, timeout_s=self.frame_timeout_s

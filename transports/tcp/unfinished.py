@@ -9,12 +9,11 @@ frame is whole, for else frames that all wait for the rest would wait for ever.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.streams.codec import FrameDecoder
 
 __all__ = ["FREE_BYTES", "Budget", "Unfinished"]
 
@@ -73,13 +72,22 @@ class Budget:
                 self._favoured = owner
 
 
+class Pending(Protocol):
+    """What takes the bytes of one connection, and keeps those that are nothing whole yet."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many it keeps."""
+        ...
+
+
 class Unfinished:
     """What one connection holds of a frame that is not whole. Close it with the connection."""
 
     __slots__ = ("_budget", "_buffer_bytes", "_decoder", "_held_bytes", "_left_s", "_timeout_s")
 
     def __init__(
-        self, decoder: FrameDecoder, budget: Budget, *, buffer_bytes: int, timeout_s: float
+        self, decoder: Pending, budget: Budget, *, buffer_bytes: int, timeout_s: float
     ) -> None:
         self._decoder = decoder
         self._budget = budget
@@ -106,7 +114,12 @@ class Unfinished:
             self._left_s = self._timeout_s
         more = self._decoder.pending_bytes - FREE_BYTES - self._held_bytes
         self._held_bytes += more
-        await self._budget.grow(self, more)
+        if more < 0:
+            # One of several is whole: the others have as long again.
+            self._left_s = self._timeout_s
+            self._budget.give_back(self, -more)
+        else:
+            await self._budget.grow(self, more)
         began = trio.current_time()
         with trio.move_on_after(self._left_s):
             data = await socket.recv(self._buffer_bytes)

@@ -27,11 +27,14 @@ __all__ = [
     "Refused",
     "Sentinel",
     "Stop",
+    "WireRefusal",
     "encode_control",
     "parse_frame",
+    "rebuilt",
 ]
 
 SUBJECT_CHARS_MAX: Final = 128
+"""A longer one is none of ours."""
 
 
 @attrs.frozen
@@ -101,7 +104,9 @@ class Closed:
 Control = Handshake | Opened | Declined | Data | Sentinel | Failed | Stop | Kill | Refused | Closed
 
 
-class _WireRefusal(msgspec.Struct, frozen=True):
+class WireRefusal(msgspec.Struct, frozen=True):
+    """A refusal as it travels."""
+
     code: str
     message: str = ""
 
@@ -121,7 +126,7 @@ class _WireFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _WireRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    refused: _WireRefusal
+    refused: WireRefusal
 
 
 _WORDS: Final[dict[type, str]] = {Sentinel: "Sentinel", Stop: "Stop", Kill: "Kill"}
@@ -192,9 +197,9 @@ def _from_wire(value: Any) -> Control:
         case _WirePrologue(None):
             return Opened()
         case _WirePrologue(WireError() as error):
-            return Declined(_error(error))
+            return Declined(rebuilt(error))
         case _WireFailed(error):
-            return Failed(_error(error))
+            return Failed(rebuilt(error))
         case _WireRefused(refusal):
             return Refused(refusal.code, refusal.message)
         case other:
@@ -205,5 +210,6 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _error(error: WireError) -> TrinamoError:
+def rebuilt(error: WireError) -> TrinamoError:
+    """The error that a peer told us about."""
     return error_from_wire(error.code, error.message, definite=error.definite)

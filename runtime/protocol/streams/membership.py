@@ -17,7 +17,8 @@ something else than the table expects raises `RemoteProtocolError` and closes. T
 proven with the rest: a later version can agree on encryption there, and nobody between can take it
 out. Without a secret the same greeting runs under that of nothing, and still says who answers.
 
-A call home has no room for the two round trips of this: see `call_home_proof`.
+A link, which many streams share, is greeted so once; a call home on a connection of its own has no room
+for the two round trips: see `call_home_proof`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ...errors import RemoteProtocolError
 
 __all__ = [
     "GREETING_BYTES_MAX",
+    "HELLO_BEGINS",
     "NONCE_BYTES",
     "Greeting",
     "GreetingState",
@@ -43,6 +45,8 @@ __all__ = [
 NONCE_BYTES: Final = 16
 _MAGIC: Final = b"trinamo\r\n\r\n"
 """Ends as the head of an HTTP request does, so that a server of HTTP does not wait for the rest."""
+HELLO_BEGINS: Final = _MAGIC[:1]
+"""No frame that may come first has a header so long that it begins so."""
 _VERSION_AND_FLAGS: Final = b"\x01\x00\x00"
 _PROOF_BYTES: Final = 32
 _HELLO_BYTES: Final = len(_MAGIC) + len(_VERSION_AND_FLAGS) + NONCE_BYTES
@@ -57,6 +61,7 @@ class Purpose(enum.StrEnum):
 
     REQUESTS = "requests"
     TRANSFERS = "transfers"
+    STREAMS = "streams"
 
 
 class GreetingState(enum.Enum):

@@ -29,6 +29,7 @@ __all__ = [
     "CONTEXT_ID_CHARS_MAX",
     "AckStatus",
     "Answer",
+    "Carrier",
     "ConnectionInfo",
     "Envelope",
     "RequestKind",
@@ -75,12 +76,25 @@ class RequestKind(enum.StrEnum):
     """The ACK or NACK is the answer: who is here, and whether it serves this. Nothing runs."""
 
 
-class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Carrier(enum.StrEnum):
+    """What a stream travels on."""
+
+    DEDICATED = "dedicated"
+    """A connection of its own."""
+    MULTIPLEXED = "multiplexed"
+    """A link, which all streams between two processes share."""
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where the worker must call home: the caller's advertised `host:port` and the subject."""
 
     address: str
     subject: str
     stream_type: StreamType
+    carrier: Carrier = Carrier.DEDICATED
+    """What the caller takes it on."""
+    window_bytes: int = 0
+    """On a link: how much of an answer may be on its way before the caller has taken it."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

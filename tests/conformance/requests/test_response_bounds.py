@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import trio
 import trio.testing
 
 from tests.conformance.requests.collecting import collect, serve_until_killed
-from tests.transports.tcp.ends import Home, open_home
+from tests.transports.tcp.ends import Home
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ConnectError, DisconnectedError, EngineError, KilledError
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
-
-
-@pytest.fixture
-async def home() -> AsyncIterator[Home]:
-    async with open_home() as home:
-        yield home
-
 
 # --- subjects ------------------------------------------------------------------------------------
 

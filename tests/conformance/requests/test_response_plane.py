@@ -6,14 +6,12 @@ handlers and grace periods in `tests/runtime/worker/test_worker.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import trio
 import trio.testing
 
 from tests.conformance.requests.collecting import collect, serve_until_killed
-from tests.transports.tcp.ends import Home, eventually, open_home
+from tests.transports.tcp.ends import Home, eventually
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import (
     DisconnectedError,
@@ -24,12 +22,6 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import CallHome, Registration, ResponseChannel, ResponsePlane
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
-
-
-@pytest.fixture
-async def home() -> AsyncIterator[Home]:
-    async with open_home() as home:
-        yield home
 
 
 async def test_they_are_the_interfaces_of_the_runtime(home: Home) -> None:

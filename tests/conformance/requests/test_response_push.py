@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import trio
 import trio.testing
 
 from tests.conformance.requests.collecting import collect, serve_until_killed
 from tests.conformance.requests.sinks import Collecting
-from tests.transports.tcp.ends import Home, eventually, open_home
+from tests.transports.tcp.ends import Home, eventually
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError, EngineError, KilledError
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
-
-
-@pytest.fixture
-async def home() -> AsyncIterator[Home]:
-    async with open_home() as home:
-        yield home
 
 
 async def test_a_sink_gets_what_came_before_it_and_what_comes_then_in_order(home: Home) -> None:

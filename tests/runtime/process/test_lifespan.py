@@ -203,9 +203,11 @@ async def test_clients_that_leave_leave_no_task_stream_or_block() -> None:
             await server_two.serve(generate, two.generate, request_type=GenerateRequest)
             await client.router.wait_instances(2)
             limiter = trio.CapacityLimiter(64)
-            async with client.stream(ask("warm up"), Delta) as stream:
-                async for _ in stream:
-                    pass
+            # Both workers have their link to the caller then.
+            for _ in range(2):
+                async with client.stream(ask("warm up"), Delta) as stream:
+                    async for _ in stream:
+                        pass
             await until_quiet(transports)
             before = task_count()
 

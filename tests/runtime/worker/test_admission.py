@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.runtime.worker.asking import PAYLOAD, ask, envelope
-from tests.transports.tcp.ends import raw_caller
+from tests.transports.tcp.ends import lone_client, raw_caller
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import RequestError, UnknownModelError
@@ -26,7 +26,6 @@ from trinamo.runtime.protocol.streams.request import (
 )
 from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
-from trinamo.transports.tcp import TcpClient, TcpOptions
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ async def sleeper(_: int, __: Context) -> AsyncGenerator[int, None]:
 
 
 async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluster: Cluster) -> None:
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=1)
+    worker = Worker(lone_client(), RealEnv(), instance_id="1", requests_max=1)
     worker.add(Endpoint(NAME, stream=sleeper, request_type=int))
     assert worker.admit(envelope(), PAYLOAD).status is AckStatus.DRAINING
     async with raw_caller() as port, trio.open_nursery() as nursery:
@@ -73,9 +72,7 @@ async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluste
 
 async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothing() -> None:
     metrics = WorkerMetrics(RealEnv())
-    worker = Worker(
-        TcpClient(TcpOptions()), RealEnv(), instance_id="1", requests_max=0, metrics=metrics
-    )
+    worker = Worker(lone_client(), RealEnv(), instance_id="1", requests_max=0, metrics=metrics)
     worker.add(Endpoint(NAME, stream=sleeper))
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
@@ -111,7 +108,7 @@ async def test_a_request_id_that_is_being_served_is_invalid(cluster: Cluster) ->
 async def test_a_cancel_that_overtakes_its_request_wins_for_a_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
+    worker = Worker(lone_client(), RealEnv(), instance_id="1", cancelled_ttl_s=60)
     worker.add(Endpoint(NAME, stream=sleeper))
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
@@ -126,7 +123,7 @@ async def test_a_cancel_that_overtakes_its_request_wins_for_a_time(
 async def test_cancels_whose_time_is_up_are_forgotten_and_no_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1", cancelled_ttl_s=60)
+    worker = Worker(lone_client(), RealEnv(), instance_id="1", cancelled_ttl_s=60)
     worker.cancel("early")
     await trio.sleep(30)
     worker.cancel("late")
@@ -140,13 +137,13 @@ async def test_cancels_whose_time_is_up_are_forgotten_and_no_others(
 
 
 async def test_a_cancel_for_a_request_that_has_been_here_is_not_remembered() -> None:
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    worker = Worker(lone_client(), RealEnv(), instance_id="1")
     worker.cancel("ended", has_arrived=True)
     assert worker._cancelled == {}
 
 
 async def test_cancels_are_remembered_to_a_bound() -> None:
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    worker = Worker(lone_client(), RealEnv(), instance_id="1")
     for number in range(5000):
         worker.cancel(f"r{number}")
     assert len(worker._cancelled) == 4096

@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.runtime.endpoints import NAME, Cluster, Handler, open_cluster
 from tests.runtime.worker.asking import ask, envelope
-from tests.transports.tcp.ends import eventually, raw_caller
+from tests.transports.tcp.ends import eventually, lone_client, raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, DisconnectedError, EngineError, RequestError
@@ -20,7 +20,6 @@ from trinamo.runtime.logs.fields import current_fields
 from trinamo.runtime.protocol.streams.control import Declined, Failed
 from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
-from trinamo.transports.tcp import TcpClient, TcpOptions
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ async def test_an_early_failure_is_a_declining_prologue_a_late_one_a_failed_fram
             yield number
         raise EngineError("no")
 
-    worker = Worker(TcpClient(TcpOptions()), RealEnv(), instance_id="1")
+    worker = Worker(lone_client(), RealEnv(), instance_id="1")
     worker.add(Endpoint(NAME, stream=handler))
     async with raw_caller() as port, trio.open_nursery() as nursery:
         await nursery.start(worker.run)

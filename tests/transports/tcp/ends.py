@@ -23,10 +23,16 @@ from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Control, Handshake, encode_control, parse_frame
 from trinamo.runtime.protocol.streams.membership import Purpose, call_home_proof
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
-from trinamo.transports.tcp import TcpClient, TcpOptions, TcpStreamServer, open_stream_server
+from trinamo.transports.tcp import (
+    TcpClient,
+    TcpOptions,
+    TcpStreamServer,
+    open_client,
+    open_stream_server,
+)
 from trinamo.transports.tcp.greeting import greet, welcome
 from trinamo.transports.tcp.sockets import split_address
-from trinamo.transports.tcp.streams.client import TcpResponseSender
+from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 
 PATIENCE_S = 10.0
 """No test waits longer for anything; a hang is a failure with a traceback."""
@@ -42,6 +48,13 @@ async def eventually(condition: Callable[[], object]) -> None:
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def lone_client(using: TcpOptions | None = None) -> TcpClient:
+    """A worker's end whose links would be tasks beside the test's own."""
+    nursery = trio.lowlevel.current_task().parent_nursery
+    assert nursery is not None
+    return TcpClient(using or options(), RealEnv(), nursery)
 
 
 def task_count(server: TcpStreamServer) -> int:
@@ -78,12 +91,13 @@ async def open_home(**changes: Any) -> AsyncIterator[Home]:
     with trio.fail_after(PATIENCE_S):
         before = descriptors()
         async with open_stream_server(options(**changes), RealEnv()) as server:
-            home = Home(server, TcpClient(options(**changes)))
             opened = descriptors()
-            yield home
+            async with open_client(options(**changes), RealEnv()) as client:
+                yield Home(server, client)
+                await eventually(lambda: server.stream_count == client.open_count == 0)
             await eventually(lambda: task_count(server) == 0)
             await eventually(lambda: descriptors() == opened)
-            assert (server.registered_count, home.client.open_count) == (0, 0)
+            assert (server.registered_count, server.link_count, client.link_count) == (0, 0, 0)
         assert descriptors() == before
 
 

@@ -23,8 +23,8 @@ from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.tcp import (
-    TcpClient,
     TcpOptions,
+    open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
@@ -68,9 +68,10 @@ async def worker(host: str = "127.0.0.1") -> None:
     env = RealEnv()
     async with (
         open_request_server(options, env, instance_id="1") as server,
+        open_client(options, env) as client,
         trio.open_nursery() as nursery,
     ):
-        serving = Worker(TcpClient(options), env, instance_id="1")
+        serving = Worker(client, env, instance_id="1")
         serving.add(Endpoint(NAME, stream=endless, request_type=float))
         await nursery.start(serving.run)
         await nursery.start(server.serve, serving)

@@ -14,12 +14,11 @@ import trio
 from tests.runtime.endpoints import open_cluster
 from tests.session import needs
 from tests.transports.tcp.children import child
-from tests.transports.tcp.ends import PATIENCE_S, RawEnd, options, raw_caller
+from tests.transports.tcp.ends import PATIENCE_S, RawEnd, lone_client, options, raw_caller
 from tests.transports.tcp.processes import NAME, OPTIONS
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
-from trinamo.transports.tcp import TcpClient
 
 pytestmark = pytest.mark.slow
 OURS, THEIRS = "10.213.77.1", "10.213.77.2"
@@ -90,7 +89,7 @@ async def test_a_cut_link_ends_the_stream_on_both_sides(cable: Cable, pause_s: f
 async def test_a_caller_that_is_stopped_does_not_hold_a_writing_worker_for_ever() -> None:
     """Its kernel acknowledges, but takes nothing more: TCP_USER_TIMEOUT counts that time too."""
     context = Context("r")
-    client = TcpClient(options(user_timeout_s=0.3))
+    client = lone_client(options(user_timeout_s=0.3))
     held: list[RawEnd] = []
     async with raw_caller() as caller:
 

@@ -16,6 +16,7 @@ from tests.transports.tcp.ends import (
     RawEnd,
     accept_member,
     eventually,
+    lone_client,
     open_home,
     options,
     raw_caller,
@@ -29,7 +30,6 @@ from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_f
 from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, encode_control
 from trinamo.runtime.protocol.streams.request import AckStatus, decode_answer, encode_envelope
 from trinamo.transports.tcp import (
-    TcpClient,
     TcpOptions,
     TcpRequestServer,
     open_request_plane,
@@ -234,7 +234,7 @@ async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() 
 
             @nursery.start_soon
             async def answer_it() -> None:
-                async with TcpClient(options()).call_home(caller.connection(), mine) as sender:
+                async with lone_client().call_home(caller.connection(), mine) as sender:
                     sender.open()
                     await eventually(lambda: mine.is_killed)
 

@@ -2,8 +2,8 @@
 
 The reader puts items in by the batch, synchronously. A consumer either takes them out one by one,
 mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call.
-Bounded in bytes: over `bytes_max` the reader stops reading, and TCP's window carries that back to
-the worker.
+Bounded in bytes: what is taken goes back as credit, to the worker on a link, else to the reader of
+the connection, which stops without it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final, Self
 import trio
 
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.protocol.streams.credit import ReceiveCredit
 from trinamo.runtime.sinks import Sink
 
 __all__ = ["Channel"]
@@ -30,30 +31,31 @@ class Channel:
     """
 
     __slots__ = (
-        "_bytes_max",
         "_called",
         "_consumer",
+        "_credit",
         "_drop",
         "_ended",
         "_error",
         "_fault",
+        "_give",
         "_items",
         "_opened",
-        "_room",
         "_since_checkpoint",
         "_sink",
         "_told",
         "arrival_count",
-        "buffered_bytes",
     )
 
-    def __init__(self, bytes_max: int, drop: Callable[[], None]) -> None:
+    def __init__(
+        self, window_bytes: int, give: Callable[[int], None], drop: Callable[[], None]
+    ) -> None:
         self._items: deque[bytes] = deque()
-        self.buffered_bytes = 0
-        """Of items that wait for the consumer, or for its sink to have room again."""
+        self._credit = ReceiveCredit(window_bytes)
+        self._give = give
+        """Gives credit back to whoever sends, or 0: nothing is held back any more."""
         self.arrival_count = 0
         """Batches of items that have come: whether it grows says whether the worker speaks."""
-        self._bytes_max = bytes_max
         self._drop = drop
         """Kills the stream: its sink has failed."""
         self._sink: Sink[bytes] | None = None
@@ -65,7 +67,6 @@ class Channel:
         self._error: TrinamoError | None = None
         self._told = False
         self._consumer: trio.lowlevel.Task | None = None
-        self._room: trio.Event | None = None
         self._since_checkpoint = 0
 
     @property
@@ -75,8 +76,13 @@ class Channel:
 
     @property
     def is_paused(self) -> bool:
-        """Whether reading waits for the consumer, so that nothing can come from the worker."""
-        return self._room is not None
+        """Whether the stream waits for its consumer, so that nothing can come from the worker."""
+        return not self._ended and self._credit.left_bytes <= 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of items that wait for the consumer, or for its sink to have room."""
+        return self._credit.held_bytes
 
     # --- the reader's side: plain functions, no checkpoint ---
 
@@ -90,18 +96,21 @@ class Channel:
         self._opened = True
         self._wake()
 
-    def extend(self, items: list[bytes]) -> None:
-        """Queue a batch of items; dropped once the stream has ended."""
+    def extend(self, items: list[bytes]) -> bool:
+        """Queue a batch of items, or push it; whether there was credit for it.
+
+        Dropped once the stream has ended.
+        """
         if self._ended:
-            return
+            return True
         self.arrival_count += 1
-        for item in items:
-            self.buffered_bytes += len(item)
+        has_credit = self._credit.arrive(items)
         if self._sink is not None:
             self._push(self._sink, items)
-            return
-        self._items.extend(items)
-        self._wake()
+        else:
+            self._items.extend(items)
+            self._wake()
+        return has_credit
 
     def _push(self, sink: Sink[bytes], items: list[bytes]) -> None:
         try:
@@ -116,8 +125,12 @@ class Channel:
     def _resume(self) -> None:
         """The sink has room: what it was given is off our hands."""
         if self._sink is not None:
-            self.buffered_bytes = 0
-            self._make_room()
+            self._taken(self._credit.held_bytes)
+
+    def _taken(self, count: int) -> None:
+        given = self._credit.take(count)
+        if given:
+            self._give(given)
 
     def complete(self) -> None:
         """The end mark came: after the queued items iteration ends."""
@@ -138,30 +151,15 @@ class Channel:
         self._end(error)
         self._error = error
         self._items.clear()
-        self.buffered_bytes = 0
-        self._make_room()
+        self._taken(self._credit.held_bytes)
 
-    def _end(self, error: TrinamoError | None) -> bool:
+    def _end(self, error: TrinamoError | None) -> None:
         if self._ended:
-            return False
+            return
         self._ended = True
         self._error = error
         self._wake()
-        self._make_room()
-        return True
-
-    async def wait_room(self) -> None:
-        """Wait until fewer than half of `bytes_max` are buffered, or the stream has ended."""
-        if self._ended or self.buffered_bytes < self._bytes_max:
-            return
-        if self._room is None:
-            self._room = trio.Event()
-        await self._room.wait()
-
-    def _make_room(self) -> None:
-        if self._room is not None:
-            self._room.set()
-            self._room = None
+        self._give(0)
 
     # --- the consumer's side ---
 
@@ -241,7 +239,7 @@ class Channel:
             self._since_checkpoint = 0
             await self._wait()
         item = items.popleft()
-        self.buffered_bytes -= len(item)
-        if self._room is not None and self.buffered_bytes * 2 <= self._bytes_max:
-            self._make_room()
+        given = self._credit.take(len(item))
+        if given:
+            self._give(given)
         return item

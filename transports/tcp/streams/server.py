@@ -2,7 +2,8 @@
 
 `TcpStreamServer` listens on one port for the whole process. A subject is registered before the
 envelope that names it is sent, and taken once. Each accepted connection is one task in the
-server's nursery; `response_connection.py` and `request_connection.py` say what it does.
+server's nursery: a link, on which a worker opens streams (`multiplexed/link.py`), or the connection
+of one stream (`dedicated/caller.py`). The first byte tells which.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.streams.codec import PREFIX_BYTES, FrameDecoder, decode_first_frame
+from trinamo.runtime.protocol.streams.codec import PREFIX_BYTES, decode_first_frame
 from trinamo.runtime.protocol.streams.control import Handshake, Refused, encode_control, parse_frame
-from trinamo.runtime.protocol.streams.membership import GREETING_BYTES_MAX, call_home_proof
-from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
+from trinamo.runtime.protocol.streams.link_frames import Opening, encode_event
+from trinamo.runtime.protocol.streams.membership import (
+    GREETING_BYTES_MAX,
+    HELLO_BEGINS,
+    Purpose,
+    call_home_proof,
+)
+from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo, StreamType
 
 from ..accepting import Gate
+from ..greeting import welcome
 from ..sockets import TcpOptions, open_listener
-from .request_connection import InputRegistration
-from .response_connection import ResponseRegistration
-from .subject import OpenSubject
+from .dedicated.caller import serve_input, serve_response
+from .input_registration import InputRegistration
+from .multiplexed.link import Link
+from .response_registration import ResponseRegistration
 
 __all__ = ["TcpStreamServer", "open_stream_server"]
 
@@ -39,7 +48,10 @@ _HANDSHAKE_BYTES_MAX: Final = GREETING_BYTES_MAX - PREFIX_BYTES
 
 
 class TcpStreamServer:
-    """A `ResponsePlane` over TCP: one connection per stream, dialled by the worker."""
+    """A `ResponsePlane` over TCP: streams come on links or on connections of their own.
+
+    What the envelope asks for is `data_plane.tcp.streams`; a worker is served on either.
+    """
 
     def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery, address: str) -> None:
         self.options = options
@@ -47,7 +59,8 @@ class TcpStreamServer:
         self.address = address
         """`host:port` as advertised to workers."""
         self._nursery = nursery
-        self._registrations: dict[str, OpenSubject] = {}
+        self._registrations: dict[str, ResponseRegistration | InputRegistration] = {}
+        self._links: dict[Link, None] = {}
         self.gate = Gate(options, self._greet, self._serve)
         self._turned_away_count = 0
 
@@ -61,23 +74,32 @@ class TcpStreamServer:
         """Subjects held open now; zero at quiescence."""
         return len(self._registrations)
 
+    @property
+    def link_count(self) -> int:
+        """Links that stand now."""
+        return len(self._links)
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open on them; zero at quiescence."""
+        return sum(len(link.lanes) for link in self._links)
+
     def register(self, context: Context) -> ResponseRegistration:
         """Open an unguessable subject for one response; use it as a context manager.
 
         Raises `OverloadedError` at `subjects_max` open ones.
         """
         connection = self._connection(StreamType.RESPONSE)
-        found = self._registrations[connection.subject] = ResponseRegistration(
-            connection, context, self.options, self._forget, self._nursery
-        )
+        window_bytes = connection.window_bytes or self.options.queue_bytes_max
+        found = ResponseRegistration(connection, context, self._forget, window_bytes)
+        self._registrations[connection.subject] = found
         return found
 
     def register_input(self, context: Context) -> InputRegistration:
         """Open an unguessable subject for one request stream, caller to worker."""
         connection = self._connection(StreamType.REQUEST)
-        found = self._registrations[connection.subject] = InputRegistration(
-            connection, context, self.options, self._forget
-        )
+        found = InputRegistration(connection, context, self._forget)
+        self._registrations[connection.subject] = found
         return found
 
     def _connection(self, stream_type: StreamType) -> ConnectionInfo:
@@ -88,15 +110,23 @@ class TcpStreamServer:
                 value=len(self._registrations),
             )
         subject = f"{self.env.rng.getrandbits(_SUBJECT_BITS):032x}"
-        return ConnectionInfo(self.address, subject, stream_type)
+        carrier = Carrier(self.options.streams)
+        window_bytes = self.options.window_bytes if carrier is Carrier.MULTIPLEXED else 0
+        return ConnectionInfo(self.address, subject, stream_type, carrier, window_bytes)
 
     def _forget(self, subject: str) -> None:
         """From now on a worker that calls for it is refused."""
         self._registrations.pop(subject, None)
 
-    async def _greet(self, stream: trio.SocketStream) -> _Called:
-        """The handshake of a process that knows the secret; others are told nothing."""
-        data = b""
+    async def _greet(self, stream: trio.SocketStream) -> _Called | None:
+        """The handshake of a process that knows the secret, or None for a link, which has greeted.
+
+        Others are told nothing.
+        """
+        data = bytes(await stream.receive_some(GREETING_BYTES_MAX))
+        if data.startswith(HELLO_BEGINS):
+            await welcome(stream, self.options, self.env, Purpose.STREAMS, "", data)
+            return None
         while (frame := decode_first_frame(data, header_bytes_max=_HANDSHAKE_BYTES_MAX)) is None:
             more = await stream.receive_some(GREETING_BYTES_MAX - len(data))
             if not more:
@@ -111,26 +141,41 @@ class TcpStreamServer:
             raise RemoteProtocolError("its proof is wrong; security.secret_file differs")
         return _Called(handshake, rest)
 
-    async def _serve(self, stream: trio.SocketStream, called: _Called) -> None:
+    async def _serve(self, stream: trio.SocketStream, called: _Called | None) -> None:
         """One connection that was greeted, to its close. Never raises on peer input."""
-        # On a request stream the worker has greeted, and says nothing more.
-        sends_data = called.handshake.stream_type is StreamType.RESPONSE
-        decoder = FrameDecoder(
-            header_bytes_max=self.options.header_bytes_max,
-            data_bytes_max=self.options.data_bytes_max if sends_data else 0,
-        )
-        try:
-            registration = self._take(called.handshake)
-        except _RefusalError as refusal:
-            await self._refuse(stream, refusal.event)
-        else:
+        if called is None:
+            link = Link(stream, self.options, self._open)
+            self._links[link] = None
             try:
-                frames = decoder.feed(called.rest)
-            except RemoteProtocolError:
-                frames = []  # The decoder stays broken, and the stream finds it so.
-            await registration.run(stream, decoder, called.handshake, frames)
+                await link.run()
+            finally:
+                del self._links[link]
+            return
+        handshake, rest, options = called.handshake, called.rest, self.options
+        try:
+            registration = self._take(handshake)
+        except _RefusalError as refusal:
+            self._count_refusal(refusal.event)
+            await self._refuse(stream, refusal.event)
+            return
+        if isinstance(registration, ResponseRegistration):
+            await serve_response(registration, stream, options, self._nursery, handshake, rest)
+        else:
+            await serve_input(registration, stream, options, handshake, rest)
 
-    def _take(self, handshake: Handshake) -> OpenSubject:
+    def _open(self, link: Link, stream: int, opening: Opening) -> None:
+        """A worker opens a stream: what it says goes to who waits for it."""
+        try:
+            registration = self._take(opening.handshake)
+        except _RefusalError as refusal:
+            self._count_refusal(refusal.event)
+            link.send_frame(encode_event(stream, refusal.event))
+        else:
+            lane = link.add(stream, opening.window_bytes)
+            lane.driver = registration
+            registration.called(lane, opening.handshake)
+
+    def _take(self, handshake: Handshake) -> ResponseRegistration | InputRegistration:
         registration = self._registrations.get(handshake.subject)
         if registration is None:
             raise _RefusalError(Refused("unknown_subject", "no such subject is registered here"))
@@ -143,9 +188,11 @@ class TcpStreamServer:
         registration.is_taken = True
         return registration
 
-    async def _refuse(self, stream: trio.SocketStream, refusal: Refused) -> None:
+    def _count_refusal(self, refusal: Refused) -> None:
         self._turned_away_count += 1
         _log.info("refused a call home: %s", refusal.message)
+
+    async def _refuse(self, stream: trio.SocketStream, refusal: Refused) -> None:
         try:
             with trio.move_on_after(self.options.linger_s):
                 await stream.send_all(encode_control(refusal))

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-import trio
-
 from trinamo.runtime.context import Context, State
-from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 
-from ..sockets import TcpOptions
+from .carrier import Driver, ItemLane, Lane
 
 __all__ = ["OpenSubject"]
 
 
-class OpenSubject(ABC):
-    """One subject and, once the worker has called, its connection; leaving it calls `close`."""
+class OpenSubject(Driver):
+    """One subject and, once the worker has called, its lane; leaving it calls `close`."""
 
     def __init__(
-        self,
-        connection: ConnectionInfo,
-        context: Context,
-        options: TcpOptions,
-        forget: Callable[[str], None],
+        self, connection: ConnectionInfo, context: Context, forget: Callable[[str], None]
     ) -> None:
         self.connection = connection
         self.is_taken = False
         self._context = context
-        self._options = options
         self._forget = forget
+        self._lane: Lane | None = None
+        """Until the end of the stream."""
         context.on_change(self._on_context)
 
     def __enter__(self) -> Self:
@@ -57,14 +51,10 @@ class OpenSubject(ABC):
         """The request was stopped or killed."""
 
     @abstractmethod
-    async def run(
-        self,
-        stream: trio.SocketStream,
-        decoder: FrameDecoder,
-        handshake: Handshake,
-        frames: list[Frame],
-    ) -> None:
-        """Serve one connection to its end; `frames` came behind the handshake.
+    def called(self, lane: ItemLane, handshake: Handshake) -> None:
+        """The worker has called home, on `lane`."""
 
-        Called by the server, in the server's nursery.
-        """
+    def _hang_up(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.hang_up()

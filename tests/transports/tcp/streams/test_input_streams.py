@@ -13,8 +13,8 @@ from tests.transports.tcp.ends import (
     Home,
     RawEnd,
     eventually,
+    lone_client,
     open_home,
-    options,
     raw_caller,
     raw_worker,
 )
@@ -33,7 +33,6 @@ from trinamo.runtime.protocol.streams.control import (
     encode_control,
 )
 from trinamo.runtime.protocol.streams.request import StreamType
-from trinamo.transports.tcp import TcpClient
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ async def said(*words: Control | bytes, fin: bool = True) -> tuple[list[bytes], 
             end.reset()
 
     async with raw_caller() as port:
-        client = TcpClient(options())
+        client = lone_client()
         async with client.receive_input(port.connection(StreamType.REQUEST), context) as received:
             end = await port.accept()
             async with end.stream:

@@ -15,6 +15,7 @@ from tests.transports.tcp.ends import (
     RawEnd,
     descriptors,
     eventually,
+    lone_client,
     options,
     raw_caller,
 )
@@ -34,8 +35,8 @@ from trinamo.runtime.protocol.streams.control import (
     Stop,
 )
 from trinamo.runtime.protocol.streams.request import StreamType
-from trinamo.transports.tcp import TcpClient, TcpOptions
-from trinamo.transports.tcp.streams.client import TcpResponseSender
+from trinamo.transports.tcp import TcpOptions
+from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 
 OVERSIZE = b"\0\0\0\0\xff\xff\xff\xff"
 
@@ -52,7 +53,7 @@ class Call:
 @asynccontextmanager
 async def calling(using: TcpOptions | None = None) -> AsyncIterator[Call]:
     """The worker has called home and its handler has started; afterwards nothing is left."""
-    client, context = TcpClient(using or options()), Context("w")
+    client, context = lone_client(using), Context("w")
     with trio.fail_after(PATIENCE_S):
         before = descriptors()
         async with raw_caller() as port, client.call_home(port.connection(), context) as sender:
@@ -85,7 +86,7 @@ async def test_after_its_last_word_the_worker_sends_fin(ending: str) -> None:
             async with end.stream:
                 heard.extend(await end.hear_all())
 
-        async with TcpClient(options()).call_home(port.connection(), Context("w")) as sender:
+        async with lone_client().call_home(port.connection(), Context("w")) as sender:
             sender.open()
             if ending == "finish":
                 sender.finish()
@@ -104,7 +105,7 @@ async def test_a_declining_prologue_is_followed_by_fin() -> None:
             async with end.stream:
                 heard.extend(await end.hear_all())
 
-        async with TcpClient(options()).call_home(port.connection(), Context("w")) as sender:
+        async with lone_client().call_home(port.connection(), Context("w")) as sender:
             sender.fail(EngineError("x"))
     assert [type(event) for event in heard] == [Declined]
 
@@ -244,7 +245,7 @@ async def test_a_drain_ends_when_the_caller_reads_and_when_it_dies() -> None:
 async def test_items_out_of_turn_are_our_own_bug() -> None:
     async with (
         raw_caller() as port,
-        TcpClient(options()).call_home(port.connection(), Context("w")) as sender,
+        lone_client().call_home(port.connection(), Context("w")) as sender,
     ):
         with pytest.raises(LocalProtocolError):
             sender.send_nowait(b"before the prologue")

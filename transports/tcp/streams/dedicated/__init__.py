@@ -1,0 +1,1 @@
+"""The dedicated carrier: one connection for each stream, dialled by the worker."""

@@ -1,0 +1,133 @@
+"""The caller's end of one request stream: input items out to the worker that called home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
+from trinamo.runtime.protocol.streams.control import (
+    Closed,
+    Control,
+    Data,
+    Handshake,
+    Kill,
+    Sentinel,
+    Stop,
+)
+from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.request import ConnectionInfo
+from trinamo.runtime.protocol.streams.request_stream import request_stream
+
+from .carrier import ItemLane
+from .subject import OpenSubject
+
+__all__ = ["InputRegistration"]
+
+
+class InputRegistration(OpenSubject):
+    """One subject for a worker that wants to be streamed to; also the sender itself.
+
+    Leaving it before `finish` is Kill: the worker must not take half an input for a whole one.
+    """
+
+    def __init__(
+        self, connection: ConnectionInfo, context: Context, forget: Callable[[str], None]
+    ) -> None:
+        self._machine = request_stream(Role.CALLER)
+        self._called = trio.Event()
+        self._error: TrinamoError | None = None
+        self._ended = False
+        self._due: Stop | Kill | None = None
+        """Decided before the worker has called: said when it does."""
+        self._way: ItemLane | None = None
+        """The lane, from the worker's call on."""
+        # Last: a context that has ended says so at once.
+        super().__init__(connection, context, forget)
+
+    def close(self) -> None:
+        super().close()
+        self._end(Kill())
+
+    def _on_context(self, state: State) -> None:
+        self._end(Kill() if state is State.KILLED else Stop())
+
+    def _end(self, event: Sentinel | Stop | Kill) -> None:
+        if self._ended:
+            return
+        if not self._machine.allows(Role.CALLER, type(event)):
+            self._due = Stop()
+            return
+        self._ended = True
+        self._machine.send(event)
+        if self._lane is None:
+            # Only a Kill gets here: a worker may be dialling already.
+            self._due = Kill()
+        else:
+            self._lane.say(event)
+            self._hang_up()
+        self._called.set()
+
+    async def send(self, item: bytes) -> None:
+        """Queue one input item, waiting for the worker's call and while the bound is reached.
+
+        Cancelled while waiting for the call it has queued nothing. Raises `DisconnectedError` if
+        the worker is gone and `KilledError` once the request was stopped or killed.
+        """
+        assert item, "an empty item would be an empty frame, which means nothing"
+        await self._called.wait()
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise KilledError(
+                "the request was ended; no more input is taken",
+                reason=self._context.reason or Reason.CONSUMER_DROPPED,
+            )
+        assert self._way is not None
+        self._machine.send(Data(item))
+        if not self._way.put(item):
+            await self._way.drain()
+
+    async def finish(self) -> None:
+        """Say that the input is complete, once the worker has called."""
+        await self._called.wait()
+        self._end(Sentinel())
+
+    # --- what the worker says ---
+
+    def called(self, lane: ItemLane, handshake: Handshake) -> None:
+        self._machine.receive(handshake)
+        self._lane = self._way = lane
+        self._called.set()
+        if isinstance(self._due, Kill):
+            lane.say(self._due)
+            self._hang_up()
+        elif self._due is not None:
+            self._end(self._due)
+
+    def take(self, items: list[bytes]) -> None:
+        self._machine.receive(Data(items[0]))
+
+    def receive(self, event: Control) -> None:
+        """It says nothing more; anything but its end is a protocol error."""
+        self._machine.receive(event)
+        self._fail(DisconnectedError("the worker takes no more input"))
+
+    def lost(self, why: str) -> None:
+        if self._machine.allows(Role.WORKER, Closed):
+            self._machine.receive(Closed())
+        self._fail(DisconnectedError(f"{why}; the input was not complete"))
+
+    def broken(self, error: RemoteProtocolError) -> None:
+        self._fail(error)
+
+    def _fail(self, error: TrinamoError) -> None:
+        if not self._ended:
+            self._ended = True
+            self._error = error
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.discard()
+            lane.hang_up()

@@ -1,0 +1,1 @@
+"""The multiplexed carrier: one connection, a link, for all streams between two processes."""

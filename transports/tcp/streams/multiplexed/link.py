@@ -1,0 +1,299 @@
+"""A link: one connection between two processes, and the streams on it.
+
+Two tasks, whatever the number of streams: the reader gives what one `recv` brings to each stream's
+driver, in plain calls; the writer wakes once for all that was put meanwhile, and sends it in one
+piece. A third wakes now and then to see whether the link is idle, or its peer takes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+import trio
+
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.protocol.streams.control import Control
+from trinamo.runtime.protocol.streams.link_frames import Credit, Opening
+from trinamo.runtime.protocol.streams.multiplex import (
+    Arrival,
+    Demultiplexer,
+    Multiplexer,
+    StreamIds,
+)
+
+from ...sending import Promptly
+from ...sockets import TcpOptions
+from ..carrier import Driver
+from .lane import LinkLane
+
+__all__ = ["Link"]
+
+_log = logging.getLogger("trinamo.tcp")
+
+
+class Link:
+    """One end of a link, both alike but for who opens streams, which is the worker."""
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        options: TcpOptions,
+        opened: Callable[[Link, int, Opening], None] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._options = options
+        self._opened = opened
+        """What the caller's end does when a stream is opened; a worker's has nobody to be opened by."""
+        self.ids = StreamIds()
+        self.lanes: dict[int, LinkLane] = {}
+        """The streams that are open."""
+        self.is_closed = False
+        """Nothing more is sent: it is lost, or was closed."""
+        self._mux = Multiplexer()
+        self._demux = Demultiplexer(self.lanes, self.ids, item_bytes_max=options.data_bytes_max)
+        self._waiting: dict[LinkLane, None] = {}
+        """Streams that were told that there is no room."""
+        self._writer: trio.lowlevel.Task | None = None
+        self._sending_since = inf
+        self._idle_since = trio.current_time()
+        self._is_ending = False
+        self._scope = trio.CancelScope()
+
+    # --- streams ---
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether a worker may open another stream on it."""
+        return not (self.is_closed or self._is_ending or self.ids.is_exhausted)
+
+    def add(self, stream: int, window_bytes: int) -> LinkLane:
+        """A lane for a new stream, on which so much may be sent; set its `driver` at once."""
+        lane = self.lanes[stream] = LinkLane(self, stream, window_bytes)
+        return lane
+
+    def forget(self, stream: int) -> None:
+        """A stream is over; what still comes for it is dropped."""
+        lane = self.lanes.pop(stream, None)
+        if lane is not None:
+            self._waiting.pop(lane, None)
+            self._demux.forget(stream)
+            if not self.lanes:
+                self._idle_since = trio.current_time()
+                if self._is_ending:
+                    self._wake()
+
+    # --- what goes out: plain functions ---
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the bytes that wait for the socket are below their bound."""
+        return self._mux.queued_bytes < self._options.queue_bytes_max
+
+    def send_item(self, stream: int, item: bytes) -> bool:
+        """Send a short item; whether there is room for more."""
+        self._mux.add_item(stream, item)
+        if self._writer is not None:
+            self._wake()
+        return self._mux.queued_bytes < self._options.queue_bytes_max
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a frame."""
+        if not self.is_closed:
+            self._mux.add(frame)
+            self._wake()
+
+    def send_in_parts(self, stream: int, item: bytes) -> None:
+        """Send a long item; its lane is told when it is out."""
+        self._mux.add_in_parts(stream, item)
+        self._wake()
+
+    def drop_parts(self, stream: int) -> None:
+        """Nobody wants the rest of a long item."""
+        self._mux.drop(stream)
+
+    def wait_room(self, lane: LinkLane) -> None:
+        """Tell `lane` when the writer has sent what waits."""
+        self._waiting[lane] = None
+
+    def _wake(self) -> None:
+        if self._writer is not None:
+            task, self._writer = self._writer, None
+            trio.lowlevel.reschedule(task)
+
+    # --- its life ---
+
+    def close(self) -> None:
+        """Close it once its streams are over and all is sent."""
+        self._is_ending = True
+        self._wake()
+
+    def cancel(self) -> None:
+        """End it now."""
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Serve it to its end; then no stream of it is left. Never raises on peer input."""
+        why, fault = "this end of the link closed", None
+        try:
+            with self._scope:
+                async with open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._watch)
+                    await self._read()
+                    why = "the other end of the link closed"
+                    nursery.cancel_scope.cancel()
+        except RemoteProtocolError as error:
+            _log.warning("a link broke the protocol: %s", error)
+            fault = error
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            why = "the link broke"
+        finally:
+            self._lost(why, fault)
+        if fault is not None and self._sending_since == inf:
+            await self._say_last()
+
+    def _lost(self, why: str, fault: RemoteProtocolError | None) -> None:
+        """Its streams are lost with it, each by itself."""
+        for lane in tuple(self.lanes.values()):
+            driver = lane.driver
+            assert driver is not None
+            if fault is not None:
+                driver.broken(fault)
+            else:
+                driver.lost(why)
+            lane.discard()
+        self.is_closed = True
+        self._waiting.clear()
+
+    async def _say_last(self) -> None:
+        """What the streams had to say about the fault."""
+        data, _ = self._mux.take()
+        try:
+            with trio.move_on_after(self._options.linger_s):
+                await self._stream.send_all(data)
+                await self._stream.send_eof()
+                while await self._stream.receive_some(self._options.buffer_bytes):
+                    pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    # --- its tasks ---
+
+    async def _write(self) -> None:
+        mux = self._mux
+        while True:
+            if mux.is_empty:
+                if self._is_ending and not self.lanes:
+                    await self._stream.send_eof()
+                    self._scope.deadline = trio.current_time() + self._options.linger_s
+                    return
+                self._writer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+                continue
+            data, finished = mux.take()
+            await self._send(data)
+            for stream in finished:
+                lane = self.lanes.get(stream)
+                if lane is not None:
+                    lane.parts_sent()
+            if self._waiting:
+                self._make_room()
+            if not mux.is_empty:
+                # Long items would keep the socket, and the loop, to themselves.
+                await trio.lowlevel.checkpoint()
+
+    def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _send(self, data: bytes) -> None:
+        socket = self._stream.socket
+        self._sending_since = trio.current_time()
+        sent = await Promptly(socket.send(data))
+        while sent < len(data):
+            with memoryview(data)[sent:] as rest:
+                sent += await Promptly(socket.send(rest))
+            self._sending_since = trio.current_time()
+        self._sending_since = inf
+
+    def _make_room(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for lane in waiting:
+            lane.room_again()
+
+    async def _read(self) -> None:
+        socket, buffer_bytes = self._stream.socket, self._options.buffer_bytes
+        demux = self._demux
+        unfinished = self._options.unfinished(demux)
+        try:
+            while True:
+                if demux.pending_bytes or unfinished.is_held:
+                    data = await unfinished.receive(socket)
+                else:
+                    data = await socket.recv(buffer_bytes)
+                if not data:
+                    return
+                for arrival in demux.feed(data):
+                    self._deliver(arrival)
+        finally:
+            unfinished.close()
+
+    def _deliver(self, arrival: Arrival) -> None:
+        stream, what = arrival
+        lane = self.lanes.get(stream)
+        if lane is None:
+            if isinstance(what, Opening):
+                self._open(stream, what)
+            return
+        driver = lane.driver
+        assert driver is not None
+        try:
+            self._tell(lane, driver, what)
+        except RemoteProtocolError as error:
+            driver.broken(error)
+            lane.hang_up()
+
+    def _tell(
+        self,
+        lane: LinkLane,
+        driver: Driver,
+        what: list[bytes] | Control | Opening | Credit | RemoteProtocolError,
+    ) -> None:
+        if type(what) is list:
+            driver.take(what)
+        elif isinstance(what, Credit):
+            lane.grant(what.given_bytes)
+        elif isinstance(what, RemoteProtocolError):
+            raise what
+        else:
+            assert not isinstance(what, (Opening, list))
+            driver.receive(what)
+
+    def _open(self, stream: int, opening: Opening) -> None:
+        if self._opened is None:
+            raise RemoteProtocolError("a caller opens a stream")
+        self._opened(self, stream, opening)
+
+    async def _watch(self) -> None:
+        """End it if its peer takes nothing; close the worker's end if it is idle."""
+        options = self._options
+        is_worker = self._opened is None
+        while True:
+            now = trio.current_time()
+            idle_at = inf
+            if is_worker and not self.lanes and not self._is_ending:
+                idle_at = self._idle_since + options.idle_s
+            stalled_at = self._sending_since + options.send_timeout_s
+            if stalled_at <= now:
+                _log.warning(
+                    "a peer took nothing for %g s; its link is ended", options.send_timeout_s
+                )
+                self.cancel()
+            if idle_at <= now:
+                self.close()
+                idle_at = inf
+            soon = now + min(options.send_timeout_s, options.idle_s)
+            await trio.sleep_until(min(idle_at, stalled_at, soon))

@@ -1,0 +1,212 @@
+"""The worker's links: one to each caller, dialled when it is first called, and the streams opened on them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import trio
+
+from trinamo.runtime.context import Context, State
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConnectError, KilledError
+from trinamo.runtime.protocol.streams.control import Closed, Handshake
+from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
+from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
+
+from ...greeting import dial_member
+from ...sockets import TcpOptions
+from ..input_receiver import InputReceiver
+from ..response_sender import TcpResponseSender
+from .lane import LinkLane
+from .link import Link
+
+__all__ = ["LinkedInput", "LinkedResponse", "WorkerLinks"]
+
+
+class WorkerLinks:
+    """The links of one worker, by the address of the caller at their other end."""
+
+    def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
+        self._options = options
+        self._env = env
+        self._nursery = nursery
+        self._links: dict[str, _Dialled] = {}
+        self.link_count = 0
+        """Connections held now, or being made."""
+
+    def ready(self, address: str) -> Link | None:
+        """The link to a caller, if it stands and takes one more stream."""
+        held = self._links.get(address)
+        return held.link if held is not None and held.takes_streams else None
+
+    async def wait_ready(self, address: str, context: Context) -> Link:
+        """The link to a caller, dialled if need be: once, however many streams wait for it.
+
+        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
+        killed before that.
+        """
+        held = self._links.get(address)
+        if held is None or not (held.is_dialling or held.takes_streams):
+            held = self._links[address] = _Dialled()
+            self._nursery.start_soon(self._run, address, held)
+        with context.cancelled_by_kill():
+            await held.settled.wait()
+        if context.is_killed:
+            raise KilledError(
+                "killed before the caller could be called", reason=str(context.reason)
+            )
+        if held.error is not None:
+            # An exception of its own for every stream: a shared one would mix their tracebacks.
+            raise type(held.error)(held.error.message)
+        if held.link is None or not held.link.takes_streams:
+            raise ConnectError(f"the connection to {address} was lost as soon as it stood")
+        return held.link
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open."""
+        held = (each.link for each in self._links.values())
+        return sum(len(link.lanes) for link in held if link is not None)
+
+    def close(self) -> None:
+        """Close each link once its streams are over and all is sent."""
+        for held in self._links.values():
+            if held.link is not None:
+                held.link.close()
+
+    async def _run(self, address: str, held: _Dialled) -> None:
+        self.link_count += 1
+        try:
+            stream, _ = await dial_member(address, self._options, self._env, Purpose.STREAMS)
+            async with stream:
+                held.link = Link(stream, self._options)
+                held.settled.set()
+                await held.link.run()
+        except ConnectError as error:
+            held.error = error
+        finally:
+            self.link_count -= 1
+            if self._links.get(address) is held:
+                del self._links[address]
+            held.settled.set()
+
+
+class _Dialled:
+    """A link from the first stream that wants it."""
+
+    __slots__ = ("error", "link", "settled")
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.error: ConnectError | None = None
+        self.settled = trio.Event()
+
+    @property
+    def is_dialling(self) -> bool:
+        """Whether it is not known yet what comes of it."""
+        return not self.settled.is_set()
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether it stands, and another stream may be opened on it."""
+        return self.link is not None and self.link.takes_streams
+
+
+class _Linked:
+    """One stream of a link, opened and left by `async with`.
+
+    Neither waits unless it must: for the link to be dialled, and for credit for what is queued.
+    """
+
+    stream_type: StreamType
+
+    def __init__(
+        self,
+        links: WorkerLinks,
+        options: TcpOptions,
+        connection: ConnectionInfo,
+        context: Context,
+    ) -> None:
+        self._links = links
+        self._options = options
+        self._connection = connection
+        self._context = context
+
+    async def _open(self) -> tuple[LinkLane, Handshake]:
+        connection = self._connection
+        link = self._links.ready(connection.address)
+        if link is None or self._context.is_killed:
+            link = await self._links.wait_ready(connection.address, self._context)
+        handshake = Handshake(connection.subject, self.stream_type)
+        stream = link.ids.give()
+        lane = link.add(stream, connection.window_bytes)
+        link.send_frame(encode_opening(stream, Opening(handshake, self._options.window_bytes)))
+        return lane, handshake
+
+
+class LinkedResponse(_Linked):
+    """A response stream."""
+
+    stream_type = StreamType.RESPONSE
+    _lane: LinkLane
+    _sender: TcpResponseSender
+
+    async def __aenter__(self) -> TcpResponseSender:
+        self._lane, handshake = await self._open()
+        self._sender = self._lane.driver = TcpResponseSender(self._lane, self._context)
+        self._sender.greeted(handshake)
+        return self._sender
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lane = self._lane
+        if not self._sender.is_over:
+            lane.say(Closed())
+        lane.hang_up()
+        if not lane.is_flushed:
+            await self._flush(lane)
+
+    async def _flush(self, lane: LinkLane) -> None:
+        """Wait until a slow consumer has given credit for the rest."""
+        scope = trio.CancelScope()
+
+        def limit(state: State) -> None:
+            if state is State.KILLED:
+                scope.deadline = trio.current_time() + self._options.linger_s
+
+        self._context.on_change(limit)
+        try:
+            with scope:
+                await lane.wait_flushed()
+        finally:
+            self._context.off_change(limit)
+            if not lane.is_flushed:
+                lane.say(Closed())
+                lane.discard()
+
+
+class LinkedInput(_Linked):
+    """A request stream."""
+
+    stream_type = StreamType.REQUEST
+    _receiver: InputReceiver
+
+    async def __aenter__(self) -> InputReceiver:
+        lane, handshake = await self._open()
+        self._receiver = InputReceiver(self._context, self._options.window_bytes)
+        lane.driver = self._receiver
+        self._receiver.greeted(lane, handshake)
+        return self._receiver
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._receiver.close()

@@ -1,0 +1,150 @@
+"""The caller's end of one response stream: what comes in, items and one terminal out.
+
+Whoever reads for it is a task of the server, not of the request, so that a consumer which leaves
+while it is being cancelled need not wait for anything: `close()` says Kill without a checkpoint, and
+what still arrives is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import DisconnectedError, KilledError, RemoteProtocolError
+from trinamo.runtime.protocol.streams.control import (
+    Closed,
+    Control,
+    Data,
+    Declined,
+    Failed,
+    Handshake,
+    Kill,
+    Opened,
+    Sentinel,
+    Stop,
+)
+from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.request import ConnectionInfo
+from trinamo.runtime.protocol.streams.response_stream import (
+    CallerState,
+    WorkerState,
+    response_stream,
+)
+
+from .carrier import Lane
+from .channel import Channel
+from .subject import OpenSubject
+
+__all__ = ["ResponseRegistration"]
+
+_ENDED = (WorkerState.DONE, WorkerState.TRUNCATED, WorkerState.DRAINING)
+
+
+class ResponseRegistration(OpenSubject):
+    """One subject and, once the worker has called, its answer."""
+
+    def __init__(
+        self,
+        connection: ConnectionInfo,
+        context: Context,
+        forget: Callable[[str], None],
+        window_bytes: int,
+    ) -> None:
+        self._machine = response_stream(Role.CALLER)
+        self._is_streaming = False
+        """The one state of the worker that is asked for with every token."""
+        self.channel = Channel(window_bytes, self._give, self._drop)
+        # Last: a context that has ended says so at once.
+        super().__init__(connection, context, forget)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the worker has said its last word."""
+        return self._machine.states[Role.WORKER] in (WorkerState.DONE, WorkerState.TRUNCATED)
+
+    def close(self) -> None:
+        super().close()
+        # Ended on this side only, such as by an instance that left discovery, the worker still works.
+        if not self.channel.is_ended or self._machine.states[Role.WORKER] not in _ENDED:
+            self._kill(Reason.CONSUMER_DROPPED)
+
+    # --- what our side decides ---
+
+    def _on_context(self, state: State) -> None:
+        if state is State.KILLED:
+            self._kill(self._context.reason or Reason.CONSUMER_DROPPED)
+        elif state is State.STOPPED:
+            self._say(Stop())
+
+    def _kill(self, reason: Reason) -> None:
+        self.channel.abandon(KilledError(f"the request was killed: {reason}", reason=reason))
+        self._say(Kill())
+        self._hang_up()
+
+    def _drop(self) -> None:
+        """The consumer's sink has failed: to the worker it has left."""
+        self._kill(Reason.CONSUMER_DROPPED)
+
+    def _give(self, count: int) -> None:
+        if self._lane is not None:
+            self._lane.give(count)
+
+    def _say(self, event: Stop | Kill) -> None:
+        """Say it now, or leave it for the moment the worker calls."""
+        if self._lane is not None and self._machine.allows(Role.CALLER, type(event)):
+            self._machine.send(event)
+            self._lane.say(event)
+
+    # --- what the worker says ---
+
+    def called(self, lane: Lane, handshake: Handshake) -> None:
+        self._machine.receive(handshake)
+        self._lane = lane
+        self.channel.call()
+        if self.channel.is_ended or self._context.is_killed:
+            self._say(Kill())
+            self._hang_up()
+        elif self._context.is_stopped:
+            self._say(Stop())
+
+    def take(self, items: list[bytes]) -> None:
+        if not self._is_streaming:
+            # Raises, unless nobody wants them any more.
+            self._machine.receive(Data(items[0]))
+            return
+        if not self.channel.extend(items) and self._lane is not None and self._lane.has_credit:
+            raise RemoteProtocolError("an item without credit")
+
+    def receive(self, event: Control) -> None:
+        self._machine.receive(event)
+        self._is_streaming = self._machine.states[Role.WORKER] is WorkerState.STREAMING
+        match event:
+            case Opened():
+                self.channel.open()
+            case Declined(error) | Failed(error):
+                self.channel.fail(error)
+            case Sentinel():
+                self.channel.complete()
+            case Closed():
+                self._disconnected("the worker hung up without an end mark")
+            case _:
+                raise AssertionError(event)
+        if self.is_answered:
+            self._hang_up()
+
+    def lost(self, why: str) -> None:
+        if self._machine.allows(Role.WORKER, Closed):
+            self._machine.receive(Closed())
+        self._is_streaming = False
+        self._disconnected(why)
+        self._hang_up()
+
+    def broken(self, error: RemoteProtocolError) -> None:
+        self._is_streaming = False
+        self.channel.fail(error)
+        self._say(Kill())
+        self._hang_up()
+
+    def _disconnected(self, why: str) -> None:
+        if self._machine.states[Role.CALLER] is not CallerState.KILLED:
+            self.channel.fail(DisconnectedError(f"{why}; the answer is not complete"))
