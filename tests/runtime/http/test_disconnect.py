@@ -20,6 +20,8 @@ pytestmark = on_every_server
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
 
+pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+
 
 async def sleep_in_prefill(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
     for never in NO_DELTAS:
