@@ -64,6 +64,8 @@ class Taker(Gathering):
                     self.context.kill()
                 case "raise":
                     raise ZeroDivisionError
+                case _:
+                    pass
         return has_room
 
     async def make_room(self) -> None:
@@ -101,7 +103,7 @@ async def ask(host: EngineHost, number: int, plan: Plan) -> None:
         case "stop":
             # Whoever is pulled may be so far behind that it had ended before.
             assert reasons[-1] in (FinishReason.CANCELLED, FinishReason.LENGTH)
-        case "kill" | "raise":
+        case _:
             assert len(taker.deltas) == plan.at
             assert reasons[-1] is None
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from ..errors import EngineError
 from ..metrics.worker import EndpointTally
 from ..planes import ResponseSender
 from ..sinks import Sink
 
 __all__ = ["OutgoingAnswer"]
 
+_TAKES_WITHOUT_ROOM_MAX: Final = 64
+"""What a source may still have had on its way; one that does not heed us would fill the memory."""
+
 
 class OutgoingAnswer(Sink[Any]):
     """Encodes items into the response stream, and counts them. The first one brings the prologue."""
 
-    __slots__ = ("_encode", "_is_open", "_send", "_sender", "_tally")
+    __slots__ = ("_encode", "_is_open", "_send", "_sender", "_takes_without_room", "_tally")
 
     def __init__(
         self, sender: ResponseSender, encode: Callable[[Any], bytes], tally: EndpointTally
@@ -26,10 +30,16 @@ class OutgoingAnswer(Sink[Any]):
         self._encode = encode
         self._tally = tally
         self._is_open = False
+        self._takes_without_room = 0
 
     def starts(self, resume: Callable[[], None]) -> None:
         """Have the source go on when the connection has room again."""
-        self._sender.on_room(resume)
+        super().starts(resume)
+        self._sender.on_room(self._go_on)
+
+    def _go_on(self) -> None:
+        self._takes_without_room = 0
+        self.resume()
 
     def open(self) -> None:
         """The handler has started: say so, once, unless an item did."""
@@ -38,11 +48,19 @@ class OutgoingAnswer(Sink[Any]):
             self._sender.open()
 
     def take(self, items: list[Any]) -> bool:
-        """Queue items for the caller; raises what cannot be encoded."""
+        """Queue items for the caller.
+
+        Raises if one cannot be encoded, and `EngineError` if the source goes on all the same after
+        it was told that there is no room.
+        """
         if not self._is_open:
             self.open()
         has_room = True
         for item in items:
             self._tally.items += 1
             has_room = self._send(self._encode(item))
+        if not has_room:
+            self._takes_without_room += 1
+            if self._takes_without_room > _TAKES_WITHOUT_ROOM_MAX:
+                raise EngineError("the handler pushes on although its sink has no room")
         return has_room

@@ -136,6 +136,32 @@ async def test_a_source_without_room_waits_for_its_own_consumer_and_no_other(
         assert len([each async for each in slow]) == 1999
 
 
+async def test_a_source_that_does_not_heed_its_sink_is_ended_before_it_fills_the_memory(
+    cluster: Cluster,
+) -> None:
+    taken, ended = 0, trio.Event()
+
+    async def handler(_: int, __: Context, sink: Sink[str]) -> None:
+        nonlocal taken
+        try:
+            while taken < 100_000:
+                taken += 1
+                if not sink.take(["x" * 4096]):
+                    await trio.lowlevel.checkpoint()
+        finally:
+            ended.set()
+
+    await serve(cluster, handler)
+    client = await cluster.client()
+    async with client.stream(1, str) as stream:
+        await anext(stream)
+        await ended.wait()
+        with pytest.raises(EngineError, match="no room"):
+            async for _ in stream:
+                pass
+    assert taken < 100_000
+
+
 # --- engines -------------------------------------------------------------------------------------
 
 
