@@ -57,6 +57,7 @@ def plans() -> st.SearchStrategy[Plan]:
         short_one_in=st.sampled_from((0, 2)),
         window_bytes=st.sampled_from((64, 65536)),
         policy=st.sampled_from(("fifo", "choice", "batch", "step", "pct")),
+        carrier=st.sampled_from(("multiplexed", "dedicated")),
         faults=st.lists(faults(), max_size=2).map(tuple),
     )
 

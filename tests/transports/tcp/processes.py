@@ -1,7 +1,7 @@
-"""One process of a two-process test: `worker [HOST]`, or `caller ADDRESS PAUSE`. Says what it does on stdout.
+"""One process of a two-process test: `worker [HOST]`, or `caller ADDRESS PAUSE [STREAMS]`. Says what it does on stdout.
 
 Every line is a JSON object. A worker prints its address, then a line for each handler that starts
-or ends. A caller asks for an endless stream and prints a line once items arrive.
+or ends. A caller asks for endless streams and prints a line for each once items arrive.
 """
 
 from __future__ import annotations
@@ -78,20 +78,27 @@ async def worker(host: str = "127.0.0.1") -> None:
         say(address=server.address)
 
 
-async def caller(address: str, pause_s: str) -> None:
+async def caller(address: str, pause_s: str, streams: str = "1") -> None:
     options, env = OPTIONS, RealEnv()
     async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
         router = Router(MemoryControlPlane(), NAME, env, request_planes={"tcp": plane})
         instance = Instance(endpoint=str(NAME), id="1", transports={"tcp": address})
         router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))
-        async with Client(router, home, env).stream(float(pause_s), int) as stream:
-            async for item in stream:
-                if item == 0:
-                    say(event="streaming")
+        client = Client(router, home, env)
+
+        async def consume() -> None:
+            async with client.stream(float(pause_s), int) as stream:
+                async for item in stream:
+                    if item == 0:
+                        say(event="streaming")
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(int(streams)):
+                nursery.start_soon(consume)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "worker":
         trio.run(worker, (sys.argv[2:] or ["127.0.0.1"])[0])
     else:
-        trio.run(caller, sys.argv[2], sys.argv[3])
+        trio.run(caller, sys.argv[2], sys.argv[3], (sys.argv[4:] or ["1"])[0])

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 
 from tests.runtime.endpoints import Cluster, open_cluster
 from tests.transports.tcp.children import Child, child
@@ -83,3 +84,43 @@ async def test_a_caller_that_is_shot_cancels_its_handler(pause_s: str) -> None:
         # The worker lives and serves the next one.
         async with child("caller", address, pause_s) as another:
             await another.hear(event="streaming")
+
+
+STREAMS = 256
+
+
+async def test_a_caller_shot_under_many_streams_cancels_each_of_its_handlers() -> None:
+    async with child("worker") as serving:
+        address = (await serving.hear())["address"]
+        async with child("caller", address, "0.02", str(STREAMS)) as shot:
+            for _ in range(STREAMS):
+                await shot.hear(event="streaming")
+            shot.shoot()
+            ended = [await serving.hear(event="ended") for _ in range(STREAMS)]
+    assert {each["reason"] for each in ended} == {"consumer_dropped"}
+
+
+async def test_a_worker_shot_under_many_streams_is_a_typed_error_of_each() -> None:
+    errors: list[DisconnectedError] = []
+    started = trio.Event()
+    async with open_cluster(secret=OPTIONS.secret) as cluster, worker(cluster, "1") as shot:
+        client = await client_of(cluster, 1)
+
+        async def consume() -> None:
+            async with client.stream(0.02, int) as stream:
+                assert await anext(stream) == 0
+                running.append(stream)
+                if len(running) == STREAMS:
+                    started.set()
+                with pytest.raises(DisconnectedError) as caught:
+                    [item async for item in stream]
+                errors.append(caught.value)
+
+        running: list[object] = []
+        async with trio.open_nursery() as nursery:
+            for _ in range(STREAMS):
+                nursery.start_soon(consume)
+            await started.wait()
+            shot.shoot()
+    assert len(errors) == STREAMS
+    assert not any(error.definite for error in errors)
