@@ -6,7 +6,7 @@ import msgspec
 import trio
 from hypothesis import given, settings, strategies as st
 
-from tests.conformance.requests.test_request_plane_nats import Service, unary
+from tests.conformance.requests.service import Service, unary
 from trinamo.runtime.errors import ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.request import Envelope
 from trinamo.sim import Network, SeedChoices, SimEnv, World

@@ -39,6 +39,7 @@ class RequestService(Protocol):
     def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
         """The caller wants no answer any more; also if the request has not arrived yet.
 
+        An `answer` that runs is cancelled, and raises without waiting for anything.
         `has_arrived`: it has, or never will, so there is nothing to remember if it does not run.
         """
         ...

@@ -60,7 +60,8 @@ class RequestTable:
         self._reserve = reserve
         self._give_back = give_back
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._unary: dict[str, trio.CancelScope] = {}
+        self._unary: dict[str, bool] = {}
+        """Those that run now, and whether their answers are wanted."""
 
     @property
     def unary_count(self) -> int:
@@ -78,7 +79,7 @@ class RequestTable:
             has_arrived = self._keeps_order or cancelled in self._seen
             self._service.cancel(cancelled, has_arrived=has_arrived)
             if cancelled in self._unary:
-                self._unary[cancelled].cancel()
+                self._unary[cancelled] = False
             return None
         envelope = decode_envelope(header)
         self._seen[envelope.id] = None
@@ -93,7 +94,7 @@ class RequestTable:
         if len(self._unary) >= self._unary_max or not self._reserve(len(payload)):
             full = f"no room beside the {len(self._unary)} requests in flight"
             return Answer(id=envelope.id, status=AckStatus.OVERLOADED, message=full)
-        self._unary[envelope.id] = trio.CancelScope()
+        self._unary[envelope.id] = True
         self._nursery.start_soon(self._answer, envelope, payload, reply)
         return None
 
@@ -105,12 +106,12 @@ class RequestTable:
     async def _answer(self, envelope: Envelope, payload: bytes, reply: Reply) -> None:
         result = b""
         try:
-            with self._unary[envelope.id]:
-                try:
-                    result = await self._service.answer(envelope, payload)
-                    answer = Answer(id=envelope.id, status=AckStatus.ACCEPTED)
-                except TrinamoError as error:
-                    answer = failure(envelope.id, error)
+            try:
+                result = await self._service.answer(envelope, payload)
+                answer = Answer(id=envelope.id, status=AckStatus.ACCEPTED)
+            except TrinamoError as error:
+                answer = failure(envelope.id, error)
+            if self._unary[envelope.id]:
                 await reply(answer, result)
         finally:
             del self._unary[envelope.id]

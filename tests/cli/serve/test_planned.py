@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.requests.test_request_plane_nats import stream
+from tests.conformance.requests.service import stream
 from trinamo.cli.doctor.examination import spins
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.env import RealEnv

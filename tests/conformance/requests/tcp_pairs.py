@@ -9,7 +9,7 @@ import attrs
 import trio
 import trio.testing
 
-from tests.conformance.requests.test_request_plane_nats import Service
+from tests.conformance.requests.service import Service
 from tests.transports.tcp.ends import PATIENCE_S, eventually, options
 from trinamo.runtime.env import RealEnv
 from trinamo.transports.tcp import (

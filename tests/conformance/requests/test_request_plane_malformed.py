@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.conformance.requests.service import probe, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
-from tests.conformance.requests.test_request_plane_nats import probe, stream, unary
 from tests.transports.tcp.ends import (
     PATIENCE_S,
     RawEnd,

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.conformance.requests.service import stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
-from tests.conformance.requests.test_request_plane_nats import stream, unary
 from tests.transports.tcp.ends import accept_member, eventually, options
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (

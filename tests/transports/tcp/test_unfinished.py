@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.test_request_plane_nats import Service, unary
+from tests.conformance.requests.service import Service, unary
 from tests.transports.tcp.ends import (
     PATIENCE_S,
     RawEnd,
