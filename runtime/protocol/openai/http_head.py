@@ -7,15 +7,18 @@ and 11.2). What this module does not do: parse (h11 does), and answer (`http/ser
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
-__all__ = ["HeadFault", "find_fault_in_bytes", "find_fault_in_fields"]
+__all__ = ["HOST_VALUE", "HeadFault", "find_fault_in_bytes", "find_fault_in_fields"]
 
 PREFACE_START: Final = b"PRI * HTTP/"
 """How a client opens HTTP/2 that was not agreed upon (RFC 9113, section 3.4)."""
+HOST_VALUE: Final = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%\[\]:]*")
+"""What a Host header may hold: one authority (RFC 3986, section 3.2)."""
 VERSIONS: Final = (b"1.0", b"1.1")
 
 

@@ -12,7 +12,12 @@ from typing import Final
 
 import httptools
 
-from ....protocol.openai.http_head import HeadFault, find_fault_in_bytes, find_fault_in_fields
+from ....protocol.openai.http_head import (
+    HOST_VALUE,
+    HeadFault,
+    find_fault_in_bytes,
+    find_fault_in_fields,
+)
 from ...exchanges import Headers
 
 __all__ = ["HEADERS_MAX", "TARGET_BYTES_MAX", "FaultError", "HeadReader", "RequestHead"]
@@ -36,7 +41,6 @@ _HOST: Final = HeadFault(400, "there must be one Host header, which is a name or
 _CODING: Final = HeadFault(501, "the only transfer-encoding that is implemented is: chunked")
 
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
-_HOST_VALUE: Final = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%\[\]:]*")
 _FRAMING: Final = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect")
 )
@@ -83,7 +87,7 @@ class RequestHead:
         if len(hosts) > 1 or (self.is_1_1 and not hosts):
             raise FaultError(_HOST)
         self.host = hosts[0] if hosts else None
-        if self.host is not None and not _HOST_VALUE.fullmatch(self.host):
+        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
             raise FaultError(_HOST)
         options: set[bytes] = set()
         for name, value in framing:
