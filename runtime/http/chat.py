@@ -139,6 +139,9 @@ class Inference:
         fault: BaseException | None = None,
         **fields: str,
     ) -> None:
+        if outcome == SUCCESS and not log.isEnabledFor(logging.DEBUG):
+            # Most answers: without a look at the clock for a line that nobody reads.
+            return
         log_request(
             log,
             outcome,

@@ -87,7 +87,7 @@ class EventSink(AnswerSink):
         headers: Headers,
     ) -> None:
         super().__init__(exchange, form, record, headers)
-        self._is_started = False
+        self._is_started = self._has_waited = False
         self._last = b""
         exchange.on_room(self.resume)
 
@@ -101,9 +101,11 @@ class EventSink(AnswerSink):
             events.append(add_event(delta))
         self._record.token(tokens)
         data = events[0] if len(events) == 1 else b"".join(events)
-        if self._is_complete:
-            self._last = data
+        if self._is_complete and not self._has_waited:
+            # Once: whatever comes after it all the same is not kept without a bound.
+            self._has_waited, self._last = True, data
             return True
+        self._last = b""
         if not data:
             return True
         if not self._is_started:

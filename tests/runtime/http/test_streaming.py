@@ -355,3 +355,19 @@ async def test_an_answer_that_breaks_between_its_finish_reason_and_its_end_is_no
     *chunks, error = served.client.events
     assert (told(chunks), served.outcome) == (["a", "!"], "unavailable")
     assert '"code":"unavailable"' in error
+
+
+async def test_an_engine_that_goes_on_after_its_finish_reason_fills_no_memory(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Only the last event waits for the end; a client that does not read stops such an engine too."""
+    served = Served(AsgiClient(read_s=1), HttpConfig(backlog_bytes_max=10_000))
+
+    async def push(sink: AnswerSink) -> None:
+        sink.starts(lambda: None)
+        assert sink.take([LAST])
+        assert [sink.take([Delta("x" * 4000, [1])]) for _ in range(3)] == [True, True, False]
+
+    await served.run(push)
+    assert told(served.client.events) == ["!", *["x" * 4000] * 3]
+    assert served.outcome == SUCCESS
