@@ -196,7 +196,7 @@ class Cluster:
             self.workers.append(self._child(f"worker-{number}", environ, "worker"))
         self._plan_frontends(environ, held)
         self._publish("starting")
-        frontends = _count(plan.frontends, "frontend")
+        frontends = _some_frontends(plan.frontends)
         self._display.busy(f"starting {_count(plan.workers, 'worker')} and {frontends}")
         started_at = trio.current_time()
         for child in self.children:
@@ -255,7 +255,7 @@ class Cluster:
         limits = config.shutdown
         self._publish("draining")
         if self.frontends:
-            self._display.busy(f"draining {_count(len(self.frontends), 'frontend')}")
+            self._display.busy(f"draining {_some_frontends(len(self.frontends))}")
             await end_all(self.frontends, frontend_grace_s(config), self._display.say)
         if self.workers:
             self._display.busy(f"draining {_count(len(self.workers), 'worker')}")
@@ -317,6 +317,10 @@ async def _is_useful(url: str) -> bool:
 def _deadlines(limits: ShutdownConfig) -> list[float]:
     """The deadlines of a worker's orderly end."""
     return [getattr(limits, name) for name in limits.__struct_fields__]
+
+
+def _some_frontends(number: int) -> str:
+    return "the frontend" if number == 1 else f"{number} frontends"
 
 
 def _count(number: int, noun: str) -> str:
