@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, Final
 
 __all__ = ["add_fields", "current_fields", "log_fields", "name_process", "name_task"]
@@ -14,14 +13,24 @@ _scope: ContextVar[dict[str, Any]] = ContextVar("log_fields", default=_EMPTY)
 _process: dict[str, Any] = {}
 
 
-@contextmanager
-def log_fields(**fields: Any) -> Iterator[None]:
+class log_fields:  # noqa: N801 -- used as a function, once for every request
     """Add fields to every line of this scope and of the tasks that are started in it."""
-    token = _scope.set({**_scope.get(), **fields})
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+
+    __slots__ = ("_fields", "_token")
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        self._token = _scope.set({**_scope.get(), **self._fields})
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _scope.reset(self._token)
 
 
 def name_task(**fields: Any) -> None:
