@@ -1,9 +1,11 @@
 """The data path as a whole: every row of its table, measured in one run, as Markdown to paste.
 
 RPC, HTTP, isolation, and the cost per token against the number of streams, with all peers that are
-installed, and with BENCH_BEFORE, the directory of another checkout, that one as `before`. All figures go to a JSON file, from which the picture is drawn:
+installed, and with BENCH_BEFORE, the directory of another checkout, that one as `before`. All figures
+go to a JSON file, from which table and picture are made:
 
-    python bench/bench_data_path.py --json measured.json --picture docs/data_path.svg
+    python bench/bench_data_path.py --write            # bench/measured.json, README.md, the picture
+    python bench/bench_data_path.py --json measured.json
     python bench/bench_data_path.py --from measured.json     # the table again, without measuring
 """
 
@@ -26,6 +28,7 @@ from load.load import raise_descriptors
 from report.picture import draw
 from report.rows import Measured, table
 
+HERE = Path(__file__).parent
 STREAMS = (1, 4, 16, 64, 256, 512)
 SWEPT = {
     "trinamo": "trinamo, both processes",
@@ -100,17 +103,33 @@ def main() -> None:
     options = parser.parse_args()
     read = options.read
     found = json.loads(read.read_text("utf-8")) if read else measure(options.rounds)
+    text = json.dumps(found, indent=1) + "\n"
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    if options.picture:
+        options.json.write_text(text, "utf-8")
+    shown = f"{described(found['machine'])}\n\n{table(Measured(found))}\n"
+    print("\n" + shown)
+    if options.write:
+        Path(HERE / "measured.json").write_text(text, "utf-8")
+        write_results(HERE / "README.md", shown)
         draw(
-            options.picture,
+            HERE.parent / "docs" / "data_path.svg",
             "CPU per token against streams",
             "one token per stream every 20 ms, all streams in the same instant",
             found["sweep"],
         )
-    print("\n" + ", ".join(f"{key} {value}" for key, value in found["machine"].items()) + "\n")
-    print(table(Measured(found)))
+
+
+def described(machine: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
+
+
+def write_results(path: Path, shown: str) -> None:
+    """Put the table between its two marks."""
+    text = path.read_text("utf-8")
+    head, begin, rest = text.partition("<!-- measured: written by bench_data_path.py -->\n")
+    _, end, tail = rest.partition("<!-- measured: end -->")
+    assert end, f"{path} has no place for the table"
+    path.write_text(f"{head}{begin}\n{shown}\n{end}{tail}", "utf-8")
 
 
 if __name__ == "__main__":
