@@ -31,9 +31,9 @@ from report.rows import Measured, table
 HERE = Path(__file__).parent
 STREAMS = (1, 4, 16, 64, 256, 512)
 SWEPT = {
-    "trinamo": "trinamo, both processes",
-    "dynamo": "Dynamo, both processes",
-    "uvicorn": "uvicorn, one process",
+    "trinamo": "trinamo: frontend and worker",
+    "dynamo": "Dynamo: frontend and worker",
+    "uvicorn": "uvicorn: one process",
 }
 RPC_LOADS = ("one", "steps", "pushed", "free")
 HTTP_LOADS = ("unary64", "steps64", "steps256", "sleeps64", "sleeps256", "burst", "open5000")
@@ -64,7 +64,7 @@ def sweep(rounds: int) -> dict[str, list[tuple[int, float]]]:
                 cost = min(system.measure(load)["sum_us"] for _ in range(rounds))
                 lines[SWEPT[kind]].append((streams, cost))
     os.environ["BENCH_STEP_S"] = "0.02"
-    points = lines["grpc.aio, RPC alone, both processes"] = []
+    points = lines["grpc.aio: no HTTP, two processes"] = []
     with bench_rpc.open_pairs(["grpc"]) as (pair,):
         for streams in STREAMS:
             found = [
@@ -96,10 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument(
-        "--picture", type=Path, help="draw CPU per token against streams to this file"
-    )
     parser.add_argument("--from", dest="read", type=Path, help="measure nothing; take this file")
+    parser.add_argument("--write", action="store_true", help="write what the documentation shows")
     options = parser.parse_args()
     read = options.read
     found = json.loads(read.read_text("utf-8")) if read else measure(options.rounds)

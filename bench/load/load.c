@@ -24,7 +24,7 @@
 
 #define MARK "~tok"
 #define MARK_BYTES 4
-#define LIMIT_S 60.0
+#define LIMIT_S 90.0
 #define HEAD_MAX 4096
 #define BUCKET_S 1e-5 /* of the histogram of gaps */
 #define BUCKETS 500000

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP, BOTTOM = 64, 196, 56, 56
+WIDTH, HEIGHT = 780, 440
+LEFT, RIGHT, TOP, BOTTOM = 64, 226, 56, 56
 STYLE = """
 svg { font: 13px system-ui, sans-serif }
 .page { fill: #ffffff } .ink { fill: #1f2328 } .soft { fill: #59636e }

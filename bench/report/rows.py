@@ -101,7 +101,7 @@ def open_streams(measured: Measured, kind: str) -> str:
         return "–"
     steady = [value for key, value in found.items() if key.endswith("_steady_us")]
     cost = " + ".join(f"{value:.1f}" for value in steady if value >= 0.05) or sides(found, 1)
-    wrong = found["errors"] + found["missing"] + found["lost"]
+    wrong = found["errors"] + found["missing"]
     return f"{wrong:.0f} errors, {found['frontend_rss_mb']:.0f} MB, {cost} µs"
 
 

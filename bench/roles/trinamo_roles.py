@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
@@ -299,6 +300,7 @@ class Load:
 
 
 def client(address: str) -> None:
+    logging.getLogger("trinamo").setLevel(logging.ERROR)  # Lost streams are what is measured.
     trio.run(_client, address)
 
 
