@@ -64,7 +64,6 @@ class AsgiCall:
 
         After the last it returns when the kernel has everything, or the client is gone.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
         exchange = self._exchange
         if message["type"] == "http.response.start":
             exchange.start(message["status"], list(message.get("headers", ())))

@@ -79,29 +79,40 @@ class RequestHead:
         self.path, _, self.query = self._origin_form(target).partition(b"?")
 
     def _read_framing(self, version: bytes) -> None:
-        framing = [field for field in self.headers if field[0] in _FRAMING]
-        fault = find_fault_in_fields(version, framing)
-        if fault is not None:
-            raise FaultError(fault)
-        hosts = [value for name, value in framing if name == b"host"]
-        if len(hosts) > 1 or (self.is_1_1 and not hosts):
-            raise FaultError(_HOST)
-        self.host = hosts[0] if hosts else None
-        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
-            raise FaultError(_HOST)
-        options: set[bytes] = set()
-        for name, value in framing:
-            if name == b"content-length":
+        hosts: list[bytes] = []
+        options: list[bytes] = []
+        for name, value in self.headers:
+            if name not in _FRAMING:
+                continue
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"content-length":
                 self.length = int(value)
             elif name == b"transfer-encoding":
                 if self.is_chunked or value.lower() != b"chunked":
                     raise FaultError(_CODING)
                 self.is_chunked = True
             elif name == b"connection":
-                options.update(option.strip() for option in value.lower().split(b","))
-            elif name == b"expect":
+                options += value.lower().split(b",")
+            else:
                 self.expects_continue = self.is_1_1 and value.lower() == b"100-continue"
-        self.is_last = b"close" in options or not (self.is_1_1 or b"keep-alive" in options)
+        if self.is_chunked or not self.is_1_1:
+            _refuse(find_fault_in_fields(version, self.headers))
+        self._read_host(hosts)
+        self._read_options(options)
+
+    def _read_host(self, hosts: list[bytes]) -> None:
+        if len(hosts) > 1 or (self.is_1_1 and not hosts):
+            raise FaultError(_HOST)
+        self.host = hosts[0] if hosts else None
+        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
+            raise FaultError(_HOST)
+
+    def _read_options(self, connection: list[bytes]) -> None:
+        self.is_last = not self.is_1_1
+        if connection:
+            options = {option.strip() for option in connection}
+            self.is_last = b"close" in options or not (self.is_1_1 or b"keep-alive" in options)
 
     def _origin_form(self, target: bytes) -> bytes:
         """The target as a path with its query; `*` only where a method may ask for it."""
@@ -152,9 +163,7 @@ class HeadReader:
             return None
         if len(whole) > self._bytes_max:
             raise FaultError(self._too_long)
-        fault = find_fault_in_bytes(whole)
-        if fault is not None:
-            raise FaultError(fault)
+        _refuse(find_fault_in_bytes(whole))
         self._feed(whole[self._fed :] if self._fed else whole)
         if end < 0:
             self._fed = len(whole)
@@ -168,14 +177,13 @@ class HeadReader:
         except httptools.HttpParserUpgrade:
             # An offer, which is not taken: what follows is HTTP (RFC 9110, section 7.8).
             pass
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            raise (cause if isinstance(cause, FaultError) else FaultError(_NOT_HTTP)) from None
+        except httptools.HttpParserError:
+            raise FaultError(_NOT_HTTP) from None
+        if len(self._headers) > HEADERS_MAX:
+            raise FaultError(_TOO_MANY)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What llhttp calls for each field."""
-        if len(self._headers) >= HEADERS_MAX:
-            raise FaultError(_TOO_MANY)
         self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def _take(self, whole: bytes) -> RequestHead:
@@ -191,3 +199,8 @@ class HeadReader:
         self._fed = 0
         self._begin()
         return RequestHead(method, target, version[5:], headers)
+
+
+def _refuse(fault: HeadFault | None) -> None:
+    if fault is not None:
+        raise FaultError(fault)
