@@ -120,7 +120,7 @@ class Channel:
             self._drop()
             return
         if has_room:
-            self._resume()
+            self._taken(self._credit.held_bytes)
 
     def _resume(self) -> None:
         """The sink has room: what it was given is off our hands."""

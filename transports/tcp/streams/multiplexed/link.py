@@ -251,7 +251,11 @@ class Link:
         driver = lane.driver
         assert driver is not None
         try:
-            self._tell(lane, driver, what)
+            # First what comes for every token.
+            if type(what) is list:
+                driver.take(what)
+            else:
+                self._tell(lane, driver, what)
         except RemoteProtocolError as error:
             driver.broken(error)
             lane.hang_up()
@@ -262,9 +266,7 @@ class Link:
         driver: Driver,
         what: list[bytes] | Control | Opening | Credit | RemoteProtocolError,
     ) -> None:
-        if type(what) is list:
-            driver.take(what)
-        elif isinstance(what, Credit):
+        if isinstance(what, Credit):
             lane.grant(what.given_bytes)
         elif isinstance(what, RemoteProtocolError):
             raise what
