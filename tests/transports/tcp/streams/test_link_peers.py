@@ -242,7 +242,7 @@ async def test_an_input_s_worker_that_speaks_loses_that_stream_alone(home: Home)
     with home.server.register_input(Context("r")) as asked:
         async with worker_link(home.server.address) as link:
             await link.open(1, asked.connection, ITEM)
-            await eventually(lambda: home.server.stream_count == 0)
+            await eventually(lambda: asked.is_taken and home.server.stream_count == 0)
             with pytest.raises(RemoteProtocolError):
                 await asked.send(b"x")
             assert home.server.link_count == 1
