@@ -191,7 +191,8 @@ class Runtime:
         """As `serve`, with an async function that hands its items to a sink as they are made.
 
         It sleeps meanwhile, so that an item costs no switch of tasks, and returns when the answer
-        is complete. What it is told of the sink's room it must heed: see `Sink`.
+        is complete. What it is told of the sink's room it must heed (`Sink`): one that goes on all
+        the same is ended with `EngineError`.
         """
         served = Endpoint(
             endpoint,
