@@ -261,12 +261,13 @@ int main(int argc, char **argv) {
     getrusage(RUSAGE_SELF, &used);
     double cpu = used.ru_utime.tv_sec + used.ru_stime.tv_sec - used0.ru_utime.tv_sec - used0.ru_stime.tv_sec +
         (used.ru_utime.tv_usec + used.ru_stime.tv_usec - used0.ru_utime.tv_usec - used0.ru_stime.tv_usec) * 1e-6;
-    long refused = 0;
-    for (int i = 0; i < 600; i++) if (i != 200) refused += statuses[i];
+    long refused = 0, often = 0;
+    for (int i = 0; i < 600; i++)
+        if (i != 200 && statuses[i]) { refused += statuses[i]; if (statuses[i] > statuses[often]) often = i; }
     printf("{\"wall_s\":%.6f,\"requests\":%ld,\"tokens\":%ld,\"errors\":%ld,\"short\":%ld,\"missing\":%ld,"
-           "\"not_ok\":%ld,\"bytes\":%ld,\"reads\":%ld,\"cpu_s\":%.6f,\"ttft_p50_ms\":%.3f,\"ttft_p99_ms\":%.3f,"
+           "\"not_ok\":%ld,\"not_ok_status\":%ld,\"bytes\":%ld,\"reads\":%ld,\"cpu_s\":%.6f,\"ttft_p50_ms\":%.3f,\"ttft_p99_ms\":%.3f,"
            "\"latency_p50_ms\":%.3f,\"latency_p99_ms\":%.3f,\"itl_p50_ms\":%.3f,\"itl_p99_ms\":%.3f,\"itl_max_ms\":%.3f}\n",
-           end - start, requests, tokens, errors, short_answers, expected - done, refused, bytes, reads, cpu,
+           end - start, requests, tokens, errors, short_answers, expected - done, refused, often, bytes, reads, cpu,
            percentile_ms(first_s, firsts, 50), percentile_ms(first_s, firsts, 99), percentile_ms(whole_s, wholes, 50),
            percentile_ms(whole_s, wholes, 99), gap_ms(50), gap_ms(99), gap_max * 1e3);
     return 0;
