@@ -1,7 +1,7 @@
 """Which request a message belongs to, as far as a trace tells.
 
-Segments carry no request. A connection that a worker opens is the way home of one request: the
-latest the worker began and gave no connection yet. A segment to a worker that begins a request in
+Segments carry no request. Where streams have a connection each, one that a worker opens is the way
+home of one request: the latest the worker began and gave no connection yet. A segment to a worker that begins a request in
 the same instant is that request's. What passes between a client and its frontend belongs to the
 one request the client then has. Everything else (keep-alives, shared connections) belongs to none.
 """
@@ -41,6 +41,7 @@ class Attribution:
         self._homes: dict[int, str] = {}
         self._begins: dict[tuple[str, float], list[str]] = {}
         waiting: dict[str, list[str]] = {}
+        is_shared = False
         for row in rows:
             host = host_name(row.host)
             if row.kind in ("request.begin", "request.end"):
@@ -50,9 +51,11 @@ class Attribution:
             elif row.kind == "worker.begin":
                 waiting.setdefault(host, []).append(request_of(row))
                 self._begins.setdefault((host, row.time_s), []).append(request_of(row))
+            elif row.kind == "load.begin":
+                is_shared = dict(row.fields).get("streams") == "multiplexed"
             elif row.kind == "connect":
                 source = str(row.field("source"))
-                if waiting.get(source):
+                if waiting.get(source) and not is_shared:
                     self._homes[int(row.field("connection"))] = waiting[source].pop()
 
     def of_segment(self, connection: int, source: str, target: str, land_s: float) -> str:

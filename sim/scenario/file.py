@@ -21,6 +21,7 @@ import msgspec
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.mocker.engine import MockerOptions
 from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.protocol.streams.request import Carrier
 
 from ..checks import INVARIANTS
 from ..cluster.byzantine import ACTS, ByzantineClient
@@ -47,7 +48,7 @@ __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 
 T = TypeVar("T")
 TOP: Final = (
-    "name", "about", "covers", "policy", "cluster", "engine", "network", "link", "workload", "byzantine",
+    "name", "about", "covers", "policy", "streams", "cluster", "engine", "network", "link", "workload", "byzantine",
     "fault", "limits", "liveness", "expect", "mutant", "queue", "transfers",
 )  # fmt: skip
 CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
@@ -117,7 +118,7 @@ class _Reader:
     def _unknown(
         self, header: str, number: int, key: str, what: str, word: str, known: Iterable[str]
     ) -> ConfigError:
-        words = sorted(known)
+        words = sorted(map(str, known))
         near = get_close_matches(word, words, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}"
         return self._fail(header, number, key, f"unknown {what} {word!r}; {hint}")
@@ -173,6 +174,9 @@ class _Reader:
         policy = table.get("policy")
         if policy is not None and policy not in get_args(Policy):
             raise self._unknown("", 0, "policy", "policy", str(policy), get_args(Policy))
+        streams = table.get("streams")
+        if streams is not None and streams not in [*Carrier]:
+            raise self._unknown("", 0, "streams", "carrier", str(streams), [*Carrier])
         cluster = self._cluster(table)
         byzantines = tuple(
             self._byzantine(each, number, cluster)
@@ -188,6 +192,7 @@ class _Reader:
             about=table["about"],
             covers=tuple(table.get("covers", ())),
             policy=policy,
+            streams=streams,
             cluster=cluster,
             queue=self._build(QueuePlan, self._table(table, "queue"), "queue")
             if "queue" in table
@@ -217,8 +222,11 @@ class _Reader:
             self._build(ClientProfile, each, "workload", number)
             for number, each in enumerate(self._tables(table, "workload"))
         ]
+        overrides = dict(section.get("config", {}))
+        if "streams" in table:
+            overrides["data_plane.tcp.streams"] = table["streams"]
         try:
-            config = load_config(environ={}, overrides=section.get("config", {}))
+            config = load_config(environ={}, overrides=overrides)
         except ConfigError as error:
             raise self._fail("cluster", 0, "config", error.message) from error
         engine = self._build(MockerOptions, self._table(table, "engine"), "engine")

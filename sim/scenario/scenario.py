@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import attrs
+import msgspec
 
 from ..cluster.byzantine import ByzantineClient
 from ..cluster.cluster import ClusterPlan
@@ -26,6 +27,8 @@ class Scenario:
     """Rows of the protocol's event table, and failure scenarios such as `S2`."""
     policy: Policy | None = None
     """None leaves it to what is played: `grouped` for queues, which are searched, else `batch`."""
+    streams: str | None = None
+    """The only carrier that it is about, in place of what the configuration says; None: any."""
     cluster: ClusterPlan = attrs.Factory(ClusterPlan)
     queue: QueuePlan | None = None
     """Instead of the cluster."""
@@ -39,3 +42,16 @@ class Scenario:
     limits: Limits = attrs.Factory(Limits)
     expect: Expect = attrs.Factory(Expect)
     mutants: tuple[Mutant, ...] = ()
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether a cluster is played, whose streams travel on one carrier or the other."""
+        return self.queue is None and self.transfers is None
+
+    def on(self, streams: str) -> Scenario:
+        """The same, whose answers and input travel on this carrier."""
+        config = self.cluster.config
+        tcp = msgspec.structs.replace(config.data_plane.tcp, streams=streams)
+        plane = msgspec.structs.replace(config.data_plane, tcp=tcp)
+        config = msgspec.structs.replace(config, data_plane=plane)
+        return attrs.evolve(self, cluster=attrs.evolve(self.cluster, config=config))

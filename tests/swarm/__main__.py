@@ -22,11 +22,19 @@ from typing import Any, Final, get_args
 import attrs
 
 from tests.swarm.work import Examined, Properties, Seeds, hush, property_files
-from trinamo.cli.sim.files import EXIT_UNSTEADY, catalogue_names, exit_code_for, save_played
+from trinamo.cli.sim.files import (
+    EXIT_UNSTEADY,
+    catalogue_names,
+    exit_code_for,
+    resolve,
+    save_played,
+)
 from trinamo.cli.sim.text import finding_lines, quietly
+from trinamo.runtime.protocol.streams.request import Carrier
 from trinamo.sim.core.choices import ReplayChoices
 from trinamo.sim.core.policies import Policy
 from trinamo.sim.explore import Finding, Progress, Run, played
+from trinamo.sim.scenario.file import load_scenario
 
 POLICIES: Final = get_args(Policy)
 SEEDS: Final = 3
@@ -77,9 +85,12 @@ class Ledger:
                 self.failures[key] = self._kept(piece, run, run.finding)
 
     def _kept(self, piece: Seeds, run: Run, finding: Finding) -> list[str]:
-        lines = [f"{piece.name} under {piece.policy}, seed {run.seed}", *finding_lines(finding)]
+        on = f" on {piece.streams} streams" if piece.streams else ""
+        where = f"{piece.name} under {piece.policy}{on}, seed {run.seed}"
+        lines = [where, *finding_lines(finding)]
         if exit_code_for(finding.invariant) != EXIT_UNSTEADY:
-            path = self.out / f"{piece.name}-{piece.policy}-{run.seed}.json"
+            words = (piece.name, piece.policy, piece.streams or "", str(run.seed))
+            path = self.out / f"{'-'.join(filter(None, words))}.json"
             with quietly():
                 again = played(piece.play, ReplayChoices(run.values, run.seed))
                 save_played(piece.play, again, path)
@@ -116,11 +127,24 @@ def seeds_of(options: argparse.Namespace, dice: random.Random) -> Iterator[Seeds
     """Every scenario under every policy, and again with other seeds."""
     names = [each for each in options.only if not each.endswith(".py")]
     names = names if options.only else catalogue_names()
-    plays = [(name, policy) for name in names for policy in options.policy or POLICIES]
+    plays = [
+        (name, policy, streams)
+        for name in names
+        for streams in carriers_of(name, options.streams)
+        for policy in options.policy or POLICIES
+    ]
     for first in itertools.count(options.first, SEEDS) if plays else ():
         dice.shuffle(plays)
-        for name, policy in plays:
-            yield Seeds(name, policy, first, SEEDS, options.bug)
+        for name, policy, streams in plays:
+            yield Seeds(name, policy, first, SEEDS, options.bug, streams)
+
+
+def carriers_of(name: str, asked: list[str]) -> list[str | None]:
+    """What the streams of a scenario are to travel on; None leaves it to the file."""
+    scenario = load_scenario(resolve(name))
+    if not scenario.has_streams or scenario.streams is not None:
+        return [None]
+    return [*(asked or Carrier)]
 
 
 def properties_of(options: argparse.Namespace, dice: random.Random) -> Iterator[Properties]:
@@ -186,6 +210,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--policy", action="append", choices=POLICIES, help="only this one; several times likewise"
+    )
+    made.add_argument(
+        "--streams", action="append", choices=[*Carrier], help="only on this carrier; likewise"
     )
     made.add_argument(
         "--first", type=int, default=time.time_ns() % 10**9, help="the first seed (by the clock)"

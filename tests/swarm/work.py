@@ -39,10 +39,12 @@ class Seeds:
     first: int
     count: int
     bug: str = ""
+    streams: str | None = None
+    """What streams travel on, if the scenario is not about one carrier."""
 
     @property
     def play(self) -> Scenario:
-        return scenario_of(self.name, bug=self.bug, policy=self.policy)
+        return scenario_of(self.name, bug=self.bug, policy=self.policy, streams=self.streams)
 
     def __call__(self) -> list[Run]:
         return play_seeds(self.play, [*range(self.first, self.first + self.count)])

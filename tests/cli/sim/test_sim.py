@@ -169,6 +169,13 @@ def test_another_policy_is_another_schedule(sim: Say) -> None:
     assert results[0] != results[1]
 
 
+def test_streams_travel_on_the_carrier_that_is_asked_for(sim: Say) -> None:
+    results = [
+        sim("run", "kill", "--streams", streams).stdout for streams in ("multiplexed", "dedicated")
+    ]
+    assert results[0] != results[1]
+
+
 @pytest.mark.parametrize(
     ("invariant", "code"),
     [(None, 0), ("I8", 1), ("deadlock", 1), ("determinism", 3), ("escape", 4)],

@@ -16,11 +16,31 @@ from trinamo.sim.scenario.file import load_scenario
 from trinamo.sim.scenario.plans import Mutant
 from trinamo.sim.scenario.play import play_of
 from trinamo.sim.scenario.run import run_scenario
+from trinamo.sim.scenario.scenario import Scenario
 
 PATHS = scenario_paths()
 MUTANTS = [(path, mutant) for path in PATHS for mutant in load_scenario(path).mutants]
 SEEDS_MAX = 10
 """How many runs a scenario has to show all that it is about."""
+DEDICATED = [
+    "handler_finishes",
+    "handler_raises_later",
+    "client_disconnects",
+    "consumer_drops",
+    "stop",
+    "kill",
+    "stop_then_kill",
+    "data_crosses_kill",
+    "worker_dies",
+    "caller_dies",
+    "s9_kill_and_sentinel",
+    "slow_reader",
+    "exchange_cut",
+    "exchange_killed",
+    "exchange_worker_dies",
+]
+"""Those played on a connection for each stream as well; `make swarm` plays all of them so."""
+ON_BOTH = [path for path in PATHS if path.stem in DEDICATED]
 ROWS = {
     "handler finishes",
     "handler raises before its first item",
@@ -74,7 +94,40 @@ def test_a_shipped_scenario_replays_exactly(path: Path) -> None:
 )
 def test_a_planted_bug_is_found(path: Path, mutant: Mutant) -> None:
     """A simulator that finds nothing may be blind: each known mistake, put back, must show."""
-    scenario, coverage = load_scenario(path), Coverage()
+    find(load_scenario(path), mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ON_BOTH, ids=lambda path: path.stem)
+def test_streams_on_connections_of_their_own_break_no_invariant_and_hide_no_bug(
+    path: Path,
+) -> None:
+    scenario = load_scenario(path).on("dedicated")
+    outcome = run_scenario(scenario, SeedChoices(1))
+    assert [str(violation) for violation in outcome.violations] == []
+    for mutant in scenario.mutants:
+        find(scenario, mutant)
+
+
+def test_streams_share_connections_unless_they_are_told_otherwise() -> None:
+    """Workers call their callers once, or once for each answer."""
+    scenario = load_scenario(next(path for path in PATHS if path.stem == "handler_finishes"))
+    calls = []
+    for played in (scenario, scenario.on("dedicated")):
+        outcome = run_scenario(played, SeedChoices(1))
+        ends = [
+            (str(row.field("source")), str(row.field("target")))
+            for row in outcome.world.trace.of_kind("connect")
+        ]
+        to = ("frontend", "client")
+        calls.append([end for end in ends if end[0].startswith("worker") and end[1].startswith(to)])
+    assert len(calls[0]) == len(set(calls[0])) <= 4
+    assert len(calls[1]) == 9
+
+
+def find(scenario: Scenario, mutant: Mutant) -> None:
+    """Play with the mistake until it shows."""
+    coverage = Coverage()
     for seed in range(1, min(mutant.seeds_max, 40) + 1):
         outcome = run_scenario(scenario, SeedChoices(seed), bug=mutant.bug)
         if any(violation.invariant == mutant.finds for violation in outcome.violations):

@@ -47,6 +47,7 @@ HEAD = 'name = "a"\nabout = "b"\n'
         ('[[byzantine]]\nact = "silense"', 4, "did you mean 'silence'?"),
         ('[link."worker0->stor"]\nlatency_s = 1', 3, "did you mean 'store'?"),
         ('[link."worker0-store"]\nlatency_s = 1', 3, "is no link; write a->b or a<->b"),
+        ('streams = "dedicate"', 3, "unknown carrier 'dedicate'; did you mean 'dedicated'?"),
         ('policy = "bach"', 3, "unknown policy 'bach'; did you mean 'batch'?"),
         ('[cluster]\nconfig = { "http.prt" = 1 }', 4, "http.prt"),
         ("[engine]\nspeedup_ratio = 0", 3, "must be more than 0"),

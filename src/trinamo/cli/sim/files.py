@@ -93,7 +93,9 @@ def resolve(name: str) -> Path:
     refuse(f"there is no file and no shipped scenario {name!r}; {hint}")
 
 
-def scenario_of(name: str, *, bug: str = "", policy: str | None = None) -> Scenario:
+def scenario_of(
+    name: str, *, bug: str = "", policy: str | None = None, streams: str | None = None
+) -> Scenario:
     """The scenario as the searchers want it; ends with a sentence if it cannot be read."""
     from trinamo.runtime.errors import ConfigError
     from trinamo.sim.scenario.play import play_of
@@ -102,24 +104,25 @@ def scenario_of(name: str, *, bug: str = "", policy: str | None = None) -> Scena
     try:
         _check_size(path.read_text("utf-8"), name)
         play = play_of(path, bug=bug)
-        if policy is not None:
-            play = play.changed(text=_with_policy(play.parameters["text"], policy))
+        for key, word in (("policy", policy), ("streams", streams)):
+            if word is not None:
+                play = play.changed(text=_with(play.parameters["text"], key, word))
     except (ConfigError, OSError, UnicodeDecodeError, RecursionError) as error:
         refuse(f"{name}: {error}" if isinstance(error, ValueError) else str(error))
     _check_file_scenario(play)
     return play
 
 
-def _with_policy(text: str, policy: str) -> str:
-    """The file with another top-level `policy`; the rest of it, and its lines, as they were."""
+def _with(text: str, key: str, word: str) -> str:
+    """The file with another top-level `key`; the rest of it, and its lines, as they were."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if line.lstrip().startswith("["):
             break
-        if line.partition("=")[0].strip() == "policy":
-            lines[number] = f'policy = "{policy}"\n'
+        if line.partition("=")[0].strip() == key:
+            lines[number] = f'{key} = "{word}"\n'
             return "".join(lines)
-    return f'policy = "{policy}"\n{text}'
+    return f'{key} = "{word}"\n{text}'
 
 
 def seeds_of(text: str) -> range:

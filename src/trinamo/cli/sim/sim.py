@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["sim"]
 
 PolicyName = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
+StreamsName = Literal["multiplexed", "dedicated"]
 
 sim = typer.Typer(
     name="sim",
@@ -67,6 +68,10 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Which run of the scena
 PolicyOption = Annotated[
     PolicyName | None,
     typer.Option("--policy", help="How tasks are scheduled, in place of the file's own."),
+]
+StreamsOption = Annotated[
+    StreamsName | None,
+    typer.Option("--streams", help="What streams travel on, in place of what the file says."),
 ]
 Bug = Annotated[
     str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the mutants do.")
@@ -129,6 +134,7 @@ def run_command(
     *,
     seed: Seed = 0,
     policy: PolicyOption = None,
+    streams: StreamsOption = None,
     bug: Bug = "",
     html: Html = None,
     save: Annotated[
@@ -136,7 +142,7 @@ def run_command(
     ] = None,
 ) -> None:
     """Play one scenario once and judge it."""
-    play = scenario_of(file, bug=bug, policy=policy)
+    play = scenario_of(file, bug=bug, policy=policy, streams=streams)
     played, cpu_s = _played(play, seed)
     _tell(title_of(name_of(play), seed, bug), played, cpu_s, html)
     if played.run.finding is not None and save is not None:
@@ -168,6 +174,7 @@ def swarm_command(
         Path, typer.Option("--out", metavar="DIR", help="Where failure files go.")
     ] = Path("failures"),
     policy: PolicyOption = None,
+    streams: StreamsOption = None,
     bug: Bug = "",
 ) -> None:
     """Play many seeds; keep one failure file for each rule that was broken in its own way."""
@@ -176,7 +183,10 @@ def swarm_command(
     from .files import catalogue_names
     from .swarm import search
 
-    plays = [scenario_of(name, bug=bug, policy=policy) for name in files or catalogue_names()]
+    plays = [
+        scenario_of(name, bug=bug, policy=policy, streams=streams)
+        for name in files or catalogue_names()
+    ]
     span = seeds_of("1..200" if seeds is None else seeds) if minutes is None else None
     raise typer.Exit(search(plays, span, minutes, jobs=jobs, out=out, name_of=name_of))
 
@@ -273,6 +283,7 @@ def explore_command(
         int, typer.Option("--runs-max", min=1, help="Give up after so many.")
     ] = 100_000,
     policy: PolicyOption = None,
+    streams: StreamsOption = None,
     bug: Bug = "",
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FAIL.json", help="Keep the first failure.")
@@ -281,7 +292,7 @@ def explore_command(
     """Play every run that deviates from the default run in at most N decisions; say if that was all."""
     from .swarm import explore_all
 
-    play = scenario_of(file, bug=bug, policy=policy)
+    play = scenario_of(file, bug=bug, policy=policy, streams=streams)
     raise typer.Exit(explore_all(play, name_of(play), max_dev, runs_max, save))
 
 
