@@ -51,6 +51,8 @@ class HttpService:
         )
         self.port: int | None = None
         """The bound port, once `run` has started."""
+        self.server: Server | None = None
+        """What accepts connections, likewise."""
         self._manager = ModelManager(env, metrics)
         self._stopping = trio.Event()
         self._has_run = False
@@ -95,6 +97,7 @@ class HttpService:
             raise LocalProtocolError("an HttpService runs once; build another")
         self._has_run = True
         server = Server(self.app, self.config, metrics=self.metrics, handlers=self.handlers)
+        self.server = server
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)

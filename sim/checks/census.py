@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from . import links
+
 if TYPE_CHECKING:
+    from trinamo.runtime.config.config import HttpConfig
+    from trinamo.runtime.config.tcp import TcpConfig
+
     from ..cluster.roles import Process
     from ..scenario.outcome import Outcome
 
 __all__ = ["check", "leftovers", "overflows"]
 
+EVENT_PER_ITEM: Final = 25
+"""How much longer a token is as an event than as an item of a stream."""
 GAUGES: Final = ("requests_in_flight", "worker_requests_in_flight", "worker_streams")
 
 
@@ -24,7 +31,7 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
     for name, process in outcome.cluster.processes.items():
         if not outcome.cluster.is_up(name):
             continue
-        for what, count in _held(process):
+        for what, count in _held(process, outcome.cluster.plan.config.data_plane.tcp):
             if count:
                 found[f"{name} {what}"] = count
         for gauge, value in _gauges(process):
@@ -33,10 +40,12 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
     return found
 
 
-def _held(process: Process) -> Iterator[tuple[str, float]]:
+def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
     transports, runtime = process.transports, process.runtime
+    yield "idle links", links.overdue(process, tcp)
     if transports.home is not None:
         yield "subjects", transports.home.registered_count
+        yield "streams of links", transports.home.stream_count
     if transports.calls is not None:
         yield "calls home", transports.calls.open_count
     if process.engine is not None:
@@ -74,22 +83,34 @@ def overflows(outcome: Outcome) -> Iterator[str]:
     """Whatever is above its bound now; sampled by the driver."""
     config = outcome.cluster.plan.config
     tcp = config.data_plane.tcp
-    bound = tcp.window_bytes if tcp.streams == "multiplexed" else tcp.queue_bytes_max
-    # The last item, or the last read, may be above it.
-    buffered_max = bound + tcp.buffer_bytes
+    # On a link credit says how much may come, else the reader stops, with one read in its hands.
+    is_linked = tcp.streams == "multiplexed"
+    stream_max = (tcp.window_bytes if is_linked else tcp.queue_bytes_max) + tcp.buffer_bytes
     for name, process in outcome.cluster.processes.items():
         if not outcome.cluster.is_up(name):
             continue
         home, runtime, service = process.transports.home, process.runtime, process.service
+        yield from links.overflows(process, tcp)
         if home is not None:
             if home.registered_count > tcp.subjects_max:
                 yield f"{name} has {home.registered_count} subjects"
             for registration in home._registrations.values():  # noqa: SLF001 -- as above
                 channel = getattr(registration, "channel", None)
-                if channel is not None and channel.buffered_bytes > buffered_max:
+                if channel is not None and channel.buffered_bytes > stream_max:
                     yield f"{name} buffers {channel.buffered_bytes} bytes of one stream"
         worker = None if runtime is None else runtime.worker
         if worker is not None and worker.active_count > config.worker.requests_max:
             yield f"{name} serves {worker.active_count} requests"
+        yield from _slow_clients(process, config.http, stream_max)
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"
+
+
+def _slow_clients(process: Process, http: HttpConfig, stream_max: int) -> Iterator[str]:
+    """What is kept of answers that clients do not read: a bound, and what of a stream was on its way."""
+    bound = http.backlog_bytes_max + EVENT_PER_ITEM * stream_max
+    server = None if process.service is None else process.service.server
+    for connection in () if server is None else server._connections:  # noqa: SLF001 -- as above
+        output = getattr(connection, "output", None)
+        if output is not None and len(output._backlog) > bound:  # noqa: SLF001
+            yield f"{process.name} keeps {len(output._backlog)} bytes for one client"  # noqa: SLF001

@@ -168,13 +168,13 @@ def _check_stops(outcome: Outcome) -> Iterator[tuple[str, str]]:
     for row in outcome.world.trace.of_kind("caller.stop"):
         record = records[row.field("request")]
         more = len(record.text) - row.field("tokens")
-        is_slow = bool(record.profile.read_pause_s or outcome.scenario.faults)
+        is_slow = bool(record.profile.is_slow or outcome.scenario.faults)
         if more > TOKENS_ON_THE_WAY_MAX and not is_slow:
             yield "I3", f"{record.name} got {more} tokens after its Stop"
 
 
 def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, str]]:
-    if attempt.stopped_at is None or record.profile.read_pause_s:
+    if attempt.stopped_at is None or record.profile.is_slow:
         return
     more = attempt.tokens - attempt.stopped_at
     if more > TOKENS_AFTER_STOP_MAX:

@@ -76,10 +76,11 @@ class _Caller(Client):
         profile = self.profile
         self.process.note("stream.open", request=record.name, instance=deltas.instance.id)
         async for delta in deltas:
+            seen = len(record.text)
             self.take(record, delta.text)
             record.finish_reason = delta.finish_reason or record.finish_reason
-            if profile.read_pause_s:
-                await trio.sleep(profile.read_pause_s)
+            if profile.is_slow:
+                await self.linger(record, seen)
             self._decide(record, context)
             if 0 <= profile.drop_after <= len(record.text):
                 return DROPPED

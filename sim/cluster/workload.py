@@ -65,6 +65,9 @@ class ClientProfile:
     """A client over HTTP waits so long for the next byte, one of the cluster for the whole."""
     read_pause_s: float = 0.0
     """What a slow reader does after each piece."""
+    stall_after: int = -1
+    """Read nothing for `stall_s`, once."""
+    stall_s: float = 0.0
     quit_after: int = -1
     """Close the connection."""
     quit_after_s: float = -1.0
@@ -81,6 +84,11 @@ class ClientProfile:
     """Of each item of input, beside its token."""
     cut_input_after: int = -1
     """Leave after so many items of input, which then is not complete."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether what comes is not read at once."""
+        return bool(self.read_pause_s) or self.stall_after >= 0
 
 
 @attrs.define
@@ -152,6 +160,13 @@ class Client:
         self._records.append(record)
         self.process.note("request.begin", request=name, tokens=tokens)
         return record
+
+    async def linger(self, record: RequestRecord, seen: int) -> None:
+        """Read as slowly as the profile says, after what has come since `seen` tokens."""
+        profile = self.profile
+        await trio.sleep(profile.read_pause_s)
+        if seen < profile.stall_after <= len(record.text):
+            await trio.sleep(profile.stall_s)
 
     def take(self, record: RequestRecord, text: str) -> None:
         """Some tokens came: one character each."""
@@ -232,13 +247,14 @@ class _HttpClient(Client):
         raw = cast("AsyncGenerator[bytes, None]", answer.aiter_raw())
         async with aclosing(raw) as pieces:
             async for piece in pieces:
+                seen = len(record.text)
                 for event in parser.feed(piece):
                     told |= self._take_event(record, event.data)
                 if 0 <= self.profile.quit_after <= len(record.text) and not told:
                     # Left by an exception, httpx closes all its generators; by a return, not.
                     scope.cancel()
-                if self.profile.read_pause_s:
-                    await trio.sleep(self.profile.read_pause_s)
+                if self.profile.is_slow:
+                    await self.linger(record, seen)
         if not told:
             # The stream ended, as HTTP goes in good order, without saying how.
             return "cut short"

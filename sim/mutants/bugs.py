@@ -17,7 +17,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
-from trinamo.runtime.errors import KilledError, RemoteProtocolError
+from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http.server import server
 from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
@@ -31,15 +31,16 @@ from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.dedicated.worker import _Conversation
+from trinamo.transports.tcp.streams.input_receiver import InputReceiver
 from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
-from . import plane_bugs, transfer_bugs
+from . import link_bugs, plane_bugs, transfer_bugs
 from .planting import BUGS, Patch, bug, planted
 
-__all__ = ["BUGS", "plane_bugs", "planted", "transfer_bugs"]
+__all__ = ["BUGS", "link_bugs", "plane_bugs", "planted", "transfer_bugs"]
 
 # --- the response stream --------------------------------------------------------------------------
 
@@ -80,10 +81,13 @@ def close_drops_the_queue() -> list[Patch]:
         self._outbox.discard()
         await self._sent.wait()
 
-    def leave(self: Any) -> None:
-        self.discard()
+    leave = LinkLane.hang_up
 
-    return [(_Conversation, "hang_up", hang_up), (LinkLane, "hang_up", leave)]
+    def forget(self: Any) -> None:
+        del self._link._mux._frames[-1:]  # noqa: SLF001 -- its own last word
+        leave(self)
+
+    return [(_Conversation, "hang_up", hang_up), (LinkLane, "hang_up", forget)]
 
 
 @bug
@@ -142,16 +146,13 @@ def kill_delivers_the_queue() -> list[Patch]:
 
 @bug
 def input_cut_is_complete() -> list[Patch]:
-    """A handler takes the end of an input that was cut off for the end of the input."""
-    step = DecodedInput.__anext__
+    """The worker takes the end of an input that was cut off for the end of the input."""
 
-    async def forgiving(self: Any) -> Any:
-        try:
-            return await step(self)
-        except KilledError:
-            raise StopAsyncIteration from None
+    def end(self: Any, _: Reason) -> None:
+        self.channel.complete()
+        self.close()
 
-    return [(DecodedInput, "__anext__", forgiving)]
+    return [(InputReceiver, "_kill", end)]
 
 
 @bug

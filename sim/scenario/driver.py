@@ -29,6 +29,8 @@ __all__ = ["ClusterDriver", "Driver"]
 
 STEP_S: Final = (0.2, 1.0)
 """How often the driver looks whether what it waits for has come, at first and after a while."""
+IDLE_WAITED_S_MAX: Final = 5.0
+"""Where links may be idle for no longer than that, a run goes on until none may be left."""
 SLOWING: Final = 1.02
 """By how much each look is later than the one before."""
 SHUTDOWN_S: Final = 45.0
@@ -91,7 +93,7 @@ class ClusterDriver(Driver):
         self.shape_links([*self.cluster.hosts, *byzantines])
         await self.cluster.start()
         outcome.load_started_s = trio.current_time()
-        world.note("load.begin")
+        world.note("load.begin", streams=self.cluster.plan.config.data_plane.tcp.streams)
         self.nemesis.arm()
         self.cluster.start_clients()
         for number, byzantine in enumerate(scenario.byzantines):
@@ -103,6 +105,9 @@ class ClusterDriver(Driver):
         outcome.load_ended_s = trio.current_time()
         world.note("load.end")
         await self.nemesis.wait_over()
+        if self.cluster.plan.config.data_plane.tcp.idle_s <= IDLE_WAITED_S_MAX:
+            # Then it is overdue, if anybody has it still.
+            await trio.sleep(2 * IDLE_WAITED_S_MAX)
         outcome.is_settled = await self.wait(
             lambda: not leftovers(outcome), scenario.limits.settle_s
         )

@@ -43,11 +43,6 @@ class Scenario:
     expect: Expect = attrs.Factory(Expect)
     mutants: tuple[Mutant, ...] = ()
 
-    @property
-    def has_streams(self) -> bool:
-        """Whether a cluster is played, whose streams travel on one carrier or the other."""
-        return self.queue is None and self.transfers is None
-
     def on(self, streams: str) -> Scenario:
         """The same, whose answers and input travel on this carrier."""
         config = self.cluster.config

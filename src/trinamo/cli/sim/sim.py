@@ -76,9 +76,7 @@ StreamsOption = Annotated[
 Bug = Annotated[
     str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the mutants do.")
 ]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT", help="Write the picture of the run.")
-]
+Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Draw the run here.")]
 Loose = Annotated[
     bool,
     typer.Option("--loose", help="Go on if versions or rows are not those that were recorded."),
