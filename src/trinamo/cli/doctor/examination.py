@@ -19,6 +19,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.config.config import Config
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
@@ -27,6 +28,7 @@ from trinamo.transports.assembly.planes import open_control_plane, open_event_pl
 from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
+from .certificate import certificate_findings
 from .finding import Finding, Verdict
 from .transfer import transfer_findings
 
@@ -47,7 +49,8 @@ async def examine(target: Target) -> list[Finding]:
         nursery.start_soon(_etcd, target, servers)
         nursery.start_soon(_nats, target, servers)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
-    found += [*_disk(target.config), _http_port(target), *_limits()]
+    found += [*_disk(target.config), _http_port(target)]
+    found += [*certificate_findings(target.config, RealEnv().clock.wall()), *_limits()]
     found += await trio.to_thread.run_sync(lambda: list(transfer_findings(target.config)))
     return found
 

@@ -160,6 +160,11 @@ async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
                 return tls
             return await trio.open_tcp_stream(parts.hostname, port)
         except (OSError, ssl.SSLError, trio.BrokenResourceError, ValueError) as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                raise ConnectError(
+                    f"the certificate of {where} is not to be trusted"
+                    f" ({error.__cause__.verify_message}); SSL_CERT_FILE names an authority's"
+                ) from error
             # A `ValueError`: a host that no name can be, such as one of 64 letters without a dot.
             raise ConnectError(f"nobody answers at {where}: {error}") from error
     raise ConnectError(f"{where} did not answer within {timeout_s:g} s")

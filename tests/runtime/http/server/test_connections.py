@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -145,3 +146,24 @@ async def test_live_is_answered_while_connections_hang_around(serve: Any) -> Non
     for stream in held:
         await stream.aclose()
     await running.wait_quiet()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+async def test_2048_idle_connections_keep_nobody_out(serve: Any) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    running = await serve()
+    held = [await running.connect() for _ in range(2048)]
+    try:
+        await running.wait_for(lambda: running.value("connections", kind="http") == 2048)
+        for number in (0, 1000, 2047):
+            assert b" 200 " in await ask_live(held[number])
+        async with await running.connect() as one_more:
+            assert b" 200 " in await ask_live(one_more)
+        assert running.value("connections_taken_total") == 1
+    finally:
+        for stream in held:
+            stream.socket.close()
+        await running.wait_quiet()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

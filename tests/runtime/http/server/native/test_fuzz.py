@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.runtime.http.server.native.fuzz import ViolationError, fuzz, make_input, read_by_h11
+from tests.runtime.http.server.native.fuzz import ViolationError, fuzz, make_input
+from tests.runtime.http.server.native.other_reader import read_by_h11
 from trinamo.runtime.http.server.native import heads
 from trinamo.runtime.http.server.native.connection import NativeConnection
 
@@ -27,7 +28,7 @@ def test_the_other_reader_finds_requests_one_after_the_other() -> None:
     post = (
         b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     )
-    assert read_by_h11(get + post + b"garbage") == [
+    assert read_by_h11(get + post + b"garbage", 2048) == [
         (b"GET", b"/a?b", b""),
         (b"POST", b"/c", b"hello"),
     ]

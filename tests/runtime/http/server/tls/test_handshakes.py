@@ -11,6 +11,8 @@ import trio
 
 from tests.certificates import Authority, needs_openssl
 from tests.runtime.http.running import Secured, with_tls
+from trinamo.cli.running.http_client import fetch
+from trinamo.runtime.errors import ConnectError
 
 pytestmark = [needs_openssl, with_tls]
 
@@ -136,4 +138,15 @@ async def test_garbage_after_the_handshake_ends_the_connection(serve: Any) -> No
     await stream.plain.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
     await read_to_end(stream)
     await trio.aclose_forcefully(stream)
+    await running.wait_quiet()
+
+
+async def test_the_front_door_s_client_is_told_whom_to_trust_by_the_environment(
+    serve: Any, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await serve()
+    with pytest.raises(ConnectError, match="SSL_CERT_FILE"):
+        await fetch(f"{running.url}/live")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    assert await fetch(f"{running.url}/live") == (200, b'{"status":"live"}')
     await running.wait_quiet()

@@ -118,6 +118,7 @@ ATTACKS: list[Attack] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 async def test_it_ends_the_connection_and_leaves_nothing(serve: Any, attack: Attack) -> None:
     running = await serve()
@@ -137,6 +138,7 @@ async def test_it_ends_the_connection_and_leaves_nothing(serve: Any, attack: Att
     await running.wait_quiet()
 
 
+@pytest.mark.slow
 async def test_resets_at_the_pace_of_people_are_no_attack(serve: Any) -> None:
     """Whoever leaves every second answer early, and takes the others, is let."""
 

@@ -1,0 +1,56 @@
+"""What the doctor says of a certificate."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import Authority, needs_openssl
+from trinamo.cli.doctor.certificate import certificate_findings
+from trinamo.cli.doctor.finding import Verdict
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.http import HttpConfig, HttpTlsConfig
+
+
+def now() -> float:
+    return time.time()
+
+
+def config_of(certificate: Path, key: Path) -> Config:
+    tls = HttpTlsConfig(certificate_file=str(certificate), key_file=str(key))
+    return Config(http=HttpConfig(tls=tls))
+
+
+def test_without_tls_there_is_nothing_to_say() -> None:
+    assert list(certificate_findings(Config(), now())) == []
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("days", "verdict", "text"),
+    [
+        (-30, Verdict.GOOD, "ends on"),
+        (0, Verdict.WARNING, "in 1 days"),
+        (3, Verdict.MISSING, "over"),
+    ],
+)
+def test_what_is_left_of_it_decides(tmp_path: Path, days: int, verdict: Verdict, text: str) -> None:
+    """It is made for two days."""
+    config = config_of(*Authority.make(tmp_path).sign("server"))
+    (finding,) = certificate_findings(config, now() + days * 86_400)
+    assert finding.verdict is verdict
+    assert text in finding.text
+
+
+@needs_openssl
+def test_a_file_that_is_missing_and_a_key_for_everybody_are_told(tmp_path: Path) -> None:
+    certificate, key = Authority.make(tmp_path).sign("server")
+    key.chmod(0o644)
+    found = list(certificate_findings(config_of(certificate, key), now()))
+    assert [each.verdict for each in found] == [Verdict.WARNING, Verdict.WARNING]
+    key.unlink()
+    (finding,) = certificate_findings(config_of(certificate, key), now())
+    assert finding.verdict is Verdict.MISSING
+    assert "No such file" in finding.text
