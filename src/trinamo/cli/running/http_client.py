@@ -156,7 +156,11 @@ async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
                 tls = await trio.open_ssl_over_tcp_stream(
                     parts.hostname, port, https_compatible=True
                 )
-                await tls.do_handshake()
+                try:
+                    await tls.do_handshake()
+                except BaseException:
+                    await trio.aclose_forcefully(tls)
+                    raise
                 return tls
             return await trio.open_tcp_stream(parts.hostname, port)
         except (OSError, ssl.SSLError, trio.BrokenResourceError, ValueError) as error:
