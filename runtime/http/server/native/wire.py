@@ -71,6 +71,7 @@ class _KernelWire:
 
     async def receive(self, bytes_max: int) -> bytes:
         while True:
+            self._check_open()
             await trio.lowlevel.wait_readable(self._plain)
             try:
                 return self._plain.recv(bytes_max)
@@ -78,7 +79,13 @@ class _KernelWire:
                 pass
 
     async def wait_room(self) -> None:
+        self._check_open()
         await trio.lowlevel.wait_writable(self._plain)
+
+    def _check_open(self) -> None:
+        # A closed socket has no number, and trio would take the next such one for the same.
+        if self._plain.fileno() < 0:
+            raise trio.ClosedResourceError("the connection is closed")
 
 
 class _OtherSocket(Protocol):
