@@ -1,4 +1,4 @@
-"""Two coupled state machines, one per end of a connection, driven by tables.
+"""Two coupled state machines, one per end of a stream, driven by tables.
 
 A table *is* the specification: `{role: {state: {event class: next state}}}`, and couplings
 `{(worker state, caller state): (role, next state)}` for what one side's step does to the other.

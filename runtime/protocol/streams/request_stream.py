@@ -1,7 +1,7 @@
-"""The request stream: a caller streams its input to one worker over one connection.
+"""The request stream: a caller streams its input to one worker.
 
-The worker dials the caller and greets, like on a response stream; then the caller sends data and
-exactly one end mark: Sentinel (the input is complete), Stop or Kill. A connection that ends before
+The worker calls the caller and greets, like on a response stream; then the caller sends data and
+exactly one end mark: Sentinel (the input is complete), Stop or Kill. A stream that ends before
 one of them is truncated input, which kills the context. The worker says nothing after its
 greeting. A diagram of the tables is in `docs/protocols/request_stream.md`.
 """

@@ -1,6 +1,6 @@
-"""The response stream: one worker answers one request over one connection.
+"""The response stream: one worker answers one request.
 
-The worker dials the caller, greets, opens and streams. The caller may only ask it to end early:
+The worker calls the caller, greets, opens and streams. The caller may only ask it to end early:
 Stop asks politely (the worker finishes and still sends Sentinel), Kill does not wait. The tables
 below are the specification; what they do not list is a protocol error. A diagram of them is in
 `docs/protocols/response_stream.md`.
