@@ -125,8 +125,12 @@ class System:
         tokens = load.tokens_of.get(self.kind, load.tokens)
         marks: dict[int, tuple[int, dict[str, float]]] = {}
 
+        # The worker of the other model only idles.
+        idle = {f"worker {each}" for each in self.models if each != self.model(load)}
+        sides = {side: server for side, server in self.sides.items() if side not in idle}
+
         def cpu() -> dict[str, float]:
-            return {side: server.cpu_s() for side, server in self.sides.items()}
+            return {side: server.cpu_s() for side, server in sides.items()}
 
         lag = read_lag(self.port) if self.kind == "trinamo" else {}
         start = cpu()
@@ -151,13 +155,13 @@ class System:
         found["lost"] = wanted - found["tokens"]
         items = found["tokens"] if load.stream else found["requests"]
         found["rate"] = items / found["wall_s"] if found["wall_s"] else 0.0
-        for side, server in self.sides.items():
+        for side, server in sides.items():
             found[f"{side}_us"] = (after[side] - start[side]) / max(items, 1) * 1e6
             found[f"{side}_rss_mb"] = rss_mb(server.pid)
             if load.each == 1 and 2 in marks and marks[2][0] > marks[1][0]:
                 spent = marks[2][1][side] - marks[1][1][side]
                 found[f"{side}_steady_us"] = spent / (marks[2][0] - marks[1][0]) * 1e6
-        found["sum_us"] = sum(found[f"{side}_us"] for side in self.sides)
+        found["sum_us"] = sum(found[f"{side}_us"] for side in sides)
         found["load_us"] = found["cpu_s"] / max(items, 1) * 1e6
         return found
 
