@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from trinamo.transports.tcp.streams.channel import PUSHED_ITEMS_MAX
+
 from . import links
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "leftovers", "overflows"]
 
-EVENT_PER_ITEM: Final = 25
-"""How much longer a token is as an event than as an item of a stream."""
+EVENT_BYTES_MAX: Final = 512
+"""Of a token of the simulated engine."""
 GAUGES: Final = ("requests_in_flight", "worker_requests_in_flight", "worker_streams")
 
 
@@ -101,14 +103,14 @@ def overflows(outcome: Outcome) -> Iterator[str]:
         worker = None if runtime is None else runtime.worker
         if worker is not None and worker.active_count > config.worker.requests_max:
             yield f"{name} serves {worker.active_count} requests"
-        yield from _slow_clients(process, config.http, stream_max)
+        yield from _slow_clients(process, config.http)
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"
 
 
-def _slow_clients(process: Process, http: HttpConfig, stream_max: int) -> Iterator[str]:
-    """What is kept of answers that clients do not read: a bound, and what of a stream was on its way."""
-    bound = http.backlog_bytes_max + EVENT_PER_ITEM * stream_max
+def _slow_clients(process: Process, http: HttpConfig) -> Iterator[str]:
+    """What is kept of answers that clients do not read: a bound, and what is pushed at a time."""
+    bound = http.backlog_bytes_max + EVENT_BYTES_MAX * PUSHED_ITEMS_MAX
     server = None if process.service is None else process.service.server
     for connection in () if server is None else server._connections:  # noqa: SLF001 -- as above
         output = getattr(connection, "output", None)

@@ -1,7 +1,8 @@
 """The caller's end of one response stream, between the connection's reader and the consumer.
 
 The reader puts items in by the batch, synchronously. A consumer either takes them out one by one,
-mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call.
+mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call;
+while the sink has no room, items wait here as they came.
 Bounded in bytes: what is taken goes back as credit, to the worker on a link, else to the reader of
 the connection, which stops without it.
 """
@@ -18,10 +19,12 @@ from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit
 from trinamo.runtime.sinks import Sink
 
-__all__ = ["Channel"]
+__all__ = ["PUSHED_ITEMS_MAX", "Channel"]
 
 _ITEMS_PER_CHECKPOINT: Final = 32
 """A consumer of a stream that is never empty still lets others run this often."""
+PUSHED_ITEMS_MAX: Final = 64
+"""A sink is asked for room this often: what it makes of items may be many times longer than they are."""
 
 
 class Channel:
@@ -39,6 +42,7 @@ class Channel:
         "_error",
         "_fault",
         "_give",
+        "_is_full",
         "_items",
         "_opened",
         "_since_checkpoint",
@@ -59,6 +63,8 @@ class Channel:
         self._drop = drop
         """Kills the stream: its sink has failed."""
         self._sink: Sink[bytes] | None = None
+        self._is_full = False
+        """The sink has said that it has no room, and not yet that it has some again."""
         self._fault: Exception | None = None
         """What the sink raised."""
         self._called = False
@@ -105,27 +111,51 @@ class Channel:
             return True
         self.arrival_count += 1
         has_credit = self._credit.arrive(items)
-        if self._sink is not None:
-            self._push(self._sink, items)
-        else:
+        if self._sink is None:
             self._items.extend(items)
             self._wake()
+        elif self._is_full:
+            self._items.extend(items)
+        else:
+            self._push(self._sink, items)
         return has_credit
 
     def _push(self, sink: Sink[bytes], items: list[bytes]) -> None:
         try:
-            has_room = sink.take(items)
+            if len(items) <= PUSHED_ITEMS_MAX:
+                self._is_full = not sink.take(items)
+            else:
+                self._push_long(sink, items)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this stream's alone
             self._fault = error
+            self._items.clear()
             self._drop()
+            self._wake()
             return
-        if has_room:
+        if not self._is_full:
             self._taken(self._credit.held_bytes)
 
+    def _push_long(self, sink: Sink[bytes], items: list[bytes]) -> None:
+        for end in range(PUSHED_ITEMS_MAX, len(items) + PUSHED_ITEMS_MAX, PUSHED_ITEMS_MAX):
+            self._is_full = not sink.take(items[end - PUSHED_ITEMS_MAX : end])
+            if self._is_full:
+                self._items.extend(items[end:])
+                return
+
     def _resume(self) -> None:
-        """The sink has room: what it was given is off our hands."""
-        if self._sink is not None:
+        """The sink has room: what it was given is off our hands, and what waits is its own."""
+        sink = self._sink
+        if sink is None or not self._is_full:
+            return
+        self._is_full = False
+        waiting, self._items = list(self._items), deque()
+        if waiting:
+            self._taken(self._credit.held_bytes - sum(map(len, waiting)))
+            self._push(sink, waiting)
+        else:
             self._taken(self._credit.held_bytes)
+        if self._ended and not self._items:
+            self._wake()
 
     def _taken(self, count: int) -> None:
         given = self._credit.take(count)
@@ -152,6 +182,7 @@ class Channel:
         self._error = error
         self._items.clear()
         self._taken(self._credit.held_bytes)
+        self._wake()
 
     def _end(self, error: TrinamoError | None) -> None:
         if self._ended:
@@ -204,14 +235,14 @@ class Channel:
         try:
             sink.starts(self._resume)
             if self._items:
-                items = list(self._items)
-                self._items.clear()
+                items, self._items = list(self._items), deque()
                 self._push(sink, items)
-            while not self._ended:
+            while not self._ended or self._items:
                 await self._wait()
         finally:
-            self._resume()
             self._sink = None
+            self._is_full = False
+            self._taken(self._credit.held_bytes - sum(map(len, self._items)))
         told, self._told = self._told, True
         if self._fault is not None and not told:
             raise self._fault
