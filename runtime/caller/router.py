@@ -227,11 +227,14 @@ class Router:
 
         A connection that is made anew ends this early, unless the instance answered nonsense.
         """
-        self._log.warning("instance %s of %s is inhibited", instance)
         self._env.note("router.inhibit", instance=instance.id)
         record = self._known.get(instance.id)
         if record is not None:
-            until = trio.current_time() + self._inhibit_s
+            now = trio.current_time()
+            until = now + self._inhibit_s
+            if record.inhibited_until <= now:
+                # Once, however many streams it took along.
+                self._log.warning("instance %s of %s is inhibited", instance)
             self._known.inhibit(record, until, is_nonsensical=is_nonsensical)
 
     def restore(self, instance: Instance) -> None:

@@ -95,7 +95,9 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     frame_timeout_s: Annotated[
         Seconds, about("A connection on which a frame over 64 KiB takes longer to come is closed.")
     ] = 30.0
-    subjects_max: Annotated[Count, about("Subjects that may wait for a call home.")] = 4096
+    subjects_max: Annotated[
+        Count, about("Streams of a caller at once, those that wait for a worker's call included.")
+    ] = 4096
     backlog: Annotated[
         Annotated[int, Meta(ge=1, le=65_535)], about("Length of the accept queue.")
     ] = 1024

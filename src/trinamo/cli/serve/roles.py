@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
@@ -23,11 +24,13 @@ from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.transports.assembly.planes import RealTransports
 
 from .engine import choose_engine, open_engine
+from .garbage import collect_seldom
 from .output import LogLosses
 
 __all__ = ["run_frontend", "run_worker"]
 
 _log = logging.getLogger("trinamo.cli")
+T = TypeVar("T")
 
 
 async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) -> None:
@@ -51,7 +54,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             RealTransports(),
             engine,
             stop,
-            ready=ready,
+            ready=_settled(ready),
             opened=lambda runtime: name_process(
                 instance_id=runtime.instance_id or "", model=engine.info.model
             ),
@@ -75,7 +78,19 @@ async def run_frontend(
         name_process(process=name)
         _tell_name(metrics, name)
     async with stopped_by_signals() as stop, lag_measured(metrics):
-        await serve_frontend(config, env, RealTransports(), stop, ready=ready, metrics=metrics)
+        await serve_frontend(
+            config, env, RealTransports(), stop, ready=_settled(ready), metrics=metrics
+        )
+
+
+def _settled(ready: Callable[[T], None]) -> Callable[[T], None]:
+    """`ready`, before which the process is told that its start is over."""
+
+    def told(of_what: T) -> None:
+        collect_seldom()
+        ready(of_what)
+
+    return told
 
 
 def _tell_name(metrics: FrontendMetrics, name: str) -> None:
