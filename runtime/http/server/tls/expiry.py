@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from calendar import timegm
 from typing import Final
 
 __all__ = ["find_expiry"]
@@ -11,7 +12,9 @@ SEQUENCE: Final = 0x30
 EXPLICIT_VERSION: Final = 0xA0
 UTC_TIME: Final = 0x17
 GENERALIZED_TIME: Final = 0x18
-_FORMATS: Final = {UTC_TIME: "%y%m%d%H%M%SZ", GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
+_TIME: Final = re.compile(rb"(\d{2}|\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
+_CENTURY_STARTS: Final = 50
+"""A year of two digits below this is of the 2000s (RFC 5280, section 4.1.2.5.1)."""
 
 
 def find_expiry(der: bytes) -> float:
@@ -28,10 +31,13 @@ def find_expiry(der: bytes) -> float:
         at = _skip(der, at)
     at = _skip(der, _enter(der, at, SEQUENCE))
     tag, start, end = _element(der, at)
-    if tag not in _FORMATS:
+    time = _TIME.fullmatch(der[start:end])
+    if tag not in (UTC_TIME, GENERALIZED_TIME) or time is None:
         raise ValueError("the certificate's end is no time")
-    text = der[start:end].decode("ascii")
-    return datetime.strptime(text, _FORMATS[tag]).replace(tzinfo=UTC).timestamp()
+    year, month, day, hour, minute, second = map(int, time.groups())
+    if tag == UTC_TIME:
+        year += 2000 if year < _CENTURY_STARTS else 1900
+    return float(timegm((year, month, day, hour, minute, second)))
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
