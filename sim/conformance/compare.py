@@ -212,7 +212,8 @@ def shapes_of(rows: Iterable[Row], *, is_exact: bool) -> Shapes:
 
     With `is_exact` all of them; else runs of a client's tokens as one, the first of an engine's, and
     no counts. A simulated engine computes in no time, so a kill never falls into the making of a
-    token; on a real machine it does, and one token more is made, which nobody is given.
+    token; on a real machine it does, and one token more is made, which nobody is given. It may be the
+    last one: so of a killed request it does not count how its engine ended.
     """
     shapes: dict[str, dict[str, list[Entry]]] = {}
     for row in rows:
@@ -226,6 +227,12 @@ def shapes_of(rows: Iterable[Row], *, is_exact: bool) -> Shapes:
             if name in TOLD and (is_exact or name not in COUNTED)
         )
         entries = shapes.setdefault(request, {}).setdefault(role, [])
+        if (
+            not is_exact
+            and row.kind == "engine.end"
+            and any(e[0] == "cancel.kill" for e in entries)
+        ):
+            told = ()
         entry = row.kind, told
         is_repeated = entry in (entries if row.kind == "engine.token" else entries[-1:])
         if is_exact or not is_repeated:

@@ -7,7 +7,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import h2.config
@@ -21,6 +21,7 @@ __all__ = ["Http2Client", "connect", "frame"]
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 FLOW_CONTROL_MAX = (1 << 31) - 1
+FRAME_HEAD_BYTES: Final = 9
 
 
 def frame(kind: int, stream_id: int, payload: bytes = b"", flags: int = 0) -> bytes:
@@ -53,6 +54,7 @@ class Http2Client:
         self.h2.config.normalize_outbound_headers = False
         self.answers: dict[int, Answer] = {}
         self.goaway: int | None = None
+        self._unread = b""
         self.is_over = False
         self.grants = True
         self._sending = trio.Lock()
@@ -118,13 +120,19 @@ class Http2Client:
                 await self.flush()
 
     def take(self, data: bytes) -> None:
-        """Note what the server says."""
-        try:
-            for event in self.h2.receive_data(data):
-                self._note(event)
-        except h2.exceptions.ProtocolError:
-            # The library reads no answer that comes after a last word.
-            assert self.goaway is not None
+        """Note what the server says, frame by frame: an error would take along the events before it."""
+        self._unread += data
+        while len(self._unread) >= FRAME_HEAD_BYTES:
+            end = FRAME_HEAD_BYTES + int.from_bytes(self._unread[:3], "big")
+            if len(self._unread) < end:
+                return
+            frame, self._unread = self._unread[:end], self._unread[end:]
+            try:
+                for event in self.h2.receive_data(frame):
+                    self._note(event)
+            except h2.exceptions.ProtocolError:
+                # The library reads no answer that comes after a last word.
+                assert self.goaway is not None
 
     def _note(self, event: Any) -> None:
         answer = self.answers.setdefault(getattr(event, "stream_id", None) or 0, Answer())
