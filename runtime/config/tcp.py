@@ -10,6 +10,9 @@ from .keys import Bytes, Count, FrameBytes, Port, Seconds, Section, Text, about
 
 __all__ = ["TcpConfig"]
 
+KeepaliveSeconds = Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})]
+"""What the kernel takes for its probes."""
+
 
 class TcpConfig(Section, frozen=True, kw_only=True):
     """The TCP request plane and the call-home response streams."""
@@ -40,12 +43,9 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("How long a closing side waits for the peer to read its last word.")
     ] = 1.0
     keepalive_idle_s: Annotated[
-        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})],
-        about("Silence before the first keep-alive probe."),
+        KeepaliveSeconds, about("Silence before the first keep-alive probe.")
     ] = 5
-    keepalive_interval_s: Annotated[
-        Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})], about("Between two probes.")
-    ] = 2
+    keepalive_interval_s: Annotated[KeepaliveSeconds, about("Between two probes.")] = 2
     keepalive_count: Annotated[
         Annotated[int, Meta(ge=1, le=127)], about("Unanswered probes that end a connection.")
     ] = 3
