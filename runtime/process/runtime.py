@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import msgspec
 import trio
 
@@ -169,13 +170,8 @@ class Runtime:
         (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
         bytes is refused before it is decoded.
         """
-        served = Endpoint(
-            endpoint,
-            request_type,
-            stream=handler,
-            payload_bytes_max=payload_bytes_max,
-            model="" if engine is None else engine.info.model,
-        )
+        limit = payload_bytes_max
+        served = Endpoint(endpoint, request_type, stream=handler, payload_bytes_max=limit)
         return await self._serve(served, metadata, engine)
 
     async def serve_push(
@@ -194,13 +190,8 @@ class Runtime:
         is complete. What it is told of the sink's room it must heed (`Sink`): one that goes on all
         the same is ended with `EngineError`.
         """
-        served = Endpoint(
-            endpoint,
-            request_type,
-            push=handler,
-            payload_bytes_max=payload_bytes_max,
-            model="" if engine is None else engine.info.model,
-        )
+        limit = payload_bytes_max
+        served = Endpoint(endpoint, request_type, push=handler, payload_bytes_max=limit)
         return await self._serve(served, metadata, engine)
 
     async def serve_unary(
@@ -233,6 +224,8 @@ class Runtime:
         metadata: Mapping[str, str] | None,
         engine: GenerationEngine | None = None,
     ) -> Instance:
+        if engine is not None:
+            served = attrs.evolve(served, model=engine.info.model)
         worker = self._serving_worker()
         worker.add(served)
         try:
