@@ -125,21 +125,14 @@ class ResponseSender(Protocol):
     """The worker's end of one response stream, after it has called home."""
 
     def send_nowait(self, item: bytes) -> bool:
-        """Queue one item; False once the byte bound is reached, then await `drain`.
+        """Queue one item; False once the byte bound is reached, then wait for `on_room`.
 
         After a Kill items are dropped silently: the scope of the context is already cancelled.
         """
         ...
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time there is room again after a `send_nowait` that was False.
-
-        For a source that must not wait; one that may awaits `drain` instead.
-        """
-        ...
-
-    async def drain(self) -> None:
-        """Wait until the queue is below its bound."""
+        """Call `listener` each time there is room again after a `send_nowait` that was False."""
         ...
 
     def open(self) -> None:

@@ -243,7 +243,9 @@ class _Scenario:
                             sent.append(index)
                             self.world.note("stream.sent", stream=stream, index=index)
                             if not sender.send_nowait(_item(index, plan.item_bytes)):
-                                await sender.drain()
+                                room = trio.Event()
+                                sender.on_room(room.set)
+                                await room.wait()
                         outcome.finished.add(stream)
                         sender.finish()
             except (ConnectError, KilledError) as error:

@@ -8,7 +8,7 @@ import trio.testing
 from tests.transports.tcp.ends import Home
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.planes import ResponseChannel
+from trinamo.runtime.planes import ResponseChannel, ResponseSender
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 
 
@@ -31,3 +31,10 @@ async def serve_until_killed(home: Home, connection: ConnectionInfo, context: Co
         with context.scope:
             sender.send_nowait(b"first")
             await trio.sleep_forever()
+
+
+async def wait_room(sender: ResponseSender) -> None:
+    """Wait until there is room, after a `send_nowait` that was False."""
+    room = trio.Event()
+    sender.on_room(room.set)
+    await room.wait()

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.collecting import collect, serve_until_killed
+from tests.conformance.requests.collecting import collect, serve_until_killed, wait_room
 from tests.transports.tcp.ends import Home
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ConnectError, DisconnectedError, EngineError, KilledError
@@ -91,7 +91,7 @@ async def test_a_consumer_that_stops_reading_stops_the_handler(home: Home) -> No
                 while True:
                     sent += 1
                     if not sender.send_nowait(item):
-                        await sender.drain()
+                        await wait_room(sender)
 
     queue = home.client.options.queue_bytes_max
     # Linux grows loopback buffers to a few megabytes a side; nothing else may hold items.
@@ -117,7 +117,7 @@ async def test_items_of_every_size_arrive_whole_and_in_order(home: Home) -> None
         async with home.call(connection) as sender:
             for item in items:
                 if not sender.send_nowait(item):
-                    await sender.drain()
+                    await wait_room(sender)
             sender.finish()
 
     async with trio.open_nursery() as nursery:

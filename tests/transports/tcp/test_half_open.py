@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import trio
 
+from tests.conformance.requests.collecting import wait_room
 from tests.runtime.endpoints import open_cluster
 from tests.session import needs
 from tests.transports.tcp.children import child
@@ -104,7 +105,7 @@ async def test_a_caller_that_is_stopped_does_not_hold_a_writing_worker_for_ever(
                     with context.scope:
                         while True:
                             if not sender.send_nowait(bytes(1 << 16)):
-                                await sender.drain()
+                                await wait_room(sender)
         await held[0].stream.aclose()
     assert context.reason is Reason.CONSUMER_DROPPED
     assert client.open_count == 0

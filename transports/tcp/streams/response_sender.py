@@ -31,7 +31,7 @@ _log = logging.getLogger("trinamo.tcp")
 
 
 class TcpResponseSender(Driver):
-    """The handler's end of one response stream: every method but `drain` returns at once."""
+    """The handler's end of one response stream: every method returns at once."""
 
     __slots__ = ("_context", "_is_streaming", "_lane", "_machine", "is_gone", "is_over")
 
@@ -53,7 +53,7 @@ class TcpResponseSender(Driver):
         self._machine.send(handshake)
 
     def send_nowait(self, item: bytes) -> bool:
-        """Send one item; False once the stream's bound is reached, then await `drain`.
+        """Send one item; False once the stream's bound is reached, then wait for `on_room`.
 
         After a Kill items are dropped and it is always False: a handler that never waits otherwise
         would not notice that its scope is cancelled.
@@ -66,12 +66,12 @@ class TcpResponseSender(Driver):
         return self._lane.put(item)
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time there is room again after a `send_nowait` that was False."""
-        self._lane.on_room(listener)
+        """Call `listener` each time there is room again after a `send_nowait` that was False.
 
-    async def drain(self) -> None:
-        """Wait until there is room: on a link, for credit; else, until half the bound is sent."""
-        await self._lane.drain()
+        There is room on a link when the caller has given credit; on a connection of the stream's
+        own, when half the bound is sent.
+        """
+        self._lane.on_room(listener)
 
     def open(self) -> None:
         """Prologue: the handler has started."""

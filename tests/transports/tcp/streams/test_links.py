@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.collecting import collect
+from tests.conformance.requests.collecting import collect, wait_room
 from tests.conformance.requests.sinks import Collecting
 from tests.transports.tcp.ends import Home, eventually, lone_client, open_home, options
 from tests.transports.tcp.streams.raw_links import accept_link, caller_port, on_link
@@ -129,7 +129,7 @@ async def test_a_consumer_that_does_not_read_stops_its_own_handler_and_nobody_el
                 while True:
                     sent += 1
                     if not sender.send_nowait(item):
-                        await sender.drain()
+                        await wait_room(sender)
 
     async with trio.open_nursery() as nursery:
         with home.server.register(Context("r")) as unread:
@@ -177,7 +177,7 @@ async def test_many_long_items_at_once_arrive_whole(home: Home) -> None:
         async with home.call(connection) as sender:
             for _ in range(3):
                 if not sender.send_nowait(item):
-                    await sender.drain()
+                    await wait_room(sender)
             sender.finish()
 
     with ExitStack() as held:
@@ -198,7 +198,7 @@ async def test_a_kill_in_the_middle_of_a_long_item_leaves_nothing_of_it(home: Ho
                 with theirs.scope:
                     while True:
                         sender.send_nowait(bytes(2000 * PART_BYTES))
-                        await sender.drain()
+                        await wait_room(sender)
 
         for _ in range(6):
             theirs = Context("w")
@@ -223,7 +223,7 @@ async def test_a_peer_that_takes_nothing_for_a_time_is_taken_for_dead() -> None:
                 with context.scope:
                     while True:
                         if not sender.send_nowait(bytes(PART_BYTES)):
-                            await sender.drain()
+                            await wait_room(sender)
 
         link = await accept_link(port)
         await eventually(lambda: context.is_killed)

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.conformance.requests.collecting import wait_room
 from tests.transports.tcp.ends import (
     PATIENCE_S,
     RawEnd,
@@ -226,20 +227,15 @@ async def test_a_worker_killed_from_within_says_its_last_word_first() -> None:
         assert isinstance(said[1], Failed)
 
 
-async def test_a_drain_ends_when_the_caller_reads_and_when_it_dies() -> None:
+async def test_there_is_room_again_when_the_caller_has_read() -> None:
     async with calling() as call:
         while call.sender.send_nowait(b"x" * 100_000):
             pass
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(call.sender.drain)
+            nursery.start_soon(wait_room, call.sender)
             await trio.testing.wait_all_tasks_blocked(0.01)
             while nursery.child_tasks:
                 await call.caller.hear()
-        while call.sender.send_nowait(b"x" * 100_000):
-            pass
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call.sender.drain)
-            call.caller.reset()
 
 
 async def test_items_out_of_turn_are_our_own_bug() -> None:
