@@ -120,7 +120,7 @@ def bare_uvicorn(port: str) -> None:
     steps = HttpEngine()
     running = set()
 
-    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await receive()
             running.add(asyncio.create_task(steps.run()))

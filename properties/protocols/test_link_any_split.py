@@ -104,12 +104,13 @@ def test_each_stream_hears_what_was_said_on_it_in_order(
     said: list[tuple[int, Said]], places: list[int]
 ) -> None:
     """Muxing then demuxing is the identity for each stream, for every split, and nothing is left."""
-    demux, heard = reader(), {stream: [] for stream in range(1, STREAMS + 1)}  # type: ignore[var-annotated]
+    demux = reader()
+    heard: dict[int, list[object]] = {stream: [] for stream in range(1, STREAMS + 1)}
     for piece in cut(write(Multiplexer(), said), places):
         for stream, what in demux.feed(piece):
             heard[stream] += what if isinstance(what, list) else [told(what)]
-    for stream, what in heard.items():
-        assert what == [told(each) for on, each in said if on == stream]
+    for stream, found in heard.items():
+        assert found == [told(each) for on, each in said if on == stream]
     assert demux.pending_bytes == 0
 
 

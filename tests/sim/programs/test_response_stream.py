@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from trinamo.sim import SeedChoices, first_difference
-from trinamo.sim.programs.response_stream import Fault, Outcome, Plan, run
+from trinamo.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, run
 from trinamo.transports.tcp import TcpStreamServer
 from trinamo.transports.tcp.streams.carrier import ItemLane
 from trinamo.transports.tcp.streams.channel import Channel
@@ -22,7 +22,7 @@ HALFWAY = 15
 """Which delivered item, of 40 in two streams, sets off a fault."""
 
 
-_carrier = "multiplexed"
+_carrier: Literal["multiplexed", "dedicated"] = "multiplexed"
 
 
 @pytest.fixture(autouse=True, params=["multiplexed", "dedicated"])
@@ -32,7 +32,7 @@ def on_each_carrier(request: Any) -> None:
 
 
 def plan_of(**changes: Any) -> Plan:
-    return Plan(carrier=_carrier, **changes)  # type: ignore[arg-type]
+    return Plan(carrier=_carrier, **changes)
 
 
 def twice(plan: Plan, seed: int = 1) -> Outcome:
@@ -44,8 +44,8 @@ def twice(plan: Plan, seed: int = 1) -> Outcome:
     return first
 
 
-def on_item(kind: str, lasts_s: float = 1.0) -> Plan:
-    return plan_of(faults=(Fault(kind, on="stream.got", nth=HALFWAY, lasts_s=lasts_s),))  # type: ignore[arg-type]
+def on_item(kind: FaultKind, lasts_s: float = 1.0) -> Plan:
+    return plan_of(faults=(Fault(kind, on="stream.got", nth=HALFWAY, lasts_s=lasts_s),))
 
 
 def terminals(outcome: Outcome) -> set[str]:
@@ -101,7 +101,7 @@ def test_a_cut_that_heals_delays_the_answer_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "cut worker to caller"])
-def test_a_cut_for_good_is_noticed_by_both_ends_within_the_stated_bound(kind: str) -> None:
+def test_a_cut_for_good_is_noticed_by_both_ends_within_the_stated_bound(kind: FaultKind) -> None:
     outcome = twice(on_item(kind, lasts_s=math.inf))
     assert terminals(outcome) == {"DisconnectedError"}
     cut_s = outcome.world.trace.of_kind("cut")[0].time_s
@@ -111,9 +111,9 @@ def test_a_cut_for_good_is_noticed_by_both_ends_within_the_stated_bound(kind: st
     assert max(row.time_s for row in ends) - cut_s <= 5 + 2 * 3 + 1
 
 
-@pytest.mark.parametrize("host", ["worker", "caller"])
-def test_a_pause_delays_the_answer_and_loses_nothing(host: str) -> None:
-    outcome = twice(on_item(f"pause {host}"))
+@pytest.mark.parametrize("kind", ["pause worker", "pause caller"])
+def test_a_pause_delays_the_answer_and_loses_nothing(kind: FaultKind) -> None:
+    outcome = twice(on_item(kind))
     assert terminals(outcome) == {"complete"}
     assert outcome.got == {0: list(range(20)), 1: list(range(20))}
 

@@ -138,7 +138,9 @@ async def test_after_a_kill_the_sink_is_called_no_more() -> None:
         assert host.statistics().cancellations == 1
 
 
-async def test_tasks_that_are_cancelled_in_the_middle_leave_nothing_behind() -> None:
+async def test_tasks_that_are_cancelled_in_the_middle_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with open_host(running_max=8, waiting_max=64) as host:
         tasks = trio.lowlevel.current_statistics().tasks_living
 
@@ -151,7 +153,7 @@ async def test_tasks_that_are_cancelled_in_the_middle_leave_nothing_behind() -> 
                         scope.cancel()
                     return Gathering.take(sink, items)
 
-                sink.take = take  # type: ignore[method-assign]
+                monkeypatch.setattr(sink, "take", take)
                 await forward(host, request(f"number {number}", 30), sink, Context(str(number)))
 
         async with trio.open_nursery() as nursery:
