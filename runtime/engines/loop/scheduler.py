@@ -13,6 +13,8 @@ The rules:
 * When blocks run out a victim loses all of its own and goes to the front of the queue, to be
   computed again: the newest paused sequence, else the newest. A paused one also yields to a
   waiting one that can run, so that a consumer who reads nothing holds nothing for ever.
+* A pinned sequence is never a victim: a transfer may touch its blocks. It never needs more of them
+  than it is admitted with, so whoever waits for blocks waits for its end at most.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class Plan:
 
     work: list[Work]
     released_slots: list[int]
+    pinned: list[TokenSequence]
+    """Those admitted just now that a transfer reads or fills."""
 
 
 class Scheduler:
@@ -102,6 +106,7 @@ class Scheduler:
         # Popped from the end: the lowest slot first.
         self._free_slots = list(range(running_max - 1, -1, -1))
         self._released_slots: list[int] = []
+        self._admitted_pinned: list[TokenSequence] = []
 
     def submit(self, sequence: TokenSequence) -> None:
         """Put a new sequence at the end of the queue; `OverloadedError` if it is full.
@@ -145,7 +150,8 @@ class Scheduler:
         if self.preemptions == preemptions:
             self._admit(work, budget)
         released, self._released_slots = self._released_slots, []
-        return Plan(work, released)
+        pinned, self._admitted_pinned = self._admitted_pinned, []
+        return Plan(work, released, pinned)
 
     def advance(self, work: Work, token_id: int | None) -> None:
         """The step has computed `work`; `token_id` is the token sampled after it, if one was."""
@@ -157,6 +163,16 @@ class Scheduler:
             known = sequence.token_ids
             assert cached == len(known), "a token was sampled in the middle of a prefill"
             known.append(token_id)
+            # Of a prefill that is kept no more than that is wanted.
+            sequence.is_held = sequence.is_pinned
+
+    def adopt(self, sequence: TokenSequence, token_id: int) -> None:
+        """The KV of all known tokens is in the blocks: decode behind `token_id` from now on."""
+        assert sequence.is_held, "it is not reserved"
+        assert sequence.state is SequenceState.RUNNING, "it has no blocks yet"
+        sequence.cached_tokens = len(sequence.token_ids)
+        sequence.token_ids.append(token_id)
+        sequence.is_pinned = sequence.is_held = False
 
     def _bury(self) -> None:
         for sequence in self._dead:
@@ -173,7 +189,7 @@ class Scheduler:
         decoding: list[TokenSequence] = []
         prefilling: list[TokenSequence] = []
         for sequence in self.running:
-            if not sequence.is_paused:
+            if not (sequence.is_paused or sequence.is_held):
                 is_decoding = len(sequence.token_ids) - sequence.cached_tokens == 1
                 (decoding if is_decoding else prefilling).append(sequence)
         block_tokens = self._block_tokens
@@ -204,7 +220,10 @@ class Scheduler:
             return False
         missing = self._missing_blocks(sequence, len(sequence.token_ids))
         while (taken := self.pool.take(missing)) is None:
-            victim = self._newest_paused() or self.running[-1]
+            # There is one: `sequence` itself has all the blocks it needs if it is pinned.
+            victim = self._newest_paused() or next(
+                s for s in reversed(self.running) if not s.is_pinned
+            )
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -226,13 +245,16 @@ class Scheduler:
             sequence.slot = self._free_slots.pop()
             sequence.state = SequenceState.RUNNING
             self.running.append(sequence)
-            budget -= self._add_work(work, sequence, budget)
+            if sequence.is_pinned:
+                self._admitted_pinned.append(sequence)
+            if not sequence.is_held:
+                budget -= self._add_work(work, sequence, budget)
 
     def _make_room(self, sequence: TokenSequence) -> bool:
         """A slot and blocks for `sequence`, taken from paused ones if need be."""
         # One token more than known, or it would be the first victim of its own first token.
         blocks = self._missing_blocks(sequence, len(sequence.token_ids) + 1)
-        paused = [other for other in self.running if other.is_paused]
+        paused = [other for other in self.running if other.is_paused and not other.is_pinned]
         # Blocks that a transfer may touch are not free before it has ended.
         given_back = sum(self.pool.count_unleased(other.block_ids) for other in paused)
         within_reach = self.pool.free_count + given_back
@@ -246,7 +268,8 @@ class Scheduler:
         return block_count_for(tokens, self._block_tokens) - len(sequence.block_ids)
 
     def _newest_paused(self) -> TokenSequence | None:
-        return next((s for s in reversed(self.running) if s.is_paused), None)
+        paused = (s for s in reversed(self.running) if s.is_paused and not s.is_pinned)
+        return next(paused, None)
 
     def _preempt(self, victim: TokenSequence) -> None:
         self.running.remove(victim)

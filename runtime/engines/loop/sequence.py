@@ -43,6 +43,10 @@ class TokenSequence:
     """-1 unless running."""
     is_paused: bool = False
     """Its consumer is too slow: left out of the steps, and the first victim of a preemption."""
+    is_pinned: bool = False
+    """A transfer may touch its blocks: it is never preempted."""
+    is_held: bool = False
+    """Pinned and left out of the steps: its prompt is complete, or computed by somebody else."""
     is_dead: bool = False
     """Nobody wants another token: it is gone before the next step."""
 

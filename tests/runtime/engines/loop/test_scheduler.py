@@ -235,6 +235,35 @@ def test_a_sequence_that_quarantine_left_no_room_for_is_hopeless() -> None:
     assert shares(step(scheduler)) == {short: 4}
 
 
+def test_a_pinned_sequence_is_no_victim_and_a_held_one_computes_nothing() -> None:
+    scheduler = make_scheduler(blocks=10)
+    growing, pinned = make_sequence(14), make_sequence(15)
+    pinned.is_pinned = pinned.is_held = True
+    scheduler.submit(growing)
+    scheduler.submit(pinned)
+    assert scheduler.plan().pinned == [pinned]
+    # The newest is pinned, so the one that needs a block gives way itself.
+    while growing.state is not SequenceState.WAITING:
+        assert pinned not in shares(step(scheduler))
+    assert pinned.state is SequenceState.RUNNING
+    scheduler.adopt(pinned, 7)
+    assert shares(step(scheduler))[pinned] == 1
+    assert len(pinned.token_ids) == 17
+    # An ordinary one by now.
+    while pinned not in scheduler.waiting:
+        step(scheduler)
+
+
+def test_a_kept_prefill_rests_when_its_next_token_is_chosen() -> None:
+    scheduler = make_scheduler()
+    kept = make_sequence(6)
+    kept.is_pinned = True
+    scheduler.submit(kept)
+    assert shares(step(scheduler)) == {kept: 6}
+    assert step(scheduler).work == []
+    assert (kept.cached_tokens, len(kept.token_ids), kept.is_held) == (6, 7, True)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, grow, pause, die and finish in any order, between and during steps."""
 
@@ -259,35 +288,61 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sequences = []
         self.plan = None
 
-    @rule(prompt=st.integers(1, 30), answer=st.integers(1, 10))
-    def submit(self, prompt: int, answer: int) -> None:
+    @rule(
+        prompt=st.integers(1, 30),
+        answer=st.integers(1, 10),
+        kind=st.sampled_from(["plain", "plain", "kept", "reserved"]),
+    )
+    def submit(self, prompt: int, answer: int, kind: str) -> None:
         sequence = make_sequence(prompt, prompt + answer)
+        sequence.is_pinned, sequence.is_held = kind != "plain", kind == "reserved"
         if len(self.scheduler.waiting) < 5:
             self.scheduler.submit(sequence)
             self.sequences.append(sequence)
+
+    @precondition(lambda self: any(s.is_held for s in self.scheduler.running))
+    @rule(data=st.data())
+    def adopt(self, data: st.DataObject) -> None:
+        held = [s for s in self.scheduler.running if s.is_held and not s.is_dead]
+        reserved = [s for s in held if len(s.token_ids) == s.prompt_tokens]
+        if reserved:
+            self.scheduler.adopt(data.draw(st.sampled_from(reserved)), 1)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         self.scheduler.end(self.sequences.pop(data.draw(st.integers(0, len(self.sequences) - 1))))
 
+    def end_now(self, sequence: TokenSequence) -> None:
+        self.scheduler.end(sequence)
+        self.sequences.remove(sequence)
+
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), is_paused=st.booleans())
     def pause(self, data: st.DataObject, is_paused: bool) -> None:
         chosen = self.sequences[data.draw(st.integers(0, len(self.sequences) - 1))]
-        chosen.is_paused = is_paused
+        # Nobody reads tokens of a pinned one, so nobody is too slow.
+        chosen.is_paused = is_paused and not chosen.is_pinned
 
     @precondition(lambda self: self.plan is None)
     @rule()
     def begin_step(self) -> None:
+        pinned = [s for s in self.scheduler.running if s.is_pinned and not s.is_dead]
         self.plan = self.scheduler.plan()
+        assert all(s.state is SequenceState.RUNNING for s in pinned), (
+            "a transfer touches its blocks"
+        )
         work = self.plan.work
+        # Nobody waits without a reason: someone paused or pinned holds what is missing.
+        stuck = [s for s in self.scheduler.waiting if not s.is_paused]
+        assert work or not stuck or any(s.is_held for s in self.scheduler.running)
         assert sum(w.token_count for w in work) <= self.scheduler._step_tokens_max
         assert len({w.sequence for w in work}) == len(work)
         for w in work:
             sequence = w.sequence
             assert sequence.state is SequenceState.RUNNING
             assert not sequence.is_paused
+            assert not sequence.is_held
             assert not sequence.is_dead
             end = sequence.cached_tokens + w.token_count
             assert 0 < w.token_count <= self.scheduler._chunk_tokens_max
@@ -300,7 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.plan is not None
         for work in self.plan.work:
             self.scheduler.advance(work, 1 if work.is_sampled else None)
-            if work.sequence.is_full and not work.sequence.is_dead:
+            if work.sequence.is_full and not work.sequence.is_pinned and not work.sequence.is_dead:
                 self.scheduler.end(work.sequence)
                 self.sequences.remove(work.sequence)
         self.plan = None
@@ -325,9 +380,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequence.is_paused = False
         for _ in range(3000):
             self.begin_step()
-            if self.plan is not None and not self.plan.work:
+            # Whoever pinned them lets go in the end.
+            for sequence in [s for s in self.sequences if s.is_held]:
+                self.end_now(sequence)
+            if self.plan is not None and not self.plan.work and not self.sequences:
                 break
             self.finish_step()
+        self.scheduler.plan()
         assert self.sequences == []
         assert self.scheduler.pool.used_count == 0
         assert not self.scheduler.running

@@ -1,0 +1,286 @@
+"""The steps of one engine, one after the other, and what becomes of the tokens.
+
+One task owns the loop. It plans a step, hops into a thread for it, and hands each sequence's new
+tokens to its sink in a plain call. Whoever asks only submits sequences and marks them dead, without
+a checkpoint. What is decided is in `scheduler.py`, how a model computes in `step.py`, what becomes
+of one request's tokens in `answer.py` and `pinned.py`, what may be asked in `host.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from ...errors import EngineError, KilledError, OverloadedError, TrinamoError, UnavailableError
+from ...protocol.openai.generate import FinishReason
+from ..generation import BlockListener, EngineStatistics
+from .answer import Answer
+from .pinned import Pinned
+from .scheduler import Plan, Scheduler, Work
+from .sequence import TokenSequence
+from .step import CachesBlocks, Hop, StepEngine
+
+__all__ = ["Asked", "StepLoop"]
+
+Asked = Answer | Pinned
+"""What was asked of a sequence: tokens for a sink, or blocks for a transfer."""
+
+_log = logging.getLogger("trinamo.engine")
+
+
+class StepLoop:
+    """Runs one step engine for all sequences that were submitted and have not ended."""
+
+    def __init__(self, engine: StepEngine, *, hop: Hop, scheduler: Scheduler) -> None:
+        self._engine = engine
+        self._cache = engine if isinstance(engine, CachesBlocks) else None
+        self._listener: BlockListener | None = None
+        self._is_listener_new = False
+        self._hop = hop
+        self._scheduler = scheduler
+        self._asked: dict[TokenSequence, Asked] = {}
+        """Of all sequences that have not ended."""
+        self._stopped: list[Answer] = []
+        """Their requests were stopped since the last plan."""
+        self._wakeup = trio.Event()
+        """Set when a plan may turn out differently than the last one."""
+        scheduler.pool.on_change = self._wake
+        self._is_closing = False
+        self._breakdown: str | None = None
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cancellations = 0
+        self._failures = 0
+
+    def statistics(self) -> EngineStatistics:
+        """The gauges and counters now."""
+        scheduler = self._scheduler
+        return EngineStatistics(
+            running=len(scheduler.running),
+            paused=sum(s.is_paused for s in (*scheduler.running, *scheduler.waiting)),
+            waiting=len(scheduler.waiting),
+            blocks_used=scheduler.pool.used_count,
+            blocks_free=scheduler.pool.free_count,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            preemptions=scheduler.preemptions,
+            cancellations=self._cancellations,
+            failures=self._failures,
+        )
+
+    def listen_blocks(self, listener: BlockListener) -> bool:
+        """Have the engine's full blocks told; see `TellsBlocks`."""
+        self._listener, self._is_listener_new = listener, True
+        self._wakeup.set()
+        return self._cache is not None
+
+    # --- what requests do ---
+
+    def check_open(self) -> None:
+        """Raise why nothing more can be asked, if so."""
+        if self._breakdown is not None:
+            raise EngineError(f"the engine broke down and takes no requests: {self._breakdown}")
+        if self._is_closing:
+            raise UnavailableError("the engine is closing")
+
+    def submit(self, sequence: TokenSequence) -> None:
+        """Queue a new sequence, to be followed by `follow`; `OverloadedError` if the queue is full."""
+        self._scheduler.submit(sequence)
+        self._wakeup.set()
+
+    def follow(self, asked: Asked) -> None:
+        """Tell `asked` what becomes of its sequence, in place of whoever was told before."""
+        self._asked[asked.sequence] = asked
+        asked.follow_context()
+
+    def adopt(self, answer: Answer, first_token: int) -> None:
+        """The blocks of a reserved sequence are filled: go on behind `first_token`."""
+        self._scheduler.adopt(answer.sequence, first_token)
+        self.follow(answer)
+        self._take(answer, first_token)
+        self._wakeup.set()
+
+    def resume(self, sequence: TokenSequence) -> None:
+        """Its sink has room again."""
+        if sequence.is_paused:
+            sequence.is_paused = False
+            self._wakeup.set()
+
+    def leave(self, asked: Asked) -> None:
+        """Nobody waits for it any more, whatever has become of it."""
+        # No checkpoint: this also runs while being cancelled, and while a step that writes the
+        # sequence's blocks is running. The loop frees them after it.
+        asked.forget_context()
+        if asked.sequence.is_held:
+            self._end(asked)
+        else:
+            self._cancel(asked)
+
+    def stop(self, asked: Asked) -> None:
+        """Its request was stopped: it ends before the next step. Killed, it gets no token more."""
+        if isinstance(asked, Pinned):
+            self._cancel(asked, KilledError("the request was stopped"))
+        elif asked.is_killed:
+            # Whoever waits for it is cancelled already, unless outside the context's scope.
+            self._cancel(asked, KilledError("the request was killed"))
+        else:
+            self._stopped.append(asked)
+            self._wakeup.set()
+
+    # --- what the one task does ---
+
+    async def run(self) -> None:
+        """Step until cancelled; a step that is running when that happens is waited for."""
+        while True:
+            self._wakeup = trio.Event()
+            self._end_stopped()
+            self._end_hopeless()
+            plan = self._scheduler.plan()
+            self._tell_admitted(plan)
+            try:
+                token_ids = await self._compute(plan)
+            except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+                self._fail_running(error)
+                continue
+            for work, token_id in zip(plan.work, token_ids, strict=True):
+                self._deliver(work, token_id)
+            # The plan itself may have found that the last one running has outgrown the pool.
+            if not plan.work and not self._scheduler.hopeless():
+                await self._wakeup.wait()
+
+    def _tell_admitted(self, plan: Plan) -> None:
+        for sequence in plan.pinned:
+            asked = self._asked[sequence]
+            assert isinstance(asked, Pinned), "it is not adopted before it is admitted"
+            asked.admitted()
+
+    async def _compute(self, plan: Plan) -> list[int | None]:
+        """All that the engine does for one plan; what it raises means that its state is unknown."""
+        for slot in plan.released_slots:
+            self._engine.release(slot)
+        self._tell_blocks()
+        if not plan.work:
+            return []
+        token_ids = await self._hop(self._engine.step, [work.to_item() for work in plan.work])
+        if len(token_ids) != len(plan.work):
+            raise ValueError(f"{len(token_ids)} tokens for {len(plan.work)} sequences")
+        self._steps += 1
+        return token_ids
+
+    def _tell_blocks(self) -> None:
+        """Between two steps: what the last one, and the releases after it, did to full blocks."""
+        if self._cache is None:
+            return
+        events = self._cache.take_block_events()
+        if self._listener is None:
+            return
+        if self._is_listener_new:
+            self._is_listener_new = False
+            events = self._cache.held_blocks()
+        if events:
+            self._listener(events)
+
+    def _end_stopped(self) -> None:
+        stopped, self._stopped = self._stopped, []
+        for answer in stopped:
+            if answer.sequence in self._asked:
+                self._send(answer, answer.text.finish(), FinishReason.CANCELLED)
+                self._cancel(answer)
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+
+    def _end_hopeless(self) -> None:
+        pool = self._scheduler.pool
+        for sequence in self._scheduler.hopeless():
+            failure = OverloadedError(
+                f"{pool.quarantined_count} of {pool.block_count} KV blocks are lost to transfers"
+                " that could not be stopped; what is left does not hold this sequence",
+                bound="kv_blocks",
+                value=pool.usable_count,
+                definite=len(sequence.token_ids) == sequence.prompt_tokens,
+            )
+            self._fail(sequence, failure, None)
+
+    def _deliver(self, work: Work, token_id: int | None) -> None:
+        sequence = work.sequence
+        if work.token_count > 1 or sequence.cached_tokens < sequence.prompt_tokens:
+            self._prompt_tokens += work.token_count
+        self._scheduler.advance(work, token_id)
+        if sequence.is_dead:
+            return
+        asked = self._asked[sequence]
+        if isinstance(asked, Pinned):
+            asked.advanced(token_id)
+        elif token_id is not None:
+            self._take(asked, token_id)
+
+    def _take(self, answer: Answer, token_id: int) -> None:
+        """One more token of an answer."""
+        sequence = answer.sequence
+        self._completion_tokens += 1
+        answer.unsent_ids.append(token_id)
+        is_end = token_id in self._engine.end_token_ids
+        try:
+            text = "" if is_end else answer.text.push(self._engine.token_bytes(token_id))
+        except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+            reason = f"token {token_id} has no text: {type(error).__name__}: {error}"
+            self._fail(sequence, EngineError(reason), error)
+            return
+        is_stop = is_end or answer.text.is_stopped
+        if is_stop or sequence.is_full:
+            text += answer.text.finish()
+            self._send(answer, text, FinishReason.STOP if is_stop else FinishReason.LENGTH)
+            self._end(answer)
+        elif text:
+            self._send(answer, text, None)
+
+    def _send(self, answer: Answer, text: str, reason: FinishReason | None) -> None:
+        try:
+            answer.send(text, reason)
+        except Exception as error:  # noqa: BLE001 -- whatever a sink raises ends its own answer only
+            self._cancel(answer, error)
+
+    def _cancel(self, asked: Asked, error: Exception | None = None) -> None:
+        """End what has not ended by itself."""
+        if asked.sequence in self._asked:
+            self._cancellations += 1
+            self._end(asked, error)
+
+    def _end(self, asked: Asked, error: Exception | None = None) -> None:
+        """No token more. Idempotent."""
+        if self._asked.pop(asked.sequence, None) is not None:
+            self._scheduler.end(asked.sequence)
+            self._wakeup.set()
+            asked.finish(error)
+
+    def _fail_running(self, error: Exception) -> None:
+        reason = f"a step failed with {type(error).__name__}: {error}"
+        _log.error("%s; the engine forgets its %d sequences", reason, len(self._scheduler.running))
+        for sequence in self._scheduler.running:
+            self._fail(sequence, EngineError(reason), error)
+        try:
+            self._engine.recover()
+        except Exception as fatal:  # noqa: BLE001 -- whatever a model raises is its failure
+            self._breakdown = f"{reason}; recovering failed with {type(fatal).__name__}: {fatal}"
+            for sequence in tuple(self._asked):
+                self._fail(sequence, EngineError(self._breakdown), fatal)
+
+    def _fail(
+        self, sequence: TokenSequence, failure: TrinamoError, cause: Exception | None
+    ) -> None:
+        asked = self._asked.get(sequence)
+        if asked is not None:
+            failure.__cause__ = cause
+            self._failures += 1
+            self._end(asked, failure)
+
+    def close(self) -> None:
+        """Refuse new requests, end those in flight with `UnavailableError`, interrupt the step."""
+        self._is_closing = True
+        for asked in tuple(self._asked.values()):
+            self._cancel(asked, UnavailableError("the engine is closing", definite=False))
+        self._engine.interrupt()
