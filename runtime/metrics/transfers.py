@@ -9,6 +9,7 @@ process's `Metrics`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -42,9 +43,16 @@ class _Recent:
 
 
 class TransferMetrics:
-    """One per process; methods are named after events."""
+    """One per process; methods are named after events.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    `note`, such as `Env.note`, hears of those that change who may touch a block.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, note: Callable[..., None] = lambda *_, **__: None
+    ) -> None:
+        self._note = note
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"trinamo_transfer_{name}", text, labels, registry=registry)
 
@@ -135,6 +143,7 @@ class TransferMetrics:
         """A transfer goes on over `to`, because `failed` could not."""
         self._fallbacks.labels(failed, to).inc()
         self.fallback_count += 1
+        self._note("kv.fallback", failed=failed, backend=to)
 
     def usable(self, backend: str, peer: str, *, is_usable: bool) -> None:
         """Whether new transfers with `peer` may use `backend`."""
@@ -143,21 +152,25 @@ class TransferMetrics:
     def peer_gone(self, backend: str, peer: str) -> None:
         """The peer was forgotten: its series end."""
         self._usable.remove_by_labels({"backend": backend, "peer": peer})
+        self._note("kv.forget", backend=backend, peer=peer)
 
     def quarantined(self, count: int) -> None:
         """`count` more blocks are in quarantine."""
         self._quarantined.inc(count)
         self.quarantined_count += count
+        self._note("kv.quarantine", blocks=count)
 
     def readmitted(self, count: int) -> None:
         """`count` blocks have left quarantine."""
         self._quarantined.dec(count)
         self.quarantined_count -= count
         self._readmitted.inc(count)
+        self._note("kv.readmit", blocks=count)
 
     def inquired(self, status: str) -> None:
         """A peer was asked what became of a ticket; what was learned is a `PeerStatus`."""
         self._inquiries.labels(status).inc()
+        self._note("kv.asked", status=status)
 
     def value(self, name: str, **labels: str) -> float:
         """The sample with exactly this name and these labels, as of now; 0 if there is none."""

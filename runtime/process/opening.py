@@ -83,7 +83,7 @@ async def open_runtime(
                     env,
                     control,
                     engine_id=instance_id,
-                    metrics=TransferMetrics(metrics.registry),
+                    metrics=TransferMetrics(metrics.registry, env.note),
                 )
             )
         async with (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from . import census, expectations, inputs, leases, streams, watches
+from . import blocks, census, expectations, inputs, leases, streams, watches
 
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
@@ -29,6 +29,7 @@ INVARIANTS: Final = {
     "I8": "what is taken from a queue is acked, returned or redelivered; effects happen once",
     "I9": "a KV block has one user; none is read before it came, or reused while it may be moved",
     "I10": "after quiescence routers know the loads and blocks of workers; a gap led to a snapshot",
+    "I11": "migration repeats no token and loses none; a replay begins where the last one was told",
     "I12": "no buffer and no table is ever above its bound",
     "I13": "a watch loses no change, and revisions never go back",
     "I14": "something can always run, or something is going to happen",
@@ -45,6 +46,7 @@ CHECKS: Final[tuple[Callable[[Outcome], Iterator[tuple[str, str]]], ...]] = (
     leases.check,
     watches.check,
     census.check,
+    blocks.check,
     expectations.check,
 )
 

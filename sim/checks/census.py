@@ -58,6 +58,8 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
     if process.service is not None:
         yield "admitted requests", process.service.admission.in_flight
     if runtime is not None:
+        if runtime.transfers is not None:
+            yield "transfers", runtime.transfers.leases.in_flight_count
         if runtime.worker is not None:
             yield "served requests", runtime.worker.active_count
         for client in runtime.clients:

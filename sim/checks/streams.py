@@ -1,4 +1,4 @@
-"""I1 to I4: what clients were told, against what engines did.
+"""I1 to I4, and I11: what clients were told, against what engines did.
 
 The right answer is known without asking a worker (`engines/mocker/engine.py`), so a lost, repeated
 or foreign token shows at once.
@@ -39,7 +39,11 @@ class Attempt:
 
     request: str
     host: str
+    leg: str
     began_s: float
+    index: int
+    """Of its first token in the answer: how many the client had already."""
+    seed: str
     on_the_way_s: float = 0.0
     """How long after a Kill a token may come that was made before."""
     ended_s: float = math.inf
@@ -68,17 +72,22 @@ class Attempt:
                 pass
 
 
-def attempts_of(outcome: Outcome) -> dict[str, Attempt]:
-    """Every attempt an engine began, by its id."""
-    found: dict[str, Attempt] = {}
+def attempts_of(outcome: Outcome) -> list[Attempt]:
+    """Every attempt an engine began, in order."""
+    found: list[Attempt] = []
+    open_now: dict[tuple[str, str, str], Attempt] = {}
     on_the_way_s = HEARD_S if is_interleaved(outcome.world.policy) else 0.0
     for row in outcome.told:
+        if not row.kind.startswith("engine."):
+            continue
+        leg = (row.host, row.field("attempt"), row.field("leg"))
         if row.kind == "engine.begin":
-            found[row.field("attempt")] = Attempt(
-                row.field("request"), row.host, row.time_s, on_the_way_s
-            )
-        elif row.kind.startswith("engine."):
-            found[row.field("attempt")].take(row)
+            name, index, seed = (row.field(field) for field in ("request", "index", "seed"))
+            attempt = Attempt(name, row.host, leg[2], row.time_s, index, seed, on_the_way_s)
+            open_now[leg] = attempt
+            found.append(attempt)
+        else:
+            open_now[leg].take(row)
     return found
 
 
@@ -94,12 +103,54 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     died_s = _deaths(outcome)
     ends_s = {r.name: _gone_s(r, died_s, outcome) for r in outcome.cluster.records}
     records = {r.name: r for r in outcome.cluster.records}
-    for attempt in attempts.values():
+    yield from _check_migrations(attempts, records)
+    for attempt in attempts:
         for text in attempt.wrong:
             yield "I3", f"{attempt.request}: {text}"
         if attempt.request in records:
             yield from _check_stop(attempt, records[attempt.request])
         yield from _check_idle(outcome, attempt, ends_s, died_s)
+        yield from _check_queued(outcome, attempt, ends_s)
+
+
+def _check_migrations(
+    attempts: list[Attempt], records: dict[str, RequestRecord]
+) -> Iterator[tuple[str, str]]:
+    """A replay begins behind tokens that were made, and the client never sees where it was."""
+    made: dict[str, int] = {}
+    seeds: dict[str, str] = {}
+    moved: set[str] = set()
+    for attempt in attempts:
+        name, known = attempt.request, made.get(attempt.request, 0)
+        if attempt.index > known:
+            yield "I11", f"{name} goes on behind token {attempt.index}, and {known} were made"
+        if attempt.leg != "prefill":
+            if attempt.index:
+                moved.add(name)
+                if attempt.seed != seeds[name]:
+                    yield "I11", f"{name} goes on with seed {attempt.seed}, not {seeds[name]}"
+            seeds.setdefault(name, attempt.seed)
+            made[name] = max(known, attempt.index + attempt.tokens)
+    for name in moved:
+        record = records.get(name)
+        if record is not None and not record.expected.startswith(record.text):
+            yield "I11", f"{name} migrated, and got {record.text!r}, not {record.expected!r}"
+
+
+def _check_queued(
+    outcome: Outcome, attempt: Attempt, ends_s: dict[str, float]
+) -> Iterator[tuple[str, str]]:
+    """What still waited to be prefilled when its client had gone is never computed."""
+    gone_s = ends_s.get(attempt.request, math.inf)
+    late_s = attempt.began_s - gone_s
+    if attempt.leg == "prefill" and late_s > outcome.scenario.limits.idle_s:
+        yield (
+            "I4",
+            (
+                f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} began to prefill"
+                f" it {late_s:.3f} s later"
+            ),
+        )
 
 
 def _check_items(record: RequestRecord) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """A whole cluster in one world: frontends, workers, store, broker and clients, all real code.
 
-Hosts are called `store`, `broker`, `frontend0`…, `worker0`…, and `client0`… in the order of the
-load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
+Hosts are called `store`, `broker`, `frontend0`…, `prefill0`…, `worker0`…, and `client0`… in the order of
+the load. Each is a process of the world with its own `Env`, so it can be killed, paused, restarted and
 cut off like any other; after a restart it is a new process with a new identity.
 
 What this module does not do: decide what happens to it (`scenario/`) or judge it (`checks/`).
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.config.config import Config
@@ -24,6 +25,7 @@ from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
 from .members import ask_as_member
+from .memory import ClusterMemory, MemoryPlan
 from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
@@ -41,6 +43,10 @@ class ClusterPlan:
 
     frontends: int = 1
     workers: int = 2
+    prefills: int = 0
+    """Workers that prefill for the others, which decode then; how is `disaggregation.mode` of `config`."""
+    memory: MemoryPlan = attrs.Factory(MemoryPlan)
+    """How blocks move between workers, if there are prefill workers."""
     workload: tuple[ClientProfile, ...] = (ClientProfile(),)
     config: Config = attrs.Factory(Config)
     engine: MockerOptions = attrs.Factory(MockerOptions)
@@ -66,7 +72,9 @@ class Cluster:
         self.records: list[RequestRecord] = []
         """Every request asked, in order."""
         self.frontends = [f"frontend{n}" for n in range(plan.frontends)]
+        self.prefills = [f"prefill{n}" for n in range(plan.prefills)]
         self.workers = [f"worker{n}" for n in range(plan.workers)]
+        self.memory = ClusterMemory(world, network, plan.memory)
         self._profiles: dict[str, ClientProfile] = {}
         for profile in plan.workload:
             for _ in range(profile.clients):
@@ -81,23 +89,28 @@ class Cluster:
     @property
     def hosts(self) -> list[str]:
         """The names of all hosts."""
-        return [STORE, BROKER, *self.frontends, *self.workers, *self.clients]
+        return [STORE, BROKER, *self.frontends, *self.servers, *self.clients]
+
+    @property
+    def servers(self) -> list[str]:
+        """The hosts with an engine: those that prefill, then those that answer."""
+        return [*self.prefills, *self.workers]
 
     async def start(self) -> None:
         """Boot everything but the clients; returns once every frontend knows every worker.
 
         Raises `Violation` if that takes longer than `ready_timeout_s`.
         """
-        for name in (STORE, BROKER, *self.workers, *self.frontends):
+        for name in (STORE, BROKER, *self.servers, *self.frontends):
             self.boot(name)
         timeout_s = self.plan.ready_timeout_s
         with trio.move_on_after(timeout_s):
-            for name in (*self.workers, *self.frontends):
+            for name in (*self.servers, *self.frontends):
                 await self.processes[name].ready.wait()
             while not all(map(self._knows_workers, self.frontends)):  # noqa: ASYNC110
                 await trio.sleep(0.05)
             return
-        for name in (*self.workers, *self.frontends):
+        for name in (*self.servers, *self.frontends):
             if not self.processes[name].ready.is_set():
                 raise Violation("I15", f"{name} is not ready after {timeout_s:g} s")
         raise Violation("I13", f"a frontend does not know all workers after {timeout_s:g} s")
@@ -125,12 +138,12 @@ class Cluster:
     def _main(self, name: str) -> tuple[Callable[..., Awaitable[object]], *tuple[Any, ...]]:
         generation = self.world.host(name).generation + 1
         env = SimEnv(self.world, f"{name}.{generation}")
-        process = Process(name, env, SimTransports(name, self.services))
+        process = Process(name, env, SimTransports(name, self.services, self.memory))
         self.processes[name] = process
         config = self.plan.config
-        if name in self.workers:
+        if name in self.servers:
             takes_input = any(each.via == "exchange" for each in self.plan.workload)
-            return run_worker, process, config, self.plan.engine, takes_input
+            return run_worker, process, self._config_of(name), self.plan.engine, takes_input
         if name in self.frontends:
             return run_frontend, process, config
         profile = self._profiles[name]
@@ -139,9 +152,25 @@ class Cluster:
             return ask_over_http, process, profile, rng, self.records
         return ask_as_member, process, profile, rng, self.records, config
 
-    def strike(self, fault: FaultPlan, host: str) -> None:
-        """The faults that only a cluster knows; nothing undoes them. See `Stage`."""
+    def _config_of(self, name: str) -> Config:
+        """That of a host with an engine: its part in the work is its name's."""
+        config = self.plan.config
+        if not self.prefills:
+            return config
+        role = "prefill" if name in self.prefills else "decode"
+        worker = msgspec.structs.replace(config.worker, role=role)
+        return msgspec.structs.replace(config, worker=worker)
+
+    def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
+        """The faults that only a cluster knows, and what undoes each. See `Stage`."""
+        fabric = self.memory.fabric
         match fault.do:
+            case "stall_adapter":
+                fabric.stalled.add(host)
+                return lambda: fabric.go_on(host)
+            case "break_adapter":
+                fabric.broken.add(host)
+                return lambda: fabric.broken.discard(host)
             case "stop":
                 self.processes[host].leave()
             case "lose_replies":
@@ -150,6 +179,7 @@ class Cluster:
                 self.services.compact()
             case _:
                 pass  # One of the link's.
+        return None
 
     def is_up(self, name: str) -> bool:
         """Whether the host's process runs and may take a step."""

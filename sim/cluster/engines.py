@@ -1,20 +1,24 @@
 """Engines watched from outside: every attempt at a request, its tokens and its end are noted.
 
-So no line of the runtime knows that it is being checked. What a prompt asks for beside an answer, a
-failure after so many tokens, happens here too.
+So no line of the runtime knows that it is being checked. An attempt is of one leg of a request: the
+whole of it, its prompt alone (`prefill`), or a place kept for what another worker prefills (`decode`).
+What a prompt asks for beside an answer, a failure after so many tokens, happens here too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
 from trinamo.runtime.context import Context, State
+from trinamo.runtime.engines.handoff import KeptPrefill, Prompt, Reservation
 from trinamo.runtime.engines.loop.host import EngineHost
+from trinamo.runtime.engines.mocker.engine import START
 from trinamo.runtime.errors import EngineError, TrinamoError
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.runtime.sinks import Sink
@@ -25,6 +29,7 @@ RAISE_WORD: Final = "raise-after-"
 """A prompt with this word and a number makes the engine raise after so many tokens."""
 
 Note = Callable[..., None]
+Leg = Literal["whole", "prefill", "decode"]
 
 
 def request_name(request: GenerateRequest) -> str:
@@ -33,6 +38,10 @@ def request_name(request: GenerateRequest) -> str:
 
 
 def _words(request: GenerateRequest) -> list[str]:
+    if request.token_ids is not None:
+        # As the mocker makes them: a start token, then the bytes of the turns with their roles.
+        text = bytes(token for token in request.token_ids if token < START).decode()
+        return text.rpartition(">")[2].split(" ")
     text = request.messages[-1].content if request.messages else request.prompt or ""
     return text.split(" ")
 
@@ -47,14 +56,16 @@ def _raise_after(request: GenerateRequest) -> float:
 class NotedAttempt:
     """One attempt at a request, noted from where it begins to where it ends."""
 
-    def __init__(self, note: Note, request: GenerateRequest, context: Context) -> None:
+    def __init__(
+        self, note: Note, request: GenerateRequest, context: Context, leg: Leg = "whole"
+    ) -> None:
         self._note, self._context = note, context
-        self._fields = {"request": request_name(request), "attempt": context.id}
-        self._raise_after = _raise_after(request)
-        self._count = 0
+        self._fields = {"request": request_name(request), "attempt": context.id, "leg": leg}
+        self._raise_after, self._seed = _raise_after(request), request.seed
+        self._began_at = self._count = 0
 
     def __enter__(self) -> Self:
-        self.note("engine.begin")
+        self.note("engine.begin", index=self._count, seed=str(self._seed))
         self._context.on_change(self._on_change)
         return self
 
@@ -68,7 +79,7 @@ class NotedAttempt:
         if isinstance(error, TrinamoError):
             outcome = error.code
         self._context.off_change(self._on_change)
-        self.note("engine.end", outcome=outcome, tokens=self._count)
+        self.note("engine.end", outcome=outcome, tokens=self._count - self._began_at)
 
     def _on_change(self, state: State) -> None:
         kind = "engine.killed" if state is State.KILLED else "engine.stopped"
@@ -90,11 +101,12 @@ class NotedAttempt:
 
 
 class WatchedEngine:
-    """An engine whose every token, and every end, is noted."""
+    """An engine whose every token, and every end, is noted. Implements `HandsOver`."""
 
     def __init__(self, note: Note, engine: EngineHost) -> None:
         self._note, self._engine = note, engine
         self.info, self.kv = engine.info, engine.kv
+        self.examine = engine.examine
         self.statistics, self.listen_blocks = engine.statistics, engine.listen_blocks
         # What an engine must have; the worker takes `forward`, and so nobody sees these deltas.
         self.generate = engine.generate
@@ -104,6 +116,59 @@ class WatchedEngine:
         with NotedAttempt(self._note, request, context) as attempt:
             attempt.raise_if_asked()
             await self._engine.forward(request, context, _WatchedSink(attempt, sink))
+
+    @asynccontextmanager
+    async def prefill_and_keep(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncIterator[KeptPrefill]:
+        """As the engine's; each wait for more filled blocks is noted when it ends."""
+        with NotedAttempt(self._note, request, context, "prefill") as attempt:
+            async with self._engine.prefill_and_keep(request, context) as kept:
+                yield _WatchedPrefill(attempt, kept)
+
+    @asynccontextmanager
+    async def reserve(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncIterator[Reservation]:
+        """As the engine's; what it makes of the adopted blocks is noted as every answer."""
+        with NotedAttempt(self._note, request, context, "decode") as attempt:
+            async with self._engine.reserve(request, context) as reservation:
+                attempt.note("engine.reserved", blocks=len(reservation.block_ids))
+                yield _WatchedReservation(attempt, reservation)
+
+
+class _WatchedPrefill:
+    def __init__(self, attempt: NotedAttempt, kept: KeptPrefill) -> None:
+        self._attempt, self._kept = attempt, kept
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        return self._kept.block_ids
+
+    async def wait_filled(self, count: int) -> int:
+        filled = await self._kept.wait_filled(count)
+        self._attempt.note("engine.filled", blocks=filled)
+        return filled
+
+    async def first_token(self) -> int:
+        return await self._kept.first_token()
+
+
+class _WatchedReservation:
+    def __init__(self, attempt: NotedAttempt, reservation: Reservation) -> None:
+        self._attempt, self._reservation = attempt, reservation
+
+    @property
+    def prompt(self) -> Prompt:
+        return self._reservation.prompt
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        return self._reservation.block_ids
+
+    async def adopt(self, first_token: int, sink: Sink[Delta]) -> None:
+        self._attempt.note("engine.adopted", token=first_token)
+        await self._reservation.adopt(first_token, _WatchedSink(self._attempt, sink))
 
 
 class _WatchedSink(Sink[Delta]):

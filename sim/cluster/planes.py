@@ -1,7 +1,7 @@
-"""The planes of one host of a simulated cluster: TCP for requests and responses, and the services.
+"""The planes of one host of a simulated cluster: TCP for requests and responses, KV memory, the services.
 
 `SimTransports` is what a host gives to `open_runtime`. The TCP transports are the real ones, on
-simulated sockets; store and broker are reached as `services.py` says.
+simulated sockets; store and broker are reached as `services.py` says, memory of peers as `memory.py` does.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
-    TransferOptions,
     open_client,
     open_request_plane,
     open_request_server,
     open_stream_server,
-    open_transfer_plane,
 )
 
 from .membership import SECRET
+from .memory import ClusterMemory
 from .services import NotedControlPlane, Services
 
 __all__ = ["SimTransports"]
@@ -38,13 +37,14 @@ class SimTransports:
     `requests` and `server`, for whoever takes a census.
     """
 
-    def __init__(self, name: str, services: Services) -> None:
+    def __init__(self, name: str, services: Services, memory: ClusterMemory) -> None:
         self.name = name
         self.home: Any = None
         self.calls: TcpClient | None = None
         self.requests: Any = None
         self.server: Any = None
         self.control: NotedControlPlane | None = None
+        self.memory = memory
         self._services = services
 
     @asynccontextmanager
@@ -93,12 +93,11 @@ class SimTransports:
                 call_home=self.calls,
             )
 
-    @asynccontextmanager
-    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
-        """Transfers over TCP, on simulated sockets."""
-        options = TransferOptions(tcp=self._tcp_options(config))
-        async with open_transfer_plane(options, env) as tcp:
-            yield TransferChain(planes=[tcp], order=[tcp.backend])
+    def open_transfers(
+        self, config: Config, env: Env
+    ) -> AbstractAsyncContextManager[TransferChain]:
+        """One-sided memory on simulated adapters, and TCP on simulated sockets."""
+        return self.memory.open_chain(self.name, config, env)
 
     def _tcp_options(self, config: Config) -> TcpOptions:
         own = {"host": "0.0.0.0", "port": 0, "advertise_host": self.name}  # noqa: S104 -- simulated

@@ -94,6 +94,8 @@ async def run_worker(
                     nursery.start_soon(serve_exchanges, runtime, process.note)
 
             process.engine = engine
+            if engine.kv is not None:
+                process.transports.memory.audit(process.name, engine.kv, process.note)
             await serve_worker(
                 msgspec.structs.replace(config, worker=section),
                 process.env,

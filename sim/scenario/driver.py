@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 from typing_extensions import override
 
+from ..checks.blocks import lost_blocks, stale_peers
 from ..checks.census import leftovers, overflows
 from ..checks.events import missed, stale_reports
 from ..checks.watches import stale_views
@@ -115,6 +116,7 @@ class ClusterDriver(Driver):
         if not await self.wait(self._are_workers_found, scenario.limits.settle_s):
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
+        await self._look_at_blocks()
         if not outcome.violations:
             await self._look_at_watches()
             await self._look_at_reports()
@@ -122,6 +124,7 @@ class ClusterDriver(Driver):
 
     @override
     def look(self) -> None:
+        self.cluster.memory.count()
         for text in overflows(self.outcome):
             if not any(v.text == text for v in self.outcome.violations):
                 self.outcome.violate("I12", text)
@@ -153,7 +156,7 @@ class ClusterDriver(Driver):
         """Whether every worker that lives, and can, is registered."""
         cluster = self.cluster
         held = cluster.store.values("instances/")
-        for name in cluster.workers:
+        for name in cluster.servers:
             process = cluster.processes[name]
             runtime, control = process.runtime, process.transports.control
             if not cluster.is_up(name) or process.stop.is_requested or control is None:
@@ -164,11 +167,22 @@ class ClusterDriver(Driver):
                 return False
         return True
 
+    async def _look_at_blocks(self) -> None:
+        """I9 in the end: where all that could write answers, or is seen to be dead, no block is away."""
+        outcome = self.outcome
+        await self.wait(lambda: not any(lost_blocks(outcome)), self.scenario.limits.settle_s)
+        for text in lost_blocks(outcome):
+            outcome.violate("I9", text)
+
     async def _look_at_watches(self) -> None:
         """I13 in the end: who believed every event of a watch knows what the store holds."""
         outcome = self.outcome
-        await self.wait(lambda: not any(stale_views(outcome)), self.scenario.limits.settle_s)
-        for text in stale_views(outcome):
+
+        def stale() -> list[str]:
+            return [*stale_views(outcome), *stale_peers(outcome)]
+
+        await self.wait(lambda: not stale(), self.scenario.limits.settle_s)
+        for text in stale():
             outcome.violate("I13", text)
 
     async def _look_at_reports(self) -> None:

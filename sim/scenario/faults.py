@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 import trio
@@ -24,11 +24,9 @@ from .plans import FaultPlan
 if TYPE_CHECKING:
     from .outcome import Outcome
 
-__all__ = ["FAULTS", "FaultWord", "Nemesis", "Stage", "StageName"]
+__all__ = ["FAULTS", "FaultWord", "Nemesis", "Stage"]
 
 TIME_STEPS: Final = 16
-StageName = Literal["cluster", "transfers"]
-"""What a scenario file plays."""
 
 
 @attrs.frozen
@@ -38,8 +36,6 @@ class FaultWord:
     has_link: bool
     about: str
     has_host: bool = True
-    of: tuple[StageName, ...] = ("cluster", "transfers")
-    """The stages that know it."""
 
 
 FAULTS: Final = {
@@ -60,10 +56,10 @@ FAULTS: Final = {
     "reset": FaultWord(has_link=True, about="RST on every connection between the two"),
     "compact": FaultWord(has_link=False, about="the store forgets its history", has_host=False),
     "stall_adapter": FaultWord(
-        has_link=False, about="what its adapter moves arrives after `for`, late", of=("transfers",)
+        has_link=False, about="what its adapter moves arrives after `for`, late"
     ),
     "break_adapter": FaultWord(
-        has_link=False, about="what its adapter moves is lost, while TCP works", of=("transfers",)
+        has_link=False, about="what its adapter moves is lost, while TCP works"
     ),
 }  # fmt: skip
 """Every word that `do` may be."""

@@ -1,7 +1,7 @@
 """Scenario files: TOML in, a `Scenario` out, or an error that names file, line and nearest word.
 
 The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `[network]`,
-`[link."a->b"]`, `[[workload]]`, `[[byzantine]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
+`[memory]`, `[link."a->b"]`, `[[workload]]`, `[[byzantine]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
 `[[mutant]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
 """
 
@@ -26,12 +26,13 @@ from trinamo.runtime.protocol.streams.request import Carrier
 from ..checks import INVARIANTS
 from ..cluster.byzantine import ACTS, ByzantineClient
 from ..cluster.cluster import ClusterPlan
+from ..cluster.memory import MemoryPlan
 from ..cluster.services import BROKER, STORE
 from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
 from ..mutants.bugs import BUGS
 from ..transfers.plan import TransferPlan
-from .faults import FAULTS, StageName
+from .faults import FAULTS
 from .plans import (
     Expect,
     FaultPlan,
@@ -49,14 +50,14 @@ __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 T = TypeVar("T")
 TOP: Final = (
     "name", "about", "covers", "policy", "streams", "cluster", "engine", "network", "link", "workload", "byzantine",
-    "fault", "limits", "liveness", "expect", "mutant", "queue", "transfers",
+    "fault", "limits", "liveness", "expect", "memory", "mutant", "queue", "transfers",
 )  # fmt: skip
-CLUSTER: Final = ("frontends", "workers", "config", "ready_timeout_s")
+CLUSTER: Final = ("frontends", "workers", "prefills", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
 """Words of the file that Python keeps for itself."""
 NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.input", "caller.input_end", "caller.kill", "caller.ready", "caller.refused", "caller.state", "caller.stop",
-    "drain.begin", "drain.end", "engine.begin", "engine.end", "engine.input", "engine.input_end", "engine.killed",
+    "drain.begin", "drain.end", "engine.adopted", "engine.begin", "engine.end", "engine.filled", "engine.input", "engine.input_end", "engine.killed", "engine.reserved",
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
     "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
@@ -183,7 +184,6 @@ class _Reader:
             for number, each in enumerate(self._tables(table, "byzantine"))
         )
         transfers = self._transfers(table)
-        stage: StageName = "transfers" if transfers else "cluster"
         hosts = [*host_names(cluster), *(f"byzantine{number}" for number in range(len(byzantines)))]
         if transfers is not None:
             hosts = transfers.hosts
@@ -202,7 +202,7 @@ class _Reader:
             links=tuple(self._links(table, hosts)),
             byzantines=byzantines,
             faults=tuple(
-                self._fault(each, number, hosts, stage)
+                self._fault(each, number, hosts)
                 for number, each in enumerate(self._tables(table, "fault"))
             ),
             liveness=self._build(Liveness, self._table(table, "liveness"), "liveness"),
@@ -230,7 +230,10 @@ class _Reader:
         except ConfigError as error:
             raise self._fail("cluster", 0, "config", error.message) from error
         engine = self._build(MockerOptions, self._table(table, "engine"), "engine")
-        plan = ClusterPlan(**more, workload=tuple(load), config=config, engine=engine)
+        memory = self._build(MemoryPlan, self._table(table, "memory"), "memory")
+        plan = ClusterPlan(
+            **more, workload=tuple(load), config=config, engine=engine, memory=memory
+        )
         for number, profile in enumerate(load):
             if profile.via == "http":
                 self._check_host("workload", number, "to", profile.to, host_names(plan))
@@ -274,14 +277,11 @@ class _Reader:
                 raise self._fail("", 0, other, f"[transfers] stands instead of [{other}]")
         return self._build(TransferPlan, self._table(table, "transfers"), "transfers")
 
-    def _fault(
-        self, table: dict[str, Any], number: int, hosts: list[str], stage: StageName
-    ) -> FaultPlan:
+    def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)
-        known = {name: word for name, word in FAULTS.items() if stage in word.of}
-        word = known.get(fault.do)
+        word = FAULTS.get(fault.do)
         if word is None:
-            raise self._unknown("fault", number, "do", "fault", fault.do, known)
+            raise self._unknown("fault", number, "do", "fault", fault.do, FAULTS)
         if word.has_host:
             self._check_host("fault", number, "on", fault.on, hosts)
         if word.has_link:
@@ -330,6 +330,7 @@ def host_names(plan: ClusterPlan) -> list[str]:
         STORE,
         BROKER,
         *(f"frontend{number}" for number in range(plan.frontends)),
+        *(f"prefill{number}" for number in range(plan.prefills)),
         *(f"worker{number}" for number in range(plan.workers)),
         *(f"client{number}" for number in range(clients)),
     ]

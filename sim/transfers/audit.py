@@ -2,13 +2,13 @@
 
 The books are kept beside the pool's own, from what is asked of it and of the planes, so that a pool
 or a lease that is wrong does not hide it. Bytes are compared by the hosts themselves
-(`process.py`).
+(`process.py`), and by whoever knows the right answer (`checks/streams.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -80,19 +80,39 @@ class BlockAudit:
     """Shared by the audits of all processes."""
     is_alive: Callable[[], bool] = lambda: True
     """Whether this process is; a paused one is."""
+    on_broken: Callable[[str], None] | None = None
+    """Called with what is wrong; None: it is raised."""
     incarnation: str = attrs.field(default="", init=False)
     """Of its process, once a plane is open."""
     owners: dict[int, str] = attrs.Factory(dict)
     """Whose each block is that somebody has taken."""
     _moves: list[tuple[Transfer, tuple[int, ...], str]] = attrs.Factory(list)
 
+    def follow(self) -> None:
+        """Hear of all that the pool lends and gets back from now on, whoever asks it."""
+        take, give_back = self.pool.take, self.pool.give_back
+
+        def taken(count: int) -> list[int] | None:
+            blocks = take(count)
+            if blocks:
+                self.taken(blocks, "a sequence")
+            return blocks
+
+        def returned(block_ids: Iterable[int]) -> None:
+            blocks = list(block_ids)
+            give_back(blocks)
+            self.returned(blocks)
+
+        for name, heard in (("take", taken), ("give_back", returned)):
+            setattr(self.pool, name, heard)
+
     def taken(self, blocks: Sequence[int], owner: str) -> None:
         """The pool lends blocks; raises `Violation` if they are not free to be lent."""
         for block in blocks:
             if block in self.owners:
-                raise self._broken(f"block {block} of {self.owners[block]} is lent to {owner}")
+                self._tell(f"block {block} of {self.owners[block]} is lent to {owner}")
             for name in self._touching(block):
-                raise self._broken(
+                self._tell(
                     f"block {block} is lent to {owner} while the transfer of {name} may touch it"
                 )
             self.owners[block] = owner
@@ -120,7 +140,7 @@ class BlockAudit:
         owner = self.owners.get(blocks[0], "nobody") if blocks else "nobody"
         if is_target:
             for name in itertools.chain.from_iterable(map(self._touching, blocks)):
-                raise self._broken(
+                self._tell(
                     f"blocks {blocks} of {owner} are written by two transfers, the first of {name}"
                 )
         self._moves.append((transfer, blocks, owner))
@@ -143,7 +163,7 @@ class BlockAudit:
         into = remote.description.incarnation
         for block in blocks:
             for name in self.landings.into(into, block):
-                raise self._broken(f"{owner} writes block {block} of {into}, and so may {name}")
+                self._tell(f"{owner} writes block {block} of {into}, and so may {name}")
         self.landings.add(_Landing(into, blocks, transfer, owner, self.is_alive))
 
     def count(self) -> None:
@@ -151,9 +171,9 @@ class BlockAudit:
         pool = self.pool
         counts = (pool.free_count, pool.used_count, pool.in_flight_count, pool.quarantined_count)
         if min(counts) < 0 or sum(counts) != pool.block_count:
-            raise self._broken(f"free, used, in flight, quarantined are {counts}")
+            self._tell(f"free, used, in flight, quarantined are {counts}")
         if pool.free_count + len(self.owners) > pool.block_count:
-            raise self._broken(f"{pool.free_count} are free, but {len(self.owners)} have owners")
+            self._tell(f"{pool.free_count} are free, but {len(self.owners)} have owners")
         self._moves = [move for move in self._moves if not move[0].is_settled]
 
     def _touching(self, block: int) -> list[str]:
@@ -164,8 +184,11 @@ class BlockAudit:
         ]
         return [*ours, *self.landings.into(self.incarnation, block)]
 
-    def _broken(self, text: str) -> Violation:
-        return Violation("I9", f"{self.host}: {text}")
+    def _tell(self, text: str) -> None:
+        text = f"{self.host}: {text}"
+        if self.on_broken is None:
+            raise Violation("I9", text)
+        self.on_broken(text)
 
 
 class WatchedPlane:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
-from typing_extensions import override
 
 from trinamo.runtime.errors import FencedError, TrinamoError
 from trinamo.runtime.kv.cache import KvCache
@@ -52,39 +51,6 @@ FENCED_S: Final = 0.5
 REVOKE_S: Final = 2.0
 PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""
-
-
-class _NotedMetrics(TransferMetrics):
-    """Metrics that note what becomes of blocks, and of peers."""
-
-    def __init__(self, env: SimEnv) -> None:
-        super().__init__(WorkerMetrics(env).registry)
-        self._env = env
-
-    @override
-    def fell_back(self, failed: str, to: str) -> None:
-        super().fell_back(failed, to)
-        self._env.note("kv.fallback", failed=failed, backend=to)
-
-    @override
-    def peer_gone(self, backend: str, peer: str) -> None:
-        super().peer_gone(backend, peer)
-        self._env.note("kv.forget", backend=backend, peer=peer)
-
-    @override
-    def quarantined(self, count: int) -> None:
-        super().quarantined(count)
-        self._env.note("kv.quarantine", blocks=count)
-
-    @override
-    def readmitted(self, count: int) -> None:
-        super().readmitted(count)
-        self._env.note("kv.readmit", blocks=count)
-
-    @override
-    def inquired(self, status: str) -> None:
-        super().inquired(status)
-        self._env.note("kv.asked", status=status)
 
 
 class KvProcess:
@@ -268,7 +234,7 @@ async def open_process(
                 env,
                 process.control,
                 engine_id=name,
-                metrics=_NotedMetrics(env),
+                metrics=TransferMetrics(WorkerMetrics(env).registry, env.note),
             )
         )
         process.registrar = Registrar(

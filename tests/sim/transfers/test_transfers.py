@@ -171,7 +171,7 @@ def test_a_wrong_plan_says_what_is_wrong(text: str, message: str) -> None:
         parse_scenario(HEAD + text)
 
 
-@pytest.mark.parametrize("do", [do for do, word in FAULTS.items() if "transfers" in word.of])
+@pytest.mark.parametrize("do", FAULTS)
 def test_every_fault_word_can_be_carried_out(do: str) -> None:
     to = 'to = "prefill0"\n' if FAULTS[do].has_link else ""
     outcome = play(
@@ -180,13 +180,6 @@ def test_every_fault_word_can_be_carried_out(do: str) -> None:
     )
     assert outcome.violations == []
     assert "fault" in kinds(outcome)
-
-
-def test_faults_of_transfers_are_unknown_to_a_cluster() -> None:
-    with pytest.raises(ConfigError, match="unknown fault 'stall_adapter'"):
-        parse_scenario(
-            'name = "a"\nabout = "b"\n[[fault]]\ndo = "stall_adapter"\non = "worker0"\nat = 1\n'
-        )
 
 
 def test_the_digest_covers_the_bytes_of_blocks_that_no_process_sends() -> None:
