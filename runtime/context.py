@@ -4,14 +4,16 @@
 not wait: it cancels `scope`, so a handler asleep in a long prefill wakes at once. Both are
 synchronous, without a checkpoint, so they work while their caller is itself being cancelled.
 
-What this module does not do: deadlines (the caller of `stop()` owns the grace period) and wires
-(`protocol/` turns these states into frames).
+A request may have a deadline, which is that of `scope`: whoever runs inside is cancelled then, and
+says why. What this module does not do: the grace period after `stop()`, which its caller owns, and
+wires (`protocol/` turns these states into frames).
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -59,6 +61,7 @@ class Context:
         "_parent",
         "_scope",
         "_stopped_event",
+        "deadline",
         "id",
         "kill_reason",
         "state",
@@ -70,6 +73,8 @@ class Context:
         self.state = State.LIVE
         self.stop_reason: Reason | None = None
         self.kill_reason: Reason | None = None
+        self.deadline = math.inf
+        """When the whole request must be over, on trio's clock; see `limit`."""
         # What most requests never need is made when it is asked for.
         self._scope: trio.CancelScope | None = None
         self._parent: Context | None = None
@@ -94,7 +99,7 @@ class Context:
     def scope(self) -> trio.CancelScope:
         """What Kill cancels: the handler runs inside it."""
         if self._scope is None:
-            self._scope = trio.CancelScope()
+            self._scope = trio.CancelScope(deadline=self.deadline)
             if self.is_killed:
                 self._scope.cancel()
         return self._scope
@@ -134,6 +139,16 @@ class Context:
             self._scope.cancel()
         self._advance(State.KILLED)
 
+    def limit(self, deadline: float) -> None:
+        """Let the request, and those linked to it, end at `deadline`; a later one changes nothing."""
+        if deadline >= self.deadline:
+            return
+        self.deadline = deadline
+        if self._scope is not None:
+            self._scope.deadline = min(self._scope.deadline, deadline)
+        for child in self._children or ():
+            child.limit(deadline)
+
     def _advance(self, state: State) -> None:
         self.state = state
         if self._stopped_event is not None:
@@ -156,6 +171,7 @@ class Context:
         if self._children is None:
             self._children = {}
         self._children[child] = None
+        child.limit(self.deadline)
         if self.state is State.KILLED:
             child.kill(self.kill_reason or Reason.CONSUMER_DROPPED)
         elif self.state is State.STOPPED:

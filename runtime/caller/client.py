@@ -8,6 +8,7 @@ instance; after that the stream belongs to its worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -43,14 +44,14 @@ from .attempts import StreamAttempt, UnaryAttempt
 from .router import Router
 from .streams import Exchange, ResponseStream
 
-__all__ = ["Client"]
+__all__ = ["ELSEWHERE", "Client"]
 
 T = TypeVar("T")
 S = TypeVar("S")
 _ID_BITS: Final = 64
 _DECODERS_MAX: Final = 64
 """More types of items are not asked for at one endpoint, unless they are made up on the way."""
-_ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
+ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
 """What may be tried on another instance; all else would fail there too, or must not run twice."""
 
 
@@ -68,7 +69,7 @@ class Client:
     ) -> None:
         self.router = router
         self._response_plane = response_plane
-        self._env = env
+        self.env = env
         self._attempts_max = attempts_max
         self._calls = Deadlines(call_home_timeout_s, StreamAttempt.give_up_call)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -85,7 +86,7 @@ class Client:
 
     def new_id(self) -> str:
         """A request id, for callers that have none of their own."""
-        return f"{self._env.rng.getrandbits(_ID_BITS):016x}"
+        return f"{self.env.rng.getrandbits(_ID_BITS):016x}"
 
     def stream(
         self,
@@ -95,11 +96,15 @@ class Client:
         context: Context | None = None,
         instance_id: str | None = None,
         among: Container[str] | None = None,
+        migrates: bool = False,
     ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
-        only; a named `instance_id` is the only one tried. Raises `UnavailableError` if nobody is live, else the last attempt's error.
+        only; a named `instance_id` is the only one tried. With `migrates` the worker may hand the
+        stream over when it leaves: the caller will ask another one. Raises `UnavailableError` if
+        nobody is live, `DeadlineError` once `context.deadline` is over, else the last attempt's
+        error.
         """
 
         def found(attempt: StreamAttempt) -> ResponseStream[T]:
@@ -107,7 +112,7 @@ class Client:
             return ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
 
         context = context or Context(self.new_id())
-        asked = _Asked(context, self._encode(request), instance_id, among)
+        asked = _Asked(context, self._encode(request), instance_id, among, migrates=migrates)
         return _Opening(self._dispatch, asked, found)
 
     def exchange(
@@ -171,7 +176,7 @@ class Client:
                 attempt = UnaryAttempt()
                 with self.router.flight(instance, attempt):
                     result = await attempt.run(plane, address, envelope, payload)
-            except _ELSEWHERE as error:
+            except ELSEWHERE as error:
                 failed = error
                 self._blame(instance, error)
                 if not error.definite or not self._may_retry(tried, instance_id):
@@ -210,7 +215,7 @@ class Client:
                 await attempt.run(
                     *self._route(instance), self._envelope(attempt, asked), asked.payload
                 )
-            except _ELSEWHERE as error:
+            except ELSEWHERE as error:
                 attempt.close()
                 failed = error
                 self._blame(instance, error)
@@ -225,11 +230,13 @@ class Client:
 
     def _envelope(self, attempt: StreamAttempt, asked: _Asked) -> Envelope:
         return Envelope(
-            id=attempt_id(asked.context.id, self._env.rng),
+            id=attempt_id(asked.context.id, self.env.rng),
             endpoint=attempt.instance.endpoint,
             instance_id=attempt.instance.id,
             response=attempt.registration.connection,
             request=attempt.open_input() if asked.takes_input else None,
+            migrates=asked.migrates,
+            deadline_s=_left(asked.context),
         )
 
     def _choose(
@@ -266,6 +273,16 @@ class Client:
             self.router.inhibit(instance, is_nonsensical=True)
 
 
+def _left(context: Context) -> float:
+    """Seconds until the deadline of a request, 0 for one that has none."""
+    if context.deadline == math.inf:
+        return 0.0
+    left = context.deadline - trio.current_time()
+    if left <= 0:
+        raise DeadlineError("the request's time was up before a worker had it")
+    return left
+
+
 @attrs.frozen
 class _Asked:
     """One streaming request."""
@@ -275,6 +292,8 @@ class _Asked:
     instance_id: str | None
     among: Container[str] | None = None
     takes_input: bool = False
+    migrates: bool = False
+    """The caller asks another instance if this one hands the stream over."""
 
 
 class _Opening(Generic[S]):

@@ -92,6 +92,16 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=32)],
         about("Instances tried for one request before its first item."),
     ] = 3
+    migrations_max: Annotated[
+        Annotated[int, Meta(ge=0, le=32)],
+        about(
+            "How often an answer whose worker is lost, or leaves, is replayed at another behind the"
+            " tokens that the client has. 0: it ends with an error."
+        ),
+    ] = 3
+    migration_tokens_max: Annotated[
+        Tokens, about("A longer sequence, prompt and answer together, is not replayed.")
+    ] = 131_072
     kv_index: Annotated[
         bool,
         about(

@@ -125,9 +125,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             "A client to which nothing is under way, and whose machine does not answer, is gone."
         ),
     ] = 20.0
-    request_timeout_s: Annotated[
+    answer_timeout_s: Annotated[
         Seconds | None,
-        about("An answer not made within this time is ended, as a 504; null: no bound."),
+        about(
+            "From a request's arrival to the end of its answer, all workers, queues and replays"
+            " included; later it is a 504, or ends as an event. A client may ask for less in"
+            " `X-Trinamo-Timeout`. null: no bound."
+        ),
     ] = None
     engine_error_detail: Annotated[
         bool,

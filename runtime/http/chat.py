@@ -32,6 +32,7 @@ from ..protocol.openai.requests import (
 )
 from .admission import Admission
 from .bodies import Body
+from .deadlines import find_deadline
 from .exchanges import (
     ClientGoneError,
     Headers,
@@ -106,9 +107,10 @@ class Inference:
         headers: Headers = [(b"x-request-id", public_id.encode())]
         refusal: ErrorAnswer | None = None
         try:
+            deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
             with Body(self._admission.bodies) as body:
                 parsed = await self._parse(exchange, body)
-                record = await self._answer(parsed, exchange, inner_id, headers)
+                record = await self._answer(parsed, exchange, inner_id, headers, deadline)
             self._tell(
                 record.outcome, started_at, record.detail, fault=record.fault, model=record.model
             )
@@ -168,13 +170,19 @@ class Inference:
         return _Parsed(generate, engine, request.is_streamed, request.wants_usage)
 
     async def _answer(
-        self, parsed: _Parsed, exchange: HttpExchange, inner_id: str, headers: Headers
+        self,
+        parsed: _Parsed,
+        exchange: HttpExchange,
+        inner_id: str,
+        headers: Headers,
+        deadline: float,
     ) -> RequestRecord:
         generate = parsed.generate
         with (
             self._admission.admit(inner_id) as context,
             self._manager.metrics.request(generate.model, self._endpoint.kind) as record,
         ):
+            context.limit(deadline)
             form = self._endpoint.answer(
                 inner_id,
                 generate.model,
@@ -191,6 +199,12 @@ class Inference:
         return record
 
 
+def _tell_worker(headers: Headers, instance_id: str) -> None:
+    """The answer has come from `instance_id`; until its first byte is sent, the last one counts."""
+    headers[:] = [each for each in headers if each[0] != WORKER_HEADER]
+    headers.append((WORKER_HEADER, instance_id.encode()))
+
+
 def _directed(engine: Engine, given: Headers, headers: Headers) -> Forward:
     """The engine's way to answer, by the worker that the client names in `given`, if it does.
 
@@ -202,9 +216,7 @@ def _directed(engine: Engine, given: Headers, headers: Headers) -> Forward:
         worker = None if name is None else name.decode("latin-1")
         if worker is not None and not is_instance_id(worker):
             raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
-        return engine.directed(
-            worker, lambda instance_id: headers.append((WORKER_HEADER, instance_id.encode()))
-        ).forward
+        return engine.directed(worker, partial(_tell_worker, headers)).forward
     if name is not None:
         raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
     return forward_of(engine)

@@ -18,7 +18,7 @@ import trio
 
 from ..config.config import HttpConfig
 from ..context import Context, Reason
-from ..errors import EngineError, KilledError
+from ..errors import DeadlineError, EngineError, KilledError
 from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.openai.answers import AnswerFormat, Usage
 from ..protocol.openai.generate import Delta
@@ -156,7 +156,7 @@ class Delivery:
     """The way of one request's answer to its client, and its books.
 
     A client that leaves ends the request as `http.on_disconnect` says. An answer that is not made
-    within `http.request_timeout_s` is killed. How long a client may take to read, its connection
+    by the context's deadline is killed. How long a client may take to read, its connection
     decides: one that was cut off counts as gone.
     """
 
@@ -175,8 +175,6 @@ class Delivery:
         the outcome. Cancelled from outside, `forward` has unwound before this leaves.
         """
         exchange, scope = self._exchange, self._context.scope
-        if self._config.request_timeout_s is not None:
-            scope.deadline = trio.current_time() + self._config.request_timeout_s
         exchange.on_gone(self._client_left)
         error: Exception | None = None
         try:
@@ -210,9 +208,12 @@ class Delivery:
         else:
             self._context.kill(Reason.CLIENT_DISCONNECT)
 
-    def _killed(self) -> KilledError:
+    def _killed(self) -> KilledError | DeadlineError:
         """Say why the scope was left: by a kill, or by its deadline, which is one."""
-        self._context.kill(Reason.CLIENT_DISCONNECT if self._exchange.is_gone else Reason.DEADLINE)
+        if not (self._context.is_killed or self._exchange.is_gone):
+            self._context.kill(Reason.DEADLINE)
+            return DeadlineError("the answer was not complete in the time that it had")
+        self._context.kill(Reason.CLIENT_DISCONNECT)
         reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
 

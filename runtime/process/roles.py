@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from ..caller.migration import MigrationPolicy
 from ..config.config import Config, HttpConfig
 from ..engines import GenerationEngine
 from ..engines.generation import forward_of
@@ -24,6 +25,7 @@ from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
 from ..kv.cache import HoldsKv
 from ..metrics.metrics import FrontendMetrics
+from ..metrics.migrations import MigrationSeries
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.transports import Transports
@@ -204,7 +206,9 @@ async def serve_frontend(
         async with open_nursery() as serving:
             with stop.starting():
                 manager = service.model_manager()
-                await watching.start(watch_models, runtime.control, runtime, manager)
+                await watching.start(
+                    watch_models, runtime.control, runtime, manager, _migration(config, metrics)
+                )
                 status_url = ""
                 if config.http.status_port is not None:
                     status = _frontend_status(config.http, runtime, service)
@@ -219,6 +223,15 @@ async def serve_frontend(
             service.stop()
         watching.cancel_scope.cancel()
     env.note("frontend.left")
+
+
+def _migration(config: Config, metrics: FrontendMetrics) -> MigrationPolicy:
+    section = config.router
+    return MigrationPolicy(
+        series=MigrationSeries(metrics.now, metrics.registry),
+        migrations_max=section.migrations_max,
+        tokens_max=section.migration_tokens_max,
+    )
 
 
 def _frontend_status(section: HttpConfig, runtime: Runtime, service: HttpService) -> Server:

@@ -23,6 +23,7 @@ from ..errors import (
     KilledError,
     RequestError,
     TrinamoError,
+    UnavailableError,
     UnknownModelError,
 )
 from ..logs.fields import name_task
@@ -66,6 +67,8 @@ class Worker:
         self._metrics = metrics or WorkerMetrics(env)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
+        self._migrating: dict[str, None] = {}
+        """Of those the streams whose callers go on elsewhere if they are handed over."""
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -207,20 +210,26 @@ class Worker:
 
     def _begin(self, envelope: Envelope) -> Context:
         context = Context(envelope.id)
+        if envelope.deadline_s:
+            context.limit(trio.current_time() + envelope.deadline_s)
 
         def limit(state: State) -> None:
             kind = "cancel.kill" if state is State.KILLED else "cancel.stop"
             self._env.note(kind, request=envelope.id, reason=str(context.reason))
             if state is State.STOPPED:
-                context.scope.deadline = trio.current_time() + self._stop_grace_s
+                grace_until = trio.current_time() + self._stop_grace_s
+                context.scope.deadline = min(context.deadline, grace_until)
 
         context.on_change(limit)
         self._active[envelope.id] = context
+        if envelope.migrates:
+            self._migrating[envelope.id] = None
         self._env.note("worker.begin", request=envelope.id)
         return context
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
+        self._migrating.pop(context.id, None)
         if context.reason is not None:
             record.cancelled(context.reason)
         record.end()
@@ -233,7 +242,7 @@ class Worker:
             detail=record.detail,
             endpoint=record.endpoint,
         )
-        if not self._active:
+        if not self._active or (self._draining and not self._migrating):
             self._idle.set()
             self._idle = trio.Event()
 
@@ -298,8 +307,13 @@ class Worker:
 
     def _why_cancelled(self, context: Context) -> TrinamoError:
         if not context.is_killed:
+            is_late = trio.current_time() >= context.deadline
             context.kill(Reason.DEADLINE)
+            if is_late:
+                return DeadlineError("the request's time is up")
             return DeadlineError(f"the handler did not finish within {self._stop_grace_s:g} s")
+        if context.reason is Reason.MIGRATION:
+            return UnavailableError("the worker leaves, and hands its stream over", definite=False)
         if context.reason is Reason.WORKER_SHUTDOWN:
             return DisconnectedError("the worker shut down before the answer was complete")
         return KilledError("the request was killed", reason=str(context.reason))
@@ -320,6 +334,21 @@ class Worker:
     def refuse_new(self) -> None:
         """From now on answer `draining`. Synchronous, final."""
         self._draining = True
+
+    def hand_over(self) -> int:
+        """End the streams that are replayed elsewhere, and say how many. Synchronous.
+
+        Their callers have what was sent, and a typed error: `UnavailableError`.
+        """
+        handed = tuple(self._migrating)
+        for request_id in handed:
+            self._active[request_id].kill(Reason.MIGRATION)
+        return len(handed)
+
+    async def wait_handed_over(self) -> None:
+        """Return once the tasks of those streams have ended. Safe to cancel."""
+        while self._migrating:
+            await self._idle.wait()
 
     def stop_all(self) -> None:
         """Ask every request to finish early."""

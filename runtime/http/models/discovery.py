@@ -15,8 +15,10 @@ import attrs
 import trio
 
 from ...caller.client import Client
+from ...caller.migration import MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...errors import TrinamoError
+from ...metrics.migrations import MigrationSeries
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
@@ -44,13 +46,17 @@ class RoutedEngine(RemoteEngine):
         client: Client,
         table: ModelTable,
         model: str,
+        migration: MigrationPolicy,
         *,
+        can_resume: bool = False,
         instance_id: str | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.client = client
         self._table = table
         self._model = model
+        self._migration = migration
+        self._can_resume = can_resume
         self._instance_id = instance_id
         self._tell = tell
 
@@ -67,22 +73,28 @@ class RoutedEngine(RemoteEngine):
     def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RoutedEngine:
         """This engine for one request, to one worker if it is named."""
         return RoutedEngine(
-            self.client, self._table, self._model, instance_id=instance_id, tell=tell
+            self.client,
+            self._table,
+            self._model,
+            self._migration,
+            can_resume=self._can_resume,
+            instance_id=instance_id,
+            tell=tell,
         )
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        """Hand on the answer of whichever worker the router chooses."""
-        stream = self.client.stream(
+        """Hand on the answer of whichever workers the router chooses."""
+        await MigratingAnswer(
+            self.client,
             request,
-            Delta,
-            context=context,
+            context,
+            sink,
+            self._migration,
             instance_id=self._instance_id,
-            among=self._servers(),
-        )
-        async with stream as deltas:
-            if self._tell is not None:
-                self._tell(deltas.instance.id)
-            await deltas.forward(sink)
+            servers=self._servers,
+            tell=self._tell,
+            can_resume=self._can_resume,
+        ).run()
 
     def _servers(self) -> Collection[str] | None:
         servers = self._table.servers(self._model)
@@ -105,6 +117,7 @@ async def watch_models(
     control: ControlPlane,
     clients: ClientSource,
     manager: ModelManager,
+    migration: MigrationPolicy | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -117,7 +130,8 @@ async def watch_models(
     endpoint that no card names and that has no instance is released after a minute or so.
     """
     async with open_nursery() as nursery:
-        watch = _ModelWatch(clients, manager, nursery)
+        policy = migration or MigrationPolicy(series=MigrationSeries(manager.metrics.now))
+        watch = _ModelWatch(clients, manager, nursery, policy)
         nursery.start_soon(watch.end_kept_cards)
         nursery.start_soon(watch.release_unused)
 
@@ -148,7 +162,9 @@ class _ModelWatch:
         clients: ClientSource,
         manager: ModelManager,
         nursery: trio.Nursery,
+        migration: MigrationPolicy,
     ) -> None:
+        self._migration = migration
         self._clients = clients
         self._manager = manager
         self._nursery = nursery
@@ -238,7 +254,9 @@ class _ModelWatch:
         manager = self._manager
         try:
             client = await self._client(card.endpoint)
-            engine = RoutedEngine(client, self._table, card.name)
+            engine = RoutedEngine(
+                client, self._table, card.name, self._migration, can_resume=card.can_resume
+            )
             if manager.has_model_any(card.name):
                 manager.update_model(card, engine)
             else:

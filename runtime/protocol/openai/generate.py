@@ -69,6 +69,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_p: float = 1.0
     seed: int | None = None
     stop: list[str] = []
+    delivered_ids: list[int] = []
+    """Tokens of this answer that the client has already: go on behind them."""
 
 
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
@@ -89,6 +91,7 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("prompt", text | None, None),
             ("token_ids", tokens | None, None),
             ("stop", stops, []),
+            ("delivered_ids", tokens, []),
         ],
         bases=(GenerateRequest,),
         frozen=True,
@@ -133,3 +136,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of what computes the answers: workers of one model whose fingerprints differ disagree."""
     created: int = 0
     """Unix seconds."""
+    can_resume: bool = False
+    """Whether its workers take `delivered_ids`, so that an answer may move to another one."""

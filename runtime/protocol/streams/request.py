@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import random
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -108,6 +108,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: ConnectionInfo | None = None
     request: ConnectionInfo | None = None
     """Set when the caller also streams input to the worker."""
+    migrates: bool = False
+    """The caller asks another worker for the rest if this one hands the stream over."""
+    deadline_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long the caller will still wait, from the moment this was sent; 0: no bound."""
 
 
 class AckStatus(enum.StrEnum):

@@ -155,7 +155,7 @@ async def test_a_unary_request_is_repeated_only_if_it_certainly_did_not_run(
     cluster: Cluster,
 ) -> None:
     client, plane = await scripted(cluster, ConnectError("x"), DisconnectedError("x"))
-    unary = Client(client.router, cluster.home, client._env)
+    unary = Client(client.router, cluster.home, client.env)
     with pytest.raises(DisconnectedError):
         await unary.call(1, str)
     assert len(plane.sent) == 2

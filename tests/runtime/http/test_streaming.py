@@ -221,7 +221,8 @@ async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
     autojump_clock: trio.testing.MockClock, sink_type: type[EventSink | BodySink]
 ) -> None:
     """The last bound there is when a worker hangs and discovery cannot say that it is gone."""
-    served = Served(AsgiClient(), HttpConfig(request_timeout_s=60), sink_type=sink_type)
+    served = Served(AsgiClient(), sink_type=sink_type)
+    served.context.limit(60)
     await served.run_items(one_then_hang())
     assert trio.current_time() == 60
     assert (served.outcome, served.context.kill_reason) == (Reason.DEADLINE, Reason.DEADLINE)
@@ -233,7 +234,8 @@ async def test_an_answer_not_made_in_time_is_ended_as_a_deadline(
 async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    served = Served(AsgiClient(read_s=6), HttpConfig(request_timeout_s=5))
+    served = Served(AsgiClient(read_s=6))
+    served.context.limit(5)
 
     async def quick() -> AsyncGenerator[Delta, None]:
         yield Delta("a", [1])

@@ -1,0 +1,304 @@
+"""One answer over as many streams as it takes: what one worker leaves undone another goes on with.
+
+The tokens of each stream are written down as they pass. When a stream breaks, the request is sent
+again with `delivered_ids`, and the next worker goes on behind them: the client sees a pause, no token
+twice and none missing. `may_migrate` decides, and is a table; `MigratingAnswer` awaits.
+
+What this module does not do: try other workers before a handler has started (`client.py`), and take
+an answer up (the engines).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Container, Mapping
+from typing import Final, NoReturn
+
+import attrs
+import msgspec
+
+from ..context import Context
+from ..env import Env
+from ..errors import TrinamoError, error_from_wire
+from ..metrics.migrations import MigrationSeries
+from ..protocol.openai.generate import Delta, GenerateRequest
+from ..sinks import Sink
+from .client import ELSEWHERE, Client
+
+__all__ = ["VERDICTS", "MigratingAnswer", "MigrationPolicy", "Progress", "Verdict", "may_migrate"]
+
+_log = logging.getLogger("trinamo.migration")
+_SEED_BITS: Final = 63
+
+
+@attrs.frozen(kw_only=True)
+class MigrationPolicy:
+    """When an answer is replayed, and where that is counted."""
+
+    series: MigrationSeries
+    migrations_max: int = 3
+    """Of one answer; 0: none."""
+    tokens_max: int = 1 << 17
+    """A longer sequence, prompt and answer together, is not computed again."""
+
+
+class Verdict(enum.StrEnum):
+    """What becomes of an answer whose stream has ended with an error, and why."""
+
+    MIGRATE = "it is replayed at another worker"
+    COMPLETE = "it is complete: only its end mark was lost"
+    FINAL = "it would fail elsewhere too"
+    STOPPED = "the request was stopped"
+    UNTAKEN = "no worker took it"
+    NAMED = "not replayed elsewhere: the request names its worker"
+    OFF = "not replayed elsewhere: router.migrations_max is 0"
+    SPENT = "not replayed again: router.migrations_max is reached"
+    LONG = "not replayed elsewhere: it has more tokens than router.migration_tokens_max"
+    UNABLE = "not replayed elsewhere: the engine cannot go on with an answer"
+
+
+_SILENT: Final = (Verdict.FINAL, Verdict.STOPPED, Verdict.UNTAKEN)
+"""These say nothing that the error itself does not."""
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """How far an answer has come when its stream ends with an error."""
+
+    policy: MigrationPolicy
+    delivered_count: int = 0
+    """Tokens that the client has."""
+    prompt_tokens: int = 0
+    """As the first worker said; 0 if none has."""
+    migration_count: int = 0
+    is_taken: bool = True
+    """Whether a worker had begun this stream."""
+    is_finished: bool = False
+    """Whether the finish reason has come."""
+    is_stopped: bool = False
+    is_named: bool = False
+    """The request names its worker."""
+    can_resume: bool = True
+    """Whether the model's engine goes on behind delivered tokens."""
+
+
+# fmt: off
+VERDICTS: Final[Mapping[Verdict, Callable[[TrinamoError, Progress], bool]]] = {
+    Verdict.FINAL:    lambda error, _: not isinstance(error, ELSEWHERE),
+    Verdict.COMPLETE: lambda _, now: now.is_finished,
+    Verdict.STOPPED:  lambda _, now: now.is_stopped,
+    Verdict.UNTAKEN:  lambda _, now: not now.is_taken,
+    Verdict.NAMED:    lambda _, now: now.is_named,
+    Verdict.OFF:      lambda _, now: now.policy.migrations_max == 0,
+    Verdict.SPENT:    lambda _, now: now.migration_count >= now.policy.migrations_max,
+    Verdict.LONG:     lambda _, now: now.prompt_tokens + now.delivered_count > now.policy.tokens_max,
+    Verdict.UNABLE:   lambda _, now: now.delivered_count > 0 and not now.can_resume,
+    Verdict.MIGRATE:  lambda _, __: True,
+}
+"""The first that holds, from the top."""
+# fmt: on
+
+
+def may_migrate(error: TrinamoError, progress: Progress) -> Verdict:
+    """What becomes of an answer whose stream ended with `error`: the first of `VERDICTS`."""
+    return next(verdict for verdict, holds in VERDICTS.items() if holds(error, progress))
+
+
+class MigratingAnswer(Sink[Delta]):
+    """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
+
+    `servers` says who may be asked now, None for anybody; `tell` is called with the id of each worker
+    that takes the request up.
+    """
+
+    __slots__ = (
+        "_broken",
+        "_can_resume",
+        "_client",
+        "_context",
+        "_has_brought",
+        "_instance_id",
+        "_is_finished",
+        "_is_long",
+        "_is_taken",
+        "_policy",
+        "_prompt_tokens",
+        "_request",
+        "_servers",
+        "_sink",
+        "_take",
+        "_tell",
+        "_token_ids",
+        "_tokens_max",
+        "_tried",
+    )
+
+    def __init__(
+        self,
+        client: Client,
+        request: GenerateRequest,
+        context: Context,
+        sink: Sink[Delta],
+        policy: MigrationPolicy,
+        *,
+        instance_id: str | None = None,
+        servers: Callable[[], Container[str] | None] = lambda: None,
+        tell: Callable[[str], None] | None = None,
+        can_resume: bool = False,
+    ) -> None:
+        super().__init__()
+        self._client, self._context, self._policy = client, context, policy
+        self._instance_id, self._servers, self._tell = instance_id, servers, tell
+        self._can_resume = can_resume
+        self._request = _seeded(request, client.env) if can_resume else request
+        self._sink, self._take = sink, sink.take
+        self._token_ids: list[int] = []
+        self._tokens_max = policy.tokens_max
+        self._prompt_tokens = 0
+        self._is_finished = self._is_long = False
+        # Of the stream that goes on.
+        self._is_taken = self._has_brought = False
+        self._tried: list[str] = []
+        """What became of the streams before it, in words."""
+        self._broken: tuple[float, bool] | None = None
+        """When the last stream broke, and whether it had brought nothing; until the next one does."""
+
+    # --- a sink, in plain calls: each token costs a loop's turn and the extension of a list ---
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[Delta]) -> bool:
+        """Write the tokens down, and hand `items` on."""
+        token_ids = self._token_ids
+        for delta in items:
+            token_ids += delta.token_ids
+            if delta.finish_reason is not None:
+                self._is_finished = True
+        if not self._has_brought:
+            items = self._begin(items)
+        if len(token_ids) > self._tokens_max:
+            # It will not be replayed: what is kept stays bounded.
+            self._is_long = True
+            token_ids.clear()
+        return self._take(items)
+
+    def _begin(self, items: list[Delta]) -> list[Delta]:
+        """A stream has brought its first items; the length of the prompt is told once an answer."""
+        self._has_brought = True
+        self._settle("migrated")
+        if not self._prompt_tokens:
+            self._prompt_tokens = items[0].prompt_tokens
+            return items
+        return [msgspec.structs.replace(items[0], prompt_tokens=0), *items[1:]]
+
+    # --- stream after stream ---
+
+    async def run(self) -> None:
+        """Hand the whole answer to the sink; returns at its complete end.
+
+        Raises what ended the last stream, with what was tried before it. Cancelled, or killed, it
+        leaves nothing behind.
+        """
+        try:
+            while not await self._run_stream():
+                pass
+        except TrinamoError:
+            self._settle("failed")
+            raise
+        finally:
+            self._settle("cancelled")
+
+    async def _run_stream(self) -> bool:
+        """Whether the answer is complete; raises if it cannot go on."""
+        self._is_taken = self._has_brought = False
+        stream = self._client.stream(
+            self._resumed(),
+            Delta,
+            context=self._context,
+            instance_id=self._instance_id,
+            among=self._servers(),
+            migrates=self._would_migrate(),
+        )
+        worker = ""
+        try:
+            async with stream as deltas:
+                self._is_taken, worker = True, deltas.instance.id
+                if self._tell is not None:
+                    self._tell(worker)
+                await deltas.forward(self)
+        except TrinamoError as error:
+            verdict = may_migrate(error, self._progress())
+            if verdict is Verdict.MIGRATE:
+                self._break(worker, error)
+                return False
+            if verdict is not Verdict.COMPLETE:
+                self._raise(error, verdict)
+            _log.info("request %s: %s (%s)", self._context.id, verdict, error.message)
+        # An answer may have no tokens at all.
+        self._settle("migrated")
+        return True
+
+    def _resumed(self) -> GenerateRequest:
+        if not self._token_ids:
+            return self._request
+        return msgspec.structs.replace(self._request, delivered_ids=list(self._token_ids))
+
+    def _would_migrate(self) -> bool:
+        """Whether this stream will be replayed if its worker hands it over, as far as is known."""
+        policy = self._policy
+        return (
+            self._can_resume
+            and self._instance_id is None
+            and not self._is_long
+            and len(self._tried) < policy.migrations_max
+        )
+
+    def _progress(self) -> Progress:
+        return Progress(
+            policy=self._policy,
+            delivered_count=self._tokens_max + 1 if self._is_long else len(self._token_ids),
+            prompt_tokens=self._prompt_tokens,
+            migration_count=len(self._tried),
+            is_taken=self._is_taken,
+            is_finished=self._is_finished,
+            is_stopped=self._context.is_stopped,
+            is_named=self._instance_id is not None,
+            can_resume=self._can_resume,
+        )
+
+    def _break(self, worker: str, error: TrinamoError) -> None:
+        delivered = len(self._token_ids)
+        self._broken = self._policy.series.now(), not delivered
+        self._tried.append(f"{worker}: {error.message}")
+        self._client.env.note(
+            "migration", request=self._context.id, instance=worker, delivered=delivered
+        )
+        text = "request %s: %d tokens were delivered when %s ended the stream; it is replayed: %s"
+        _log.info(text, self._context.id, delivered, worker, error.message)
+
+    def _raise(self, error: TrinamoError, verdict: Verdict) -> NoReturn:
+        says = [] if verdict in _SILENT else [str(verdict)]
+        if says:
+            self._policy.series.refused(verdict.name.lower())
+        if self._tried:
+            says.append(f"replayed before, after {'; '.join(self._tried)}")
+        if not says or self._context.is_stopped:
+            raise error
+        text = f"{error.message} ({'; '.join(says)})"
+        # What has begun may have happened.
+        definite = error.definite and not (self._token_ids or self._is_long)
+        raise error_from_wire(error.code, text, definite=definite) from error
+
+    def _settle(self, outcome: str) -> None:
+        if self._broken is not None:
+            (since, is_new), self._broken = self._broken, None
+            self._policy.series.ended(is_new=is_new, outcome=outcome, since=since)
+
+
+def _seeded(request: GenerateRequest, env: Env) -> GenerateRequest:
+    """With the seed fixed before the first stream, so that all of them draw the same tokens."""
+    if request.seed is not None or request.temperature == 0:
+        return request
+    return msgspec.structs.replace(request, seed=env.rng.getrandbits(_SEED_BITS))
