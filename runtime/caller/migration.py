@@ -243,7 +243,8 @@ class MigratingAnswer(Sink[Delta]):
     def _resumed(self) -> GenerateRequest:
         if not self._token_ids:
             return self._request
-        return msgspec.structs.replace(self._request, delivered_ids=list(self._token_ids))
+        delivered = [*self._request.delivered_ids, *self._token_ids]
+        return msgspec.structs.replace(self._request, delivered_ids=delivered)
 
     def _would_migrate(self) -> bool:
         """Whether this stream will be replayed if its worker hands it over, as far as is known."""

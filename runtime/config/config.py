@@ -22,6 +22,7 @@ from .keys import (
     Secret,
     Section,
     Text,
+    Tokens,
     about,
     is_name,
 )

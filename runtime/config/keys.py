@@ -29,6 +29,7 @@ __all__ = [
     "Secret",
     "Section",
     "Text",
+    "Tokens",
     "about",
     "config_fields",
     "is_name",
@@ -74,6 +75,7 @@ Bytes = Annotated[int, Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]
 # What fits a frame's u32 length fields and one allocation; less holds no message of any use.
 FrameBytes = Annotated[int, Meta(ge=1024, le=1 << 30, extra={"unit": "bytes"})]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Meta(ge=1, le=1 << 20, extra={"unit": "tokens"})]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 # Names become parts of keys and subjects: no `/`, `.`, `*`, `>` or blanks.
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]

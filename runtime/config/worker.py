@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from .keys import Count, Name, Port, Seconds, Section, Text, about
+from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
 
 __all__ = ["WorkerConfig"]
-
-Tokens = Annotated[int, Meta(ge=1, le=1 << 20, extra={"unit": "tokens"})]
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
