@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.runtime.http.running import LocalEngine
-from tests.runtime.http.test_chat import HELLO, post
+from tests.runtime.http.test_chat import HELLO, NO_DELTAS, post
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.http.deadlines import find_deadline
@@ -20,8 +20,9 @@ CHAT = "/v1/chat/completions"
 
 
 async def never(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+    for delta in NO_DELTAS:
+        yield delta
     await trio.sleep_forever()
-    yield Delta()
 
 
 async def begin_only(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
