@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
+from .models import parse_model
 
-__all__ = ["WorkerConfig"]
+__all__ = ["WorkerConfig", "endpoint_of_model"]
+
+_NAME_CHARACTERS_MAX: Final = 63
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
@@ -25,6 +31,18 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Text | None, about("The name clients ask for; null: the engine's own.")
     ] = None
     model_path: Annotated[Text | None, about("A GGUF file; null: the fetched model.")] = None
+    model_aliases: Annotated[
+        Annotated[tuple[ModelName, ...], Meta(max_length=32)],
+        about("Other names that clients may ask for; answers carry the name that was asked for."),
+    ] = ()
+    models: Annotated[
+        Annotated[tuple[Text, ...], Meta(max_length=32)],
+        about(
+            "Several models in one process, `NAME=ENGINE` each, with `;alias=…`, `;path=…` and"
+            " `;endpoint=…` behind it as needed; without `endpoint` each has one that is called"
+            " after it. `engine`, `model_name`, `model_path` and `model_aliases` are for one model."
+        ),
+    ] = ()
     status_host: Annotated[
         Text, about("Address of the status port (`/health`, `/live`, `/metrics`).")
     ] = "127.0.0.1"
@@ -67,3 +85,46 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     cancelled_ttl_s: Annotated[
         Seconds, about("How long a cancel that overtook its request is remembered.")
     ] = 60.0
+
+    def __post_init__(self) -> None:
+        """A worker has one model by its own keys, or several by lines of `models`."""
+        sections = self.by_model()
+        for what, said in (
+            ("name", [each.model_name for each in sections]),
+            ("endpoint", [each.endpoint for each in sections]),
+        ):
+            if len(set(said)) < len(said):
+                raise ValueError(f"models: two have one {what}: {', '.join(map(str, said))}")
+        if self.models and (self.model_name or self.model_path or self.model_aliases):
+            raise ValueError(
+                "models is for several models; model_name, model_path, model_aliases for one"
+            )
+
+    def by_model(self) -> tuple[WorkerConfig, ...]:
+        """This section for each of its models, as of a worker that serves that one alone.
+
+        All other keys, such as the bounds of the engine, hold for each model. Raises `ValueError`.
+        """
+        if not self.models:
+            return (self,)
+        return tuple(self._of_model(line) for line in self.models)
+
+    def _of_model(self, line: str) -> WorkerConfig:
+        said = parse_model(line)
+        changes: dict[str, Any] = {
+            "models": (),
+            "model_name": said.name,
+            "engine": said.engine,
+            "model_path": said.path,
+            "model_aliases": said.aliases,
+            "endpoint": said.endpoint or endpoint_of_model(self.endpoint, said.name),
+        }
+        return msgspec.convert(
+            {**msgspec.structs.asdict(self), **changes}, WorkerConfig, from_attributes=True
+        )
+
+
+def endpoint_of_model(endpoint: str, model: str) -> str:
+    """What the endpoint of one of several models is called: the same in every process."""
+    slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") or "model"
+    return f"{endpoint}-{slug}"[:_NAME_CHARACTERS_MAX]

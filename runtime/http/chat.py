@@ -75,6 +75,8 @@ class _Parsed:
 
     generate: GenerateRequest
     engine: Engine
+    asked: str
+    """The model's name as the client wrote it, which may be an alias: the answer carries it."""
     is_streamed: bool
     wants_usage: bool
 
@@ -167,7 +169,8 @@ class Inference:
         generate = request.to_generate(model, context_tokens_max)
         # From here on the request is held, not its body, which may have been mostly blanks.
         body.hold(request.content_bytes)
-        return _Parsed(generate, engine, request.is_streamed, request.wants_usage)
+        asked = request.model or model
+        return _Parsed(generate, engine, asked, request.is_streamed, request.wants_usage)
 
     async def _answer(
         self,
@@ -185,7 +188,7 @@ class Inference:
             context.limit(deadline)
             form = self._endpoint.answer(
                 inner_id,
-                generate.model,
+                parsed.asked,
                 int(self._manager.env.clock.wall()),
                 wants_usage=parsed.wants_usage,
             )

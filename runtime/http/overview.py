@@ -71,6 +71,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """One model that a frontend offers; what its card says, as far as it has one."""
 
     name: str
+    aliases: list[str] = []
+    """Other names that requests may use."""
     endpoint: str = ""
     engine: str = ""
     context_tokens_max: int = 0

@@ -8,13 +8,16 @@ are theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 
 from ..caller.migration import MigrationPolicy
-from ..config.config import Config, HttpConfig
+from ..config.config import Config, HttpConfig, WorkerConfig
+from ..config.worker import endpoint_of_model
 from ..engines import GenerationEngine
 from ..engines.generation import forward_of
 from ..env import Env
@@ -23,7 +26,7 @@ from ..http.overview import describe_planes, overview
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
-from ..kv.cache import HoldsKv
+from ..kv.cache import HoldsKv, KvCache
 from ..metrics.metrics import FrontendMetrics
 from ..metrics.migrations import MigrationSeries
 from ..metrics.worker import WorkerMetrics
@@ -38,15 +41,17 @@ from .stopping import StopRequest
 
 __all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]
 
+_log = logging.getLogger("trinamo.runtime")
 _STATUS_CONNECTIONS_MAX = 64
 
 
 @attrs.frozen
 class WorkerReady:
-    """A worker serves: its model can be found."""
+    """A worker serves: its models can be found."""
 
     instance_id: str
     model: str
+    """Its name; several are separated by commas, and so are their engines."""
     engine: str
     status_url: str
     """Empty if there is no status port."""
@@ -65,7 +70,7 @@ async def serve_worker(
     config: Config,
     env: Env,
     transports: Transports,
-    engine: GenerationEngine,
+    engine: GenerationEngine | Sequence[GenerationEngine],
     stop: StopRequest,
     *,
     ready: Callable[[WorkerReady], object],
@@ -75,11 +80,15 @@ async def serve_worker(
 ) -> None:
     """Serve the model of `engine`, which stays the caller's, until `stop`; then leave in order.
 
+    Of several engines each serves its model at an endpoint of its own, as `worker.models` says of
+    that model, else called after it. Peers move KV blocks of the first one that has any.
+
     `opened` is called once the planes are open, `ready` once frontends find the model; `metadata`
     is for people, beside what the engine says of itself. Raises `ConfigError` or `ConnectError`,
     with a sentence saying what to do, if it cannot start.
     """
-    kv = engine.kv if isinstance(engine, HoldsKv) else None
+    engines = engine if isinstance(engine, Sequence) else (engine,)
+    kv = _kv_of(engines)
     async with (
         open_runtime(config, env, transports, serving=True, metrics=metrics, kv=kv) as runtime,
         open_nursery() as nursery,
@@ -89,13 +98,20 @@ async def serve_worker(
         with stop.starting():
             status_url = ""
             if config.worker.status_port is not None:
-                port = await nursery.start(_status_server(config, runtime, engine).serve)
+                port = await nursery.start(_status_server(config, runtime, engines).serve)
                 status_url = _url(config.worker.status_host, port)
-            facts = await _offer(
-                config, runtime, engine, {**(metadata or {}), "status": status_url}
+            told = {**(metadata or {}), "status": status_url}
+            for section, each in _sections(config.worker, engines):
+                await _offer(section, runtime, each, told)
+            env.note("worker.ready", instance=runtime.instance_id)
+            ready(
+                WorkerReady(
+                    runtime.instance_id or "",
+                    ", ".join(each.info.model for each in engines),
+                    ", ".join(each.info.engine for each in engines),
+                    status_url,
+                )
             )
-            env.note("worker.ready", instance=facts.instance_id)
-            ready(facts)
         await stop.wait()
         env.note("worker.told")
         await runtime.shutdown()
@@ -103,11 +119,37 @@ async def serve_worker(
     env.note("worker.left")
 
 
+def _kv_of(engines: Sequence[GenerationEngine]) -> KvCache | None:
+    """The KV memory that peers may move blocks to and from: a process describes one."""
+    held = [each for each in engines if isinstance(each, HoldsKv) and each.kv is not None]
+    for other in held[1:]:
+        _log.warning(
+            "KV blocks of %s are not moved: a process offers those of one model, here %s",
+            *(other.info.model, held[0].info.model),
+        )
+    return held[0].kv if held else None
+
+
+def _sections(
+    section: WorkerConfig, engines: Sequence[GenerationEngine]
+) -> list[tuple[WorkerConfig, GenerationEngine]]:
+    """Each engine with what is configured for its model, its endpoint above all."""
+    if len(engines) == 1 and not section.models:
+        return [(section, engines[0])]
+    by_name = {each.model_name: each for each in section.by_model()}
+
+    def of(model: str) -> WorkerConfig:
+        endpoint = endpoint_of_model(section.endpoint, model)
+        return by_name.get(model) or msgspec.structs.replace(section, endpoint=endpoint)
+
+    return [(of(each.info.model), each) for each in engines]
+
+
 async def _offer(
-    config: Config, runtime: Runtime, engine: GenerationEngine, metadata: Mapping[str, str]
-) -> WorkerReady:
-    """Register the endpoint, and publish the model's card."""
-    section, info = config.worker, engine.info
+    section: WorkerConfig, runtime: Runtime, engine: GenerationEngine, metadata: Mapping[str, str]
+) -> None:
+    """Register the endpoint of one model, and publish its card."""
+    info = engine.info
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     instance = await runtime.serve_push(
         endpoint,
@@ -124,12 +166,12 @@ async def _offer(
         engine=info.engine,
         fingerprint=info.fingerprint,
         created=int(runtime.env.clock.wall()),
+        aliases=list(section.model_aliases),
     )
     await runtime.publish(model_key(card.name, instance.id), encode_card(card))
-    return WorkerReady(instance.id, info.model, info.engine, metadata["status"])
 
 
-def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -> Server:
+def _status_server(config: Config, runtime: Runtime, engines: Sequence[GenerationEngine]) -> Server:
     worker = runtime.worker
     assert worker is not None
 
@@ -145,7 +187,7 @@ def _status_server(config: Config, runtime: Runtime, engine: GenerationEngine) -
                 "active": worker.active_count,
                 "lease_id": f"{state.lease_id:x}",
                 "incarnation": state.incarnation,
-                **_describe_blocks(engine),
+                **_describe_blocks(engines),
                 **_describe_transfers(runtime),
                 **describe_planes(runtime),
             },
@@ -163,10 +205,10 @@ def _status_port(
     return Server(app, section, metrics=runtime.metrics)
 
 
-def _describe_blocks(engine: GenerationEngine) -> dict[str, Any]:
-    """How full the engine's KV memory is, where it has any."""
-    total = engine.info.block_count
-    used = engine.statistics().blocks_used
+def _describe_blocks(engines: Sequence[GenerationEngine]) -> dict[str, Any]:
+    """How full the engines' KV memory is, where they have any."""
+    total = sum(each.info.block_count for each in engines)
+    used = sum(each.statistics().blocks_used for each in engines)
     return {"blocks": {"used": used, "total": total}} if total else {}
 
 

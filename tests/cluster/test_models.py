@@ -12,6 +12,11 @@ import httpx
 import pytest
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
+from trinamo.cli.doctor.discovery import discovery_findings
+from trinamo.cli.doctor.finding import Verdict
+from trinamo.cli.running.locating import Target
+from trinamo.cli.status.survey import survey_cluster
+from trinamo.runtime.config.config import load_config
 from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
 from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_card
 from trinamo.runtime.protocol.openai.generate import ModelCard
@@ -91,6 +96,13 @@ async def test_a_worker_whose_card_contradicts_the_model_s_is_told_of_and_not_as
             await until(lambda: refused(cluster, "exact"), "the second card is refused")
             assert {await text_of(cluster, long, "exact") for _ in range(20)} == {alone}
             assert "it is not asked for 'exact'" in cluster.frontend.log.read_text()
+            overrides = {"control_plane.etcd.endpoints": cluster.etcd.endpoint}
+            target = Target(load_config(environ={}, overrides=overrides), None, is_named=True)
+            survey = await survey_cluster(target)
+            assert [(m.registered, m.refused) for m in survey.models] == [(2, 1)]
+            assert "it is not asked for 'exact'" in survey.refused[0]
+            told = [each.verdict for each in await discovery_findings(target)]
+            assert told == [Verdict.GOOD, Verdict.WARNING]
             kind = {"kind": "model"}
             assert await cluster.metric(cluster.url, "discovery_entries_refused_total", **kind) == 1
             await cluster.workers[0].stop()
@@ -100,6 +112,69 @@ async def test_a_worker_whose_card_contradicts_the_model_s_is_told_of_and_not_as
 
             await until(is_in_force, "the second card is in force")
             assert (await ask(cluster, "hi", "exact")).status_code == 200
+
+
+async def model_of(cluster: Cluster, model: str, **more: Any) -> str:
+    """The name that the answer carries."""
+    response = await ask(cluster, "hi", model, **more)
+    assert response.status_code == 200, response.text
+    return str(response.json()["model"])
+
+
+async def test_one_process_serves_several_models_each_by_name_and_alias(tmp_path: Path) -> None:
+    """An answer carries the name that was asked for; blocks and load are told per endpoint."""
+    lines = "one=exact;alias=gpt-4,two=echo;alias=parrot"
+    async with open_cluster(tmp_path, workers=0) as cluster:
+        async with one_more(cluster, tmp_path, models=lines) as member:
+            assert member.facts["model"] == "one, two"
+            await cluster.wait_models(4)
+            await cluster.wait_live(2)
+            exact = await text_of(cluster, "say it", "one")
+            assert exact != "say it"
+            for _ in range(8):
+                assert await text_of(cluster, "say it", "gpt-4") == exact
+                assert await text_of(cluster, "say it", "parrot") == "say it"
+            assert [await model_of(cluster, name) for name in ("two", "parrot")] == [
+                "two",
+                "parrot",
+            ]
+            listed = (await cluster.client.get(f"{cluster.url}/v1/models")).json()["data"]
+            assert {each["id"]: each["root"] for each in listed} == {
+                "one": "one",
+                "gpt-4": "one",
+                "two": "two",
+                "parrot": "two",
+            }
+            url = str(member.facts["status_url"])
+            for model in ("one", "two"):
+                endpoint = f"trinamo/backend/generate-{model}"
+                assert await cluster.metric(url, "worker_requests_total", endpoint=endpoint) > 0
+
+        async def is_gone() -> bool:
+            return (await ask(cluster, "hi", "gpt-4")).status_code == 404
+
+        await until(is_gone, "the models and their aliases are gone")
+
+
+async def test_an_alias_that_another_model_has_is_refused_and_said(tmp_path: Path) -> None:
+    settings = {"worker.model_aliases": "chat"}
+    async with (
+        open_cluster(tmp_path, workers=1, engine="echo", settings=settings) as cluster,
+        one_more(cluster, tmp_path, engine="exact", model_aliases="chat"),
+    ):
+        await cluster.wait_models(3)
+        await cluster.wait_live(2)
+        assert {await text_of(cluster, "say it", "chat") for _ in range(8)} == {"say it"}
+        why = "alias 'chat' of 'exact' is refused: it means 'echo'"
+        assert why in cluster.frontend.log.read_text()
+        overrides = {"control_plane.etcd.endpoints": cluster.etcd.endpoint}
+        target = Target(load_config(environ={}, overrides=overrides), None, is_named=True)
+        survey = await survey_cluster(target)
+        assert survey.refused == [why]
+        assert {m.name: m.aliases for m in survey.models} == {"echo": ["chat"], "exact": []}
+        told = [each for each in await discovery_findings(target) if each.what == "models"]
+        assert [each.verdict for each in told] == [Verdict.GOOD, Verdict.WARNING]
+        assert (why in told[1].text, "echo (also chat)" in told[0].text) == (True, True)
 
 
 async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.engines import GenerationEngine
@@ -17,7 +17,7 @@ __all__ = ["serve_frontend", "serve_worker"]
 
 
 async def serve_worker(
-    engine: GenerationEngine,
+    engine: GenerationEngine | Sequence[GenerationEngine],
     *,
     config: Config | None = None,
     ready: Callable[[roles.WorkerReady], object] = lambda _: None,
@@ -26,7 +26,7 @@ async def serve_worker(
     """Serve the model of `engine` to all frontends until it is asked to stop; then leave in order.
 
     As `trinamo worker` does: under the name of `worker.namespace`, `component` and `endpoint`, with
-    a status port. The engine stays open, and yours. `ready` is called once the model can be found.
+    a status port. Of several engines each has an endpoint of its own, called after its model. The engine stays open, and yours. `ready` is called once the model can be found.
     What asks to stop, and what is raised, is as for `serve` and `open_runtime`.
     """
     async with asked_to_stop(stop) as asked:

@@ -248,6 +248,7 @@ class _ModelWatch:
             if manager.has_model_any(card.name):
                 manager.remove_model(card.name)
                 _log.info("model %s is gone", card.name)
+        manager.set_aliases(self._table.aliases.models)
 
     async def _offer(self, card: ModelCard) -> None:
         """Add or update one model; one that cannot be offered does not keep others from it."""

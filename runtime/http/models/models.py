@@ -1,7 +1,8 @@
 """Who serves which model: one registry, looked up by name and kind.
 
 The first model added is the default of its kind, and the oldest that is left takes its place when
-it is removed; a request without a model name gets the default. Everything here is synchronous, so
+it is removed; a request without a model name gets the default. An alias means the model that it was
+last said to mean, and the answer carries the name that was asked for. Everything here is synchronous, so
 no request ever sees half a change. Who calls `add_model` and `remove_model` when workers come and
 go is the watch on `models/…`, outside.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
 from ...metrics.metrics import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
-from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
 from ..overview import MODELS_MAX, ModelView
 
@@ -89,15 +90,16 @@ class ModelManager:
         self.metrics = metrics
         self._models: dict[str, _Served] = {}
         self._defaults: dict[ModelKind, str] = {}
+        self._aliases: dict[str, str] = {}
 
     # --- looking up ---
 
     def find(self, model: str | None, kind: ModelKind) -> tuple[str, Engine]:
-        """The name and engine of `model`, or of the default of `kind` if the name is empty.
+        """The own name and the engine of `model`, or of the default of `kind` if it is empty.
 
-        Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
+        `model` is a name or an alias. Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
         """
-        name = model or self._defaults.get(kind, "")
+        name = self._own_name(model) if model else self._defaults.get(kind, "")
         served = self._models.get(name)
         if served is not None and kind in served.engines:
             return name, served.engines[kind]
@@ -142,18 +144,29 @@ class ModelManager:
         )
 
     def describe(self, model: str) -> Model:
-        """The entry of `model` in the models list; raises `ModelNotFoundError`."""
-        if model not in self._models:
+        """The entry of a name or alias in the models list; raises `ModelNotFoundError`."""
+        name = self._own_name(model)
+        if name not in self._models:
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
-        return Model(id=model, created=self._models[model].created)
+        return Model(id=model, created=self._models[name].created, root=name)
 
     def describe_all(self) -> ModelList:
-        """The models list."""
-        return ModelList(data=[self.describe(name) for name in self._models])
+        """The models list: first the models, then their aliases."""
+        aliases = [alias for alias, name in self._aliases.items() if name in self._models]
+        return ModelList(data=[self.describe(name) for name in (*self._models, *aliases)])
+
+    def _own_name(self, model: str) -> str:
+        return model if model in self._models else self._aliases.get(model, model)
 
     def views(self) -> list[ModelView]:
         """The oldest `MODELS_MAX` models, each with what its card says of it."""
-        return [_view(name, served) for name, served in islice(self._models.items(), MODELS_MAX)]
+        aliases: dict[str, list[str]] = {}
+        for alias, name in self._aliases.items():
+            aliases.setdefault(name, []).append(alias)
+        return [
+            _view(name, served, aliases.get(name, []))
+            for name, served in islice(self._models.items(), MODELS_MAX)
+        ]
 
     # --- coming and going ---
 
@@ -191,6 +204,10 @@ class ModelManager:
         served = self._served(card.name)
         served.card, served.engines = card, dict.fromkeys(_kinds(card), engine)
         self._settle(card.name)
+
+    def set_aliases(self, models: Mapping[str, str]) -> None:
+        """From now on these aliases, and no others, mean these models; a name always wins."""
+        self._aliases = dict(models)
 
     def remove_chat_completions_model(self, model: str) -> None:
         """Serve no more chats of `model`; raises `ModelNotFoundError`."""
@@ -244,13 +261,14 @@ def _kinds(card: ModelCard) -> list[ModelKind]:
     return [kind for kind, is_offered in offered.items() if is_offered]
 
 
-def _view(name: str, served: _Served) -> ModelView:
+def _view(name: str, served: _Served, aliases: list[str]) -> ModelView:
     card = served.card
     if card is None:
         return ModelView(name=name)
     engine = next(iter(served.engines.values()))
     return ModelView(
         name=name,
+        aliases=aliases[:ALIASES_MAX],
         endpoint=card.endpoint,
         engine=card.engine,
         context_tokens_max=card.context_tokens_max,

@@ -3,7 +3,8 @@
 A model is there as long as one worker publishes its card, and for a while longer if the card goes
 but its worker does not: a store that was stopped takes cards and instances away in one moment, and
 the workers bring them back in the next. Workers whose cards disagree would give different answers
-under one name, so only those are asked who agree with the card in force. Sans-IO:
+under one name, so only those are asked who agree with the card in force. They may differ in the
+other names that they give the model (`aliases.py`): it has those of all who are asked. Sans-IO:
 `http/models/discovery.py` feeds the watch in and tells the model manager what came and went.
 
 A card under `models/chat/<name>` is read as well, and never written: an older layout that says
@@ -23,6 +24,7 @@ import msgspec
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
 from ..undecodable import UNDECODABLE
+from .aliases import AliasTable, Claim
 from .instances import EndpointName, is_instance_id
 
 __all__ = [
@@ -93,7 +95,7 @@ class ModelChange:
     """Another card is in force for a model that is there as before."""
     removed: tuple[ModelCard, ...] = ()
     refused: tuple[str, ...] = ()
-    """Entries that are no cards, and cards that disagree with the one in force."""
+    """Entries that are no cards, cards that disagree with the one in force, aliases that are taken."""
 
 
 @attrs.define(eq=False)
@@ -119,6 +121,12 @@ class _Model:
         card = self.cards.pop(key)
         self.servers.pop(_speaks_for(key, card), None)
 
+    @property
+    def claim(self) -> Claim:
+        """The other names that those who are asked give it."""
+        told = (alias for key in self.servers.values() for alias in self.cards[key].aliases)
+        return Claim(self.card.created, dict.fromkeys(told))
+
     def elect(self) -> None:
         """Let the oldest card that is left be in force, unless one stands by the last."""
         if self.servers:
@@ -139,6 +147,7 @@ class ModelTable:
     def __init__(self, removal_grace_s: Callable[[str, str], float] = lambda *_: 0.0) -> None:
         self._removal_grace_s = removal_grace_s
         self._models: dict[str, _Model] = {}
+        self.aliases = AliasTable()
         self._names: dict[str, str] = {}
         """From key to model."""
         self._kept: dict[str, float] = {}
@@ -264,7 +273,11 @@ class ModelTable:
             removed=tuple(
                 old for name, old in steps.items() if old is not None and name not in after
             ),
-            refused=(*refused, *contradictions),
+            refused=(
+                *refused,
+                *contradictions,
+                *self.aliases.settle({name: each.claim for name, each in self._models.items()}),
+            ),
         )
 
 

@@ -117,6 +117,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "trinamo"
+    root: str = ""
+    """The name of the model that answers: another one than `id` where that is an alias."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

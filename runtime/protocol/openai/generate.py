@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 __all__ = [
+    "ALIASES_MAX",
     "STOP_CHARS_MAX",
     "STOP_STRINGS_MAX",
     "TOKEN_CHARS_MAX",
@@ -24,6 +25,8 @@ __all__ = [
     "payload_bytes_max_for",
 ]
 
+ALIASES_MAX: Final = 32
+"""Of one worker for one model."""
 STOP_STRINGS_MAX: Final = 32
 STOP_CHARS_MAX: Final = 4096
 """Of one stop string; the text that can be held back is as long."""
@@ -35,6 +38,9 @@ _OTHER_FIELDS_BYTES: Final = 1 << 16
 
 # What no answer has more of; a worker that tells other numbers breaks the protocol.
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+# Of an alias: what a client may ask for, and a line of a table shows.
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class FinishReason(enum.StrEnum):
@@ -138,3 +144,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix seconds."""
     can_resume: bool = False
     """Whether its workers take `delivered_ids`, so that an answer may move to another one."""
+    aliases: Annotated[list[ModelName], msgspec.Meta(max_length=ALIASES_MAX)] = []
+    """Other names that clients may ask for; workers of one model may differ in them."""

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from trinamo.cli.running.locating import Target
 from trinamo.cli.running.run_file import ProcessEntry
+from trinamo.cli.status.models import ModelLook
 from trinamo.cli.status.survey import (
     TOLD_MAX,
     InstanceLook,
-    ModelLook,
     Survey,
     ask_instances,
     ask_processes,

@@ -29,6 +29,7 @@ from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
 from .certificate import certificate_findings
+from .discovery import discovery_findings
 from .finding import Finding, Verdict
 from .transfer import transfer_findings
 
@@ -45,10 +46,17 @@ async def examine(target: Target) -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
     found = [_python(), *_packages(target), *_model(target.config), _cluster(target)]
     servers: dict[str, Finding] = {}
+    discovered: list[Finding] = []
+
+    async def discover() -> None:
+        discovered.extend(await discovery_findings(target))
+
     async with open_nursery() as nursery:
         nursery.start_soon(_etcd, target, servers)
         nursery.start_soon(_nats, target, servers)
+        nursery.start_soon(discover)
     found += [servers[name] for name in ("etcd", "NATS") if name in servers]
+    found += discovered
     found += [*_disk(target.config), _http_port(target)]
     found += [*certificate_findings(target.config, RealEnv().clock.wall()), *_limits()]
     found += await trio.to_thread.run_sync(lambda: list(transfer_findings(target.config)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from trinamo.runtime.config.config import Config, config_notices
@@ -34,29 +35,34 @@ T = TypeVar("T")
 
 
 async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) -> None:
-    """Serve one model until SIGINT or SIGTERM, then leave in order.
+    """Serve one model, or several, until SIGINT or SIGTERM, then leave in order.
 
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     _tell_notices(config)
-    choice = choose_engine(config.worker)
+    choices = [(each, choose_engine(each).engine) for each in config.worker.by_model()]
     env = RealEnv()
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
     async with (
         stopped_by_signals() as stop,
         lag_measured(metrics),
-        open_engine(config.worker, choice.engine) as engine,
+        AsyncExitStack() as opened,
     ):
+        engines = [
+            await opened.enter_async_context(open_engine(section, engine))
+            for section, engine in choices
+        ]
+        models = ", ".join(each.info.model for each in engines)
         await serve_worker(
             config,
             env,
             RealTransports(),
-            engine,
+            engines,
             stop,
             ready=_settled(ready),
             opened=lambda runtime: name_process(
-                instance_id=runtime.instance_id or "", model=engine.info.model
+                instance_id=runtime.instance_id or "", model=models
             ),
             metrics=metrics,
             metadata={"pid": str(os.getpid())},

@@ -41,6 +41,18 @@ def worker(
     model_path: Annotated[
         str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option("--alias", metavar="NAME", help="Another name for the model. Repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME=ENGINE",
+            help="Serve several models: one each time; `;alias=…` and `;path=…` may follow.",
+        ),
+    ] = None,
     status_port: Annotated[
         int | None, typer.Option("--port", help="Status port; 0: the system chooses.")
     ] = None,
@@ -58,6 +70,8 @@ def worker(
         worker__engine=engine,
         worker__model_name=model_name,
         worker__model_path=model_path,
+        worker__model_aliases=alias,
+        worker__models=model,
         worker__status_port=status_port,
         worker__status_host=status_host,
     )

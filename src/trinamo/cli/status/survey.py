@@ -31,18 +31,17 @@ from trinamo.runtime.protocol.discovery.instances import (
     Instance,
     decode_instance,
 )
-from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, decode_card
-from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX
 from trinamo.transports.assembly.planes import open_control_plane
 
 from ..running.http_client import fetch_json
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
 from ..running.run_file import ProcessEntry
 from .frontends import FrontendLook, look_at_frontends
+from .models import ModelLook, look_at_models
 
 __all__ = [
     "InstanceLook",
-    "ModelLook",
     "Survey",
     "ask_instances",
     "ask_processes",
@@ -79,18 +78,6 @@ class InstanceLook:
 
 
 @attrs.define
-class ModelLook:
-    """One model, and how many instances publish it and, as far as they were asked, answer."""
-
-    name: str
-    endpoint: str
-    engine: str
-    context_tokens_max: int
-    registered: int = 0
-    instances: int = 0
-
-
-@attrs.define
 class Survey:
     """The cluster as it is now, or as its frontend last knew it."""
 
@@ -109,7 +96,7 @@ class Survey:
     instances: list[InstanceLook] = attrs.field(factory=list)
     models: list[ModelLook] = attrs.field(factory=list)
     refused: list[str] = attrs.field(factory=list)
-    """Entries that could not be read, one sentence each."""
+    """Entries that make no sense, cards that contradict their model's, aliases that are taken."""
 
 
 async def survey_cluster(target: Target, *, url: str = "") -> Survey:
@@ -182,30 +169,8 @@ async def _discover(control: ControlPlane, survey: Survey) -> None:
             survey.refused.append(error.message)
         else:
             survey.instances.append(_look(instance, entry))
-    models: dict[str, list[ModelCard]] = {}
-    for entry in (await control.range(MODEL_PREFIX)).entries:
-        try:
-            card = decode_card(entry.key, entry.value)
-        except TrinamoError as error:
-            survey.refused.append(error.message)
-            continue
-        models.setdefault(card.name, []).append(card)
-    survey.models = [_look_at_model(name, cards) for name, cards in models.items()]
-
-
-def _look_at_model(name: str, cards: list[ModelCard]) -> ModelLook:
-    """What its cards say of a model; where they differ, all that they say."""
-
-    def told(values: list[str]) -> str:
-        return " / ".join(list(dict.fromkeys(values))[:TOLD_MAX])
-
-    return ModelLook(
-        name,
-        told([card.endpoint for card in cards]),
-        told([card.engine for card in cards]),
-        min(card.context_tokens_max for card in cards),
-        registered=len(cards),
-    )
+    survey.models, refused = look_at_models((await control.range(MODEL_PREFIX)).entries)
+    survey.refused += refused
 
 
 def _look(instance: Instance, entry: Entry) -> InstanceLook:
@@ -326,6 +291,8 @@ def _take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
             each.engine,
             each.context_tokens_max,
             registered=counts[each.name],
+            refused=each.refused_cards,
+            aliases=each.aliases,
         )
         for each in view.models
     ]

@@ -50,9 +50,9 @@ def survey_tables(survey: Survey) -> Iterator[RenderableType]:
     if survey.instances:
         yield _models(survey)
     for why in survey.refused[:ROWS_MAX]:
-        yield _text(f"not understood: {why}", style="yellow")
+        yield _text(f"refused: {why}", style="yellow")
     if len(survey.refused) > ROWS_MAX:
-        yield _text(f"{len(survey.refused) - ROWS_MAX} more entries were not understood")
+        yield _text(f"{len(survey.refused) - ROWS_MAX} more entries were refused")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -166,7 +166,7 @@ def _backend_state(backend: dict[str, Any]) -> str:
 
 def _models(survey: Survey) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, title="Models", title_justify="left", pad_edge=False)
-    for name in ("model", "engine", "endpoint"):
+    for name in ("model", "aliases", "engine", "endpoint"):
         table.add_column(name, overflow="fold")
     for name in ("instances", "context"):
         table.add_column(name, justify="right")
@@ -174,9 +174,11 @@ def _models(survey: Survey) -> RenderableType:
         _add(
             table,
             each.name,
+            ", ".join(each.aliases) or "-",
             each.engine,
             each.endpoint,
-            f"{each.instances} of {each.registered}",
+            f"{each.instances} of {each.registered}"
+            + (f", {each.refused} refused" if each.refused else ""),
             f"{each.context_tokens_max} tokens" if each.context_tokens_max else "-",
         )
     return _bounded(table, len(survey.models))

@@ -103,7 +103,8 @@ async def test_models_are_listed_and_described(serve: Any) -> None:
         none = await client.get("/v1/models/other")
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["local", "org/name"]
-    assert one == {"id": "org/name", "object": "model", "created": 7, "owned_by": "trinamo"}
+    facts = {"object": "model", "created": 7, "owned_by": "trinamo", "root": "org/name"}
+    assert one == {"id": "org/name", **facts}
     assert (none.status_code, none.json()["error"]["code"]) == (404, "model_not_found")
 
 
