@@ -212,7 +212,11 @@ class Context:
 
         Check `is_killed` after it: being left early because of a Kill raises nothing.
         """
-        return KillableScope(self)
+        return KillableScope(self, State.KILLED)
+
+    def cancelled_by_stop(self) -> KillableScope:
+        """The same, which Stop cancels, too: for waits that only an answer is worth."""
+        return KillableScope(self, State.STOPPED)
 
     async def wait_stopped(self) -> None:
         """Return once stopped or killed; at once if it already is. Safe to cancel."""
@@ -225,12 +229,13 @@ class Context:
 
 
 class KillableScope:
-    """A `with` block that ends early, silently, when its context is killed."""
+    """A `with` block that ends early, silently, when its context is killed, or stopped already."""
 
-    __slots__ = ("_context", "_scope")
+    __slots__ = ("_context", "_scope", "_state")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, state: State) -> None:
         self._context = context
+        self._state = state
         self._scope = trio.CancelScope()
 
     def __enter__(self) -> trio.CancelScope:
@@ -247,5 +252,5 @@ class KillableScope:
         return bool(self._scope.__exit__(exc_type, exc, traceback))
 
     def _cancel(self, state: State) -> None:
-        if state is State.KILLED:
+        if state >= self._state:
             self._scope.cancel()

@@ -9,18 +9,19 @@ handler or an application makes are taken apart by `single` where they reach us.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from .logs.text import leaves
 
-__all__ = ["open_nursery", "single"]
+__all__ = ["first_of", "open_nursery", "single"]
 
 _log = logging.getLogger("trinamo.nurseries")
+T = TypeVar("T")
 
 _CONSEQUENCES: Final = (trio.Cancelled, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a task raises because another one has failed, or has closed something under it."""
@@ -32,6 +33,24 @@ def open_nursery() -> AbstractAsyncContextManager[trio.Nursery]:
     `single` says which. A group that the body itself raises leaves as that group.
     """
     return _Opened()
+
+
+async def first_of(*waits: Callable[[], Awaitable[T]]) -> T:
+    """What the first of `waits` to end returns, or raises; the others are cancelled.
+
+    All must be safe to cancel.
+    """
+    found: list[T] = []
+
+    async def run(wait: Callable[[], Awaitable[T]]) -> None:
+        value = await wait()
+        found.append(value)
+        nursery.cancel_scope.cancel()
+
+    async with open_nursery() as nursery:
+        for wait in waits:
+            nursery.start_soon(run, wait)
+    return found[0]
 
 
 class _Opened:

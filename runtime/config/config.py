@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ..errors import ConfigError
+from .disaggregation import DisaggregationConfig
 from .http import HttpConfig, HttpTlsConfig
 from .keys import (
     Seconds,
@@ -55,6 +56,7 @@ __all__ = [
     "Config",
     "ControlPlaneConfig",
     "DataPlaneConfig",
+    "DisaggregationConfig",
     "EtcdConfig",
     "EventPlaneConfig",
     "HttpConfig",
@@ -181,6 +183,7 @@ class Config(Section, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     worker: WorkerConfig = WorkerConfig()
     router: RouterConfig = RouterConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()

@@ -23,6 +23,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     namespace: Annotated[Name, about("First part of the endpoint's address.")] = "trinamo"
     component: Annotated[Name, about("Second part of the endpoint's address.")] = "backend"
     endpoint: Annotated[Name, about("Third part of the endpoint's address.")] = "generate"
+    role: Annotated[
+        Literal["aggregated", "prefill", "decode"],
+        about(
+            "`decode` answers requests and has long prompts computed by workers whose role is"
+            " `prefill`; `aggregated` does all by itself."
+        ),
+    ] = "aggregated"
     engine: Annotated[
         Literal["auto", "llamacpp", "exact", "echo", "mocker"],
         about("`auto`: llamacpp where its extra and model file are there, else exact."),

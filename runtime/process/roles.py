@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 import msgspec
+import trio
 
 from ..caller.migration import MigrationPolicy
 from ..config.config import Config, HttpConfig, WorkerConfig
@@ -35,6 +36,7 @@ from ..planes.transports import Transports
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.model_cards import encode_card, model_key
 from ..protocol.openai.generate import ModelCard, bounded_request_type, payload_bytes_max_for
+from .disaggregated import DecodeRole, PrefillRole, check_role
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
@@ -47,7 +49,7 @@ _STATUS_CONNECTIONS_MAX = 64
 
 @attrs.frozen
 class WorkerReady:
-    """A worker serves: its models can be found."""
+    """A worker serves: its models, or a prefill worker, can be found."""
 
     instance_id: str
     model: str
@@ -82,12 +84,15 @@ async def serve_worker(
 
     Of several engines each serves its model at an endpoint of its own, as `worker.models` says of
     that model, else called after it. Peers move KV blocks of the first one that has any.
+    With `worker.role: prefill` it computes prompts for decode workers instead, and no frontend
+    finds it.
 
     `opened` is called once the planes are open, `ready` once frontends find the model; `metadata`
     is for people, beside what the engine says of itself. Raises `ConfigError` or `ConnectError`,
     with a sentence saying what to do, if it cannot start.
     """
     engines = engine if isinstance(engine, Sequence) else (engine,)
+    check_role(config, engines)
     kv = _kv_of(engines)
     async with (
         open_runtime(config, env, transports, serving=True, metrics=metrics, kv=kv) as runtime,
@@ -95,14 +100,15 @@ async def serve_worker(
     ):
         opened(runtime)
         env.note("worker.serve", instance=runtime.instance_id)
+        role = _role(runtime, engines[0])
         with stop.starting():
             status_url = ""
             if config.worker.status_port is not None:
-                port = await nursery.start(_status_server(config, runtime, engines).serve)
+                port = await nursery.start(_status_server(config, runtime, engines, role).serve)
                 status_url = _url(config.worker.status_host, port)
             told = {**(metadata or {}), "status": status_url}
             for section, each in _sections(config.worker, engines):
-                await _offer(section, runtime, each, told)
+                await _offer(section, runtime, each, role, nursery, told)
             env.note("worker.ready", instance=runtime.instance_id)
             ready(
                 WorkerReady(
@@ -145,18 +151,39 @@ def _sections(
     return [(of(each.info.model), each) for each in engines]
 
 
+def _role(runtime: Runtime, engine: GenerationEngine) -> DecodeRole | PrefillRole | None:
+    """What this worker is in disaggregated serving, if anything."""
+    match runtime.config.worker.role:
+        case "prefill":
+            return PrefillRole(runtime, engine)
+        case "decode":
+            return DecodeRole(runtime, engine)
+        case _:
+            return None
+
+
 async def _offer(
-    section: WorkerConfig, runtime: Runtime, engine: GenerationEngine, metadata: Mapping[str, str]
+    section: WorkerConfig,
+    runtime: Runtime,
+    engine: GenerationEngine,
+    role: DecodeRole | PrefillRole | None,
+    nursery: trio.Nursery,
+    metadata: Mapping[str, str],
 ) -> None:
-    """Register the endpoint of one model, and publish its card."""
+    """Register the endpoint of one model, and publish its card, unless others answer for it."""
     info = engine.info
+    about = {"engine": info.engine, "model": info.model, "role": section.role, **metadata}
+    if isinstance(role, PrefillRole):
+        await role.offer(nursery, about)
+        return
+    answering = engine if role is None else await nursery.start(role.run)
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     instance = await runtime.serve_push(
         endpoint,
-        forward_of(engine),
+        forward_of(answering),
         request_type=bounded_request_type(info.context_tokens_max),
         payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
-        metadata={"engine": info.engine, "model": info.model, **metadata},
+        metadata=about,
         engine=engine,
     )
     card = ModelCard(
@@ -171,7 +198,12 @@ async def _offer(
     await runtime.publish(model_key(card.name, instance.id), encode_card(card))
 
 
-def _status_server(config: Config, runtime: Runtime, engines: Sequence[GenerationEngine]) -> Server:
+def _status_server(
+    config: Config,
+    runtime: Runtime,
+    engines: Sequence[GenerationEngine],
+    role: DecodeRole | PrefillRole | None,
+) -> Server:
     worker = runtime.worker
     assert worker is not None
 
@@ -189,6 +221,7 @@ def _status_server(config: Config, runtime: Runtime, engines: Sequence[Generatio
                 "incarnation": state.incarnation,
                 **_describe_blocks(engines),
                 **_describe_transfers(runtime),
+                **({} if role is None else {"disaggregation": role.describe()}),
                 **describe_planes(runtime),
             },
         )

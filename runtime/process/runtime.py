@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -25,6 +25,7 @@ from ..metrics.kv import KvSeries
 from ..metrics.metrics import LeaseState, Metrics
 from ..metrics.queues import show_queues
 from ..metrics.worker import WorkerMetrics
+from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
@@ -76,6 +77,7 @@ class Runtime:
         self._instances: dict[str, Instance] = {}
         self._cards: dict[str, None] = {}
         self._reports: Reports | None = None
+        self._drains: list[Callable[[], Awaitable[None]]] = []
         self._kv_series = KvSeries(metrics)
         self._clients = Clients(
             config,
@@ -160,6 +162,7 @@ class Runtime:
         payload_bytes_max: float = math.inf,
         metadata: Mapping[str, str] | None = None,
         engine: GenerationEngine | None = None,
+        serves_admitted: bool = False,
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
@@ -168,10 +171,17 @@ class Runtime:
         `engine` is what the handler asks: requests for another model than its own are refused, its
         load and its KV blocks are told to routers that are configured to want them
         (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
-        bytes is refused before it is decoded.
+        bytes is refused before it is decoded. An endpoint that `serves_admitted` answers what other
+        processes ask about requests that are served here: neither `worker.requests_max` nor an
+        orderly end refuses that.
         """
-        limit = payload_bytes_max
-        served = Endpoint(endpoint, request_type, stream=handler, payload_bytes_max=limit)
+        served = Endpoint(
+            endpoint,
+            request_type,
+            stream=handler,
+            payload_bytes_max=payload_bytes_max,
+            serves_admitted=serves_admitted,
+        )
         return await self._serve(served, metadata, engine)
 
     async def serve_push(
@@ -308,7 +318,7 @@ class Runtime:
         worker.refuse_new()
         self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
-        yield Step("drain", limits.drain_timeout_s, worker.wait_idle)
+        yield Step("drain", limits.drain_timeout_s, self._drain)
         handed = worker.hand_over()
         if handed:
             _log.info("shutdown: %d streams go on at other workers", handed)
@@ -324,6 +334,19 @@ class Runtime:
             # The lease comes after: a peer that still moves our blocks must not take us for dead.
             yield Step("drain transfers", limits.transfer_timeout_s, self.transfers.drain)
         yield Step("revoke the lease", limits.revoke_timeout_s, self.registrar.revoke)
+
+    def drain_with(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """Have `drain` called when new requests are refused, and waited for as requests are.
+
+        For work that comes by other ways, such as a queue.
+        """
+        self._drains.append(drain)
+
+    async def _drain(self) -> None:
+        async with open_nursery() as nursery:
+            for drain in self._drains:
+                nursery.start_soon(drain)
+            await self._serving_worker().wait_idle()
 
     async def _leave_discovery(self) -> None:
         """Models go at once; instances stay visible as draining until their work is done.

@@ -25,6 +25,8 @@ from ..protocol.undecodable import UNDECODABLE
 from ..retries import Retries
 
 __all__ = [
+    "PREFILL_TOKENS_LOCAL_MAX",
+    "QUEUE_DEPTH_MAX",
     "REQUESTS_MAX",
     "SETTINGS",
     "SETTINGS_PREFIX",
@@ -81,7 +83,22 @@ REQUESTS_MAX: Final[Setting[int]] = Setting(
     "Requests at once in each worker; one more is refused. 0: as each is configured.",
 )
 
-SETTINGS: Final[Mapping[str, Setting[Any]]] = {each.name: each for each in (REQUESTS_MAX,)}
+PREFILL_TOKENS_LOCAL_MAX: Final[Setting[int]] = Setting(
+    "disaggregation.prefill_tokens_local_max",
+    Annotated[int, Meta(ge=-1, le=1 << 20)],
+    -1,
+    "Prompts with no more to compute stay at the decode worker. -1: as each is configured.",
+)
+QUEUE_DEPTH_MAX: Final[Setting[int]] = Setting(
+    "disaggregation.queue_depth_max",
+    Annotated[int, Meta(ge=-1, le=10_000)],
+    -1,
+    "While so many prompts wait for prefill workers none goes there. -1: as each is configured.",
+)
+
+SETTINGS: Final[Mapping[str, Setting[Any]]] = {
+    each.name: each for each in (REQUESTS_MAX, PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX)
+}
 
 
 def find_setting(name: str) -> Setting[Any]:

@@ -83,6 +83,12 @@ class CountedQueue:
     def limits(self) -> QueueLimits:
         return self._queue.limits
 
+    @property
+    def last_ready(self) -> int:
+        """Jobs that nobody had taken when the queue was last read; 0 before that."""
+        statistics = self._tally.statistics
+        return 0 if statistics is None else statistics.ready
+
     async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
         return await self._counted("put", self._queue.put(job_id, payload, timeout_s=timeout_s))
 
@@ -160,9 +166,16 @@ class Queues:
 
     @asynccontextmanager
     async def open(
-        self, name: str, *, limits: QueueLimits | None = None
+        self,
+        name: str,
+        *,
+        limits: QueueLimits | None = None,
+        read_interval_s: float | None = None,
     ) -> AsyncIterator[CountedQueue]:
         """Open a queue as `EventPlane.work_queue` does, counted and shown while inside.
+
+        Its depth is read every `read_interval_s` seconds or a little more or less, a time that
+        whoever decides by it may want to be short.
 
         A queue opened with `limits` that the broker has lost, with the disk of its server, is made
         again, empty, as soon as that is noticed.
@@ -172,7 +185,8 @@ class Queues:
             tally.handles += 1
             try:
                 async with open_nursery() as nursery:
-                    nursery.start_soon(self._look, queue, tally, limits)
+                    interval_s = read_interval_s or self._read_interval_s
+                    nursery.start_soon(self._look, queue, tally, limits, interval_s)
                     yield CountedQueue(queue, tally)
                     nursery.cancel_scope.cancel()
             finally:
@@ -220,7 +234,9 @@ class Queues:
                 _log.warning("queue %s is not shown: %d others are", name, SHOWN_MAX)
         return tally
 
-    async def _look(self, queue: WorkQueue, tally: QueueTally, limits: QueueLimits | None) -> None:
+    async def _look(
+        self, queue: WorkQueue, tally: QueueTally, limits: QueueLimits | None, interval_s: float
+    ) -> None:
         """Read depth and age, for as long as the queue is open."""
         is_away = False
         while True:
@@ -234,7 +250,7 @@ class Queues:
                     )
                 is_away = True
             # Processes that started together must not ask together for ever.
-            await trio.sleep(self._read_interval_s * self._env.rng.uniform(0.8, 1.2))
+            await trio.sleep(interval_s * self._env.rng.uniform(0.8, 1.2))
 
     async def _read(self, queue: WorkQueue, tally: QueueTally, limits: QueueLimits | None) -> None:
         try:

@@ -53,6 +53,8 @@ class Endpoint:
     """Of one input item."""
     payload_bytes_max: float = math.inf
     """A longer payload is refused before it is decoded."""
+    serves_admitted: bool = False
+    """Its requests are a part of others that were admitted: no bound and no drain refuses them."""
     model: str = ""
     """The one model it serves; a request whose field `model` names another is refused."""
     _decoder: Any = attrs.field(init=False)

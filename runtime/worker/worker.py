@@ -171,7 +171,7 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if len(self._active) >= self.requests_max:
+        if len(self._active) >= self.requests_max and not endpoint.serves_admitted:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
         elif self._is_cancelled(envelope.id):
@@ -193,9 +193,11 @@ class Worker:
 
     def _absence(self, envelope: Envelope) -> Answer | None:
         """The NACK for what no patience helps: it leaves, or is not the one that is meant."""
-        if self._draining or self._nursery is None:
+        endpoint = self._endpoints.get(envelope.endpoint)
+        serves_admitted = endpoint is not None and endpoint.serves_admitted
+        if self._nursery is None or (self._draining and not serves_admitted):
             status, message = AckStatus.DRAINING, "this worker is shutting down"
-        elif envelope.endpoint not in self._endpoints:
+        elif endpoint is None:
             status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
         elif envelope.instance_id not in ("", self.instance_id):
             status = AckStatus.UNKNOWN_ENDPOINT

@@ -22,11 +22,12 @@ from .failures import show_tracebacks
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
-__all__ = ["EngineName", "Sources", "as_text", "gather", "takes_sources"]
+__all__ = ["EngineName", "RoleName", "Sources", "as_text", "gather", "takes_sources"]
 
 _PANEL = "Configuration"
 
 EngineName = Literal["auto", "exact", "llamacpp", "echo", "mocker"]
+RoleName = Literal["aggregated", "prefill", "decode"]
 PresetName = Literal["small", "medium", "large"]
 
 _OPTIONS: Final[Mapping[str, Any]] = {

@@ -57,7 +57,7 @@ def test_every_time_and_size_has_its_unit_in_its_name() -> None:
     endings = {
         "s": ("_s",),
         "bytes": ("_bytes", "_bytes_max", ".memory"),
-        "tokens": ("_tokens", "_tokens_max"),
+        "tokens": ("_tokens", "_tokens_max", "_tokens_local_max"),
     }
     wrong = [
         key

@@ -97,13 +97,13 @@ async def test_a_bad_value_or_name_is_not_written(control: ControlPlane) -> None
         await write_setting(control, NAME, "-1")
     with pytest.raises(RequestError, match=NAME):
         await write_setting(control, "no.such", "1")
-    (reading,) = await read_settings(control)
+    reading, *_ = await read_settings(control)
     assert (reading.value, reading.is_default, reading.problem) == (DEFAULT, True, "")
 
 
 async def test_a_reading_tells_what_is_wrong_with_a_stored_value(control: ControlPlane) -> None:
     await control.put(REQUESTS_MAX.key, b'"x"')
-    (reading,) = await read_settings(control)
+    reading, *_ = await read_settings(control)
     assert reading.value == DEFAULT
     assert NAME in reading.problem
 

@@ -18,7 +18,7 @@ import typer
 from trinamo.runtime.logs.text import leaves, tell_causes
 
 from ..children.readiness import announce, bind_to_parent
-from ..options import EngineName, Sources, takes_sources
+from ..options import EngineName, RoleName, Sources, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -34,6 +34,14 @@ def worker(
     *,
     engine: Annotated[
         EngineName | None, typer.Option("--engine", help="What generates the tokens.")
+    ] = None,
+    role: Annotated[
+        RoleName | None,
+        typer.Option(
+            "--role",
+            help="aggregated: do all; decode: answer, and have long prompts computed by workers"
+            " whose role is prefill.",
+        ),
     ] = None,
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="The name clients ask for.")
@@ -68,6 +76,7 @@ def worker(
         bind_to_parent(parent)
     sources = sources.with_options(
         worker__engine=engine,
+        worker__role=role,
         worker__model_name=model_name,
         worker__model_path=model_path,
         worker__model_aliases=alias,
@@ -147,6 +156,7 @@ def frontend(
 worker.__dict__["epilog"] = (
     "Examples:  trinamo worker --engine exact --etcd 10.0.0.5:2379 --nats nats://10.0.0.5:4222"
     "  ·  trinamo worker --config cluster.yaml --model-path model.gguf"
+    "  ·  trinamo worker --engine exact --role prefill"
 )
 frontend.__dict__["epilog"] = (
     "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"

@@ -1,0 +1,304 @@
+"""Decode first: the decode worker has the blocks, and a prefill worker writes into them.
+
+    decode worker                            prefill worker
+    reserve a place and blocks
+    put the job into the queue        ──►    take it
+    lend the missing blocks           ◄──    claim it: a stream that lasts as long as both want it
+                                      ──►    told which blocks, and the ticket
+                                             compute; write each block as soon as it is final
+    adopt                             ◄──    the last write brings the first token
+
+The claim comes before the work, so a prompt that nobody waits for any more is never computed. The
+stream of the claim is the life line of both: when the request ends the prefill worker is told, and
+stops after the step it is in; when the prefill worker goes the decode worker is, and computes the
+prompt itself. A job is tried once, by who takes it: whatever goes wrong, the decode worker does
+not wait for another one.
+
+Here are both halves. Who chooses to use them is `engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from ..caller.client import Client
+from ..caller.streams import ResponseStream
+from ..config.disaggregation import DisaggregationConfig
+from ..context import Context
+from ..engines.handoff import HandsOver, Prompt, Reservation
+from ..env import Env
+from ..errors import (
+    KilledError,
+    OverloadedError,
+    RefusedError,
+    RemoteProtocolError,
+    StaleMemoryError,
+    TrinamoError,
+)
+from ..kv.transfer.engine import EngineTransfers
+from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome
+from ..nurseries import first_of, open_nursery
+from ..planes import LeasedJob, QueueLimits
+from ..protocol.disaggregation.decision import PrefillReason
+from ..protocol.disaggregation.messages import (
+    Claim,
+    Lent,
+    PrefillDone,
+    RemotePrefillRequest,
+    decode_done,
+    encode,
+    prefill_request,
+)
+from ..protocol.openai.generate import GenerateRequest
+from ..queues.queues import CountedQueue
+from .flow import Filled, first_item, missing_blocks, wait_end
+
+__all__ = ["MODE", "QUEUE_LIMITS", "DecodeFirst", "QueuedPrefills"]
+
+MODE: Final = "decode_first"
+QUEUE_LIMITS: Final = QueueLimits(
+    # A job that its taker died with comes again only to be refused: nobody waits so long.
+    attempts_max=2,
+    depth_max=10_000,
+    dead_max=100,
+)
+_ID_BITS: Final = 64
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """One prompt that waits to be computed elsewhere: what both tasks know of it."""
+
+    descriptor: bytes | None = None
+    """Of who has claimed it."""
+    terms: Lent | None = None
+    is_filled: bool = False
+    claimed: trio.Event = attrs.field(factory=trio.Event)
+    lent: trio.Event = attrs.field(factory=trio.Event)
+    """Set when there are terms, or never will be."""
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    """The request needs no prefill worker any more."""
+    left: trio.Event = attrs.field(factory=trio.Event)
+    """Who had claimed it went away."""
+
+    def claim(self, descriptor: bytes | None) -> None:
+        self.descriptor = descriptor
+        self.claimed.set()
+
+    def lend(self, terms: Lent) -> None:
+        self.terms = terms
+        self.lent.set()
+
+    def end(self, *, is_filled: bool) -> None:
+        self.is_filled = is_filled
+        self.ended.set()
+        self.lent.set()
+
+
+class DecodeFirst:
+    """The decode worker's half: one for each process."""
+
+    mode = MODE
+
+    def __init__(
+        self,
+        host: HandsOver,
+        transfers: EngineTransfers,
+        queue: CountedQueue,
+        *,
+        section: DisaggregationConfig,
+        block_tokens: int,
+        env: Env,
+        is_reachable: Callable[[], bool],
+    ) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._queue = queue
+        self._section = section
+        self._block_tokens = block_tokens
+        self._env = env
+        self._is_reachable = is_reachable
+        self._waiting: dict[str, _Waiting] = {}
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the broker of the queue is."""
+        return self._is_reachable()
+
+    @property
+    def depth(self) -> int:
+        """The jobs of this worker that nobody has claimed, or those of all as last read."""
+        own = sum(not each.claimed.is_set() for each in self._waiting.values())
+        return max(own, self._queue.last_ready)
+
+    @asynccontextmanager
+    async def filled(
+        self, request: GenerateRequest, prompt: Prompt, context: Context
+    ) -> AsyncIterator[Filled | PrefillReason]:
+        """See `Flow.filled`; the blocks are reserved before anybody is asked."""
+        del prompt  # That of the reservation is newer.
+        async with AsyncExitStack() as held:
+            yield await self._fill(held, request, context)
+
+    async def _fill(
+        self, held: AsyncExitStack, request: GenerateRequest, context: Context
+    ) -> Filled | PrefillReason:
+        """Reserve, and have it filled; what is entered in `held` stays for `adopt`."""
+        try:
+            reservation = await held.enter_async_context(self._host.reserve(request, context))
+        except KilledError:
+            return PrefillReason.STOPPED
+        job_id = f"{self._env.rng.getrandbits(_ID_BITS):016x}"
+        waiting = self._waiting[job_id] = _Waiting()
+        found: Filled | PrefillReason = PrefillReason.STOPPED
+        try:
+            with context.cancelled_by_stop():
+                job = RemotePrefillRequest(
+                    id=job_id,
+                    request_id=context.id,
+                    request=prefill_request(request, list(reservation.prompt.token_ids)),
+                    instance_id=self._transfers.engine_id,
+                    timeout_s=self._section.queue_timeout_s,
+                )
+                found = await self._wait_claimed(job, waiting) or await self._lend(
+                    reservation, waiting
+                )
+        finally:
+            del self._waiting[job_id]
+            waiting.end(is_filled=isinstance(found, Filled))
+        return found
+
+    async def _wait_claimed(
+        self, job: RemotePrefillRequest, waiting: _Waiting
+    ) -> PrefillReason | None:
+        """Put the job into the queue until a prefill worker has it; why, if none has."""
+        with trio.move_on_after(job.timeout_s):
+            try:
+                await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s)
+            except OverloadedError:
+                return PrefillReason.QUEUE_FULL
+            except TrinamoError:
+                return PrefillReason.QUEUE_AWAY
+            await waiting.claimed.wait()
+        return None if waiting.claimed.is_set() else PrefillReason.NOT_CLAIMED
+
+    async def _lend(self, reservation: Reservation, waiting: _Waiting) -> Filled | PrefillReason:
+        """Lend the missing blocks to who has claimed the job, until they are filled."""
+        skip, blocks = missing_blocks(reservation, self._block_tokens)
+
+        try:
+            async with self._transfers.grant(
+                blocks,
+                waiting.descriptor,
+                may_write=True,
+                ttl_s=self._section.prefill_timeout_s,
+            ) as grant:
+                waiting.lend(Lent(ticket=grant.ticket, block_ids=blocks, skip_blocks=skip))
+                word: bytes | None = await first_of(grant.completed, waiting.left.wait)
+            if word is None:
+                return PrefillReason.PREFILL_LOST
+            return Filled(reservation, decode_done(word).first_token, len(blocks))
+        except StaleMemoryError:
+            return PrefillReason.TIMED_OUT
+        except TrinamoError:
+            return PrefillReason.TRANSFER_FAILED
+
+    async def lend(self, claim: Claim, context: Context) -> AsyncGenerator[Lent, None]:
+        """Handle one claim of a prefill worker; the stream ends when it is not needed any more.
+
+        Raises `RefusedError` for a job that nobody waits for, or that somebody else has claimed,
+        also later, if what was lent is wanted no more.
+        """
+        del context  # Kill cancels the scope round this.
+        waiting = self._waiting.get(claim.id)
+        if waiting is None or waiting.claimed.is_set():
+            raise RefusedError(f"nobody waits for job {claim.id}")
+        waiting.claim(claim.descriptor)
+        try:
+            await waiting.lent.wait()
+            if waiting.terms is not None:
+                yield waiting.terms
+                await waiting.ended.wait()
+        finally:
+            waiting.left.set()
+        if not waiting.is_filled:
+            raise RefusedError(f"job {claim.id} is not wanted any more")
+
+
+class QueuedPrefills:
+    """The prefill worker's half: the handler of the queue's jobs."""
+
+    def __init__(
+        self,
+        host: HandsOver,
+        transfers: EngineTransfers,
+        handoffs: Client,
+        *,
+        metrics: PrefillMetrics,
+    ) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._handoffs = handoffs
+        self._metrics = metrics
+
+    async def work(self, job: LeasedJob, asked: RemotePrefillRequest) -> None:
+        """Compute one prompt, and write it to whoever waits for it. Nothing is tried again.
+
+        Cancelled, as when the job's lease is lost, it lets go of everything at once.
+        """
+        with self._metrics.working(MODE) as record:
+            if job.queued_s >= asked.timeout_s:
+                record.outcome = PrefillOutcome.EXPIRED
+                return
+            context = Context(asked.request_id)
+            claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
+            try:
+                async with self._handoffs.stream(
+                    claim, Lent, context=context, instance_id=asked.instance_id
+                ) as handoff:
+                    lent = await first_item(handoff)
+                    await self._hand_over(asked, lent, handoff, context)
+                    record.outcome = PrefillOutcome.DONE
+            except RefusedError:
+                record.outcome = PrefillOutcome.NOT_WANTED
+            except TrinamoError as error:
+                record.failed(asked.request_id, error)
+
+    async def _hand_over(
+        self,
+        asked: RemotePrefillRequest,
+        lent: Lent,
+        handoff: ResponseStream[Lent],
+        context: Context,
+    ) -> None:
+        """Compute and write, for as long as the decode worker wants it; it ends the stream."""
+        async with open_nursery() as nursery:
+            nursery.start_soon(wait_end, handoff)
+            await self._compute(asked, lent, context)
+
+    async def _compute(self, asked: RemotePrefillRequest, lent: Lent, context: Context) -> None:
+        async with self._host.prefill_and_keep(asked.request, context) as kept:
+            ours, theirs, skip = kept.block_ids, lent.block_ids, lent.skip_blocks
+            if len(ours) != skip + len(theirs):
+                raise RemoteProtocolError(
+                    f"{len(theirs)} blocks beyond {skip} were lent; the prompt fills {len(ours)}"
+                )
+            written = skip
+            while written < len(ours):
+                filled = await kept.wait_filled(written)
+                word: bytes | None = None
+                if filled == len(ours):
+                    word = encode(PrefillDone(first_token=await kept.first_token()))
+                await self._transfers.write(
+                    asked.instance_id,
+                    ours[written:filled],
+                    theirs[written - skip : filled - skip],
+                    ticket=lent.ticket,
+                    notify=word,
+                )
+                written = filled

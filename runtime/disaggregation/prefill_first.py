@@ -1,0 +1,226 @@
+"""Prefill first: a prefill worker computes and keeps the blocks, and the decode worker reads them.
+
+    decode worker                            prefill worker
+    choose one, and ask it            ──►    compute the whole prompt
+                                      ◄──    the first token, the blocks, and the ticket to read them
+    reserve a place and blocks
+    read the missing blocks           ──►    told that they are read: give them back
+    adopt
+
+The stream of the question is the life line of both: when the request ends the prefill worker is
+told, and stops after the step it is in; when the prefill worker goes the decode worker is, and
+computes the prompt itself.
+
+Here are both halves. Who chooses to use them is `engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from ..caller.client import Client
+from ..config.disaggregation import DisaggregationConfig
+from ..context import Context
+from ..engines.handoff import HandsOver, Prompt, Reservation
+from ..errors import (
+    DeadlineError,
+    KilledError,
+    OverloadedError,
+    RefusedError,
+    RequestError,
+    StaleMemoryError,
+    TrinamoError,
+    UnavailableError,
+)
+from ..kv.transfer.engine import EngineTransfers
+from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome
+from ..nurseries import first_of, open_nursery
+from ..protocol.disaggregation.decision import PrefillReason
+from ..protocol.disaggregation.messages import Kept, PrefillAsk, prefill_request
+from ..protocol.openai.generate import GenerateRequest
+from .flow import Filled, first_item, missing_blocks, wait_end
+
+__all__ = ["MODE", "KeptPrefills", "PrefillFirst"]
+
+MODE: Final = "prefill_first"
+_READ: Final = b"read"
+"""What a decode worker notifies when it has all blocks."""
+_REFUSALS: Final = (OverloadedError, RefusedError, RequestError, UnavailableError)
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """One question to a prefill worker: what both tasks know of it."""
+
+    kept: Kept | None = None
+    reason: PrefillReason | None = None
+    """Why there are no blocks, or none any more."""
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    failed: trio.Event = attrs.field(factory=trio.Event)
+
+    def answer(self, kept: Kept) -> None:
+        self.kept = kept
+        self.answered.set()
+
+    def fail(self, error: TrinamoError) -> None:
+        is_refusal = isinstance(error, _REFUSALS) and self.kept is None
+        self.reason = PrefillReason.REFUSED if is_refusal else PrefillReason.PREFILL_LOST
+        self.failed.set()
+        self.answered.set()
+
+
+class PrefillFirst:
+    """The decode worker's half: one for each process."""
+
+    mode = MODE
+    is_reachable = True
+    """No broker is in the way."""
+
+    def __init__(
+        self,
+        host: HandsOver,
+        transfers: EngineTransfers,
+        prefills: Client,
+        *,
+        section: DisaggregationConfig,
+        block_tokens: int,
+    ) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._prefills = prefills
+        self._section = section
+        self._block_tokens = block_tokens
+        self._asking = 0
+
+    @property
+    def depth(self) -> int:
+        """Questions of this worker that have no answer yet, for each live prefill worker."""
+        return self._asking // max(1, len(self._prefills.router.instances))
+
+    @asynccontextmanager
+    async def filled(
+        self, request: GenerateRequest, prompt: Prompt, context: Context
+    ) -> AsyncIterator[Filled | PrefillReason]:
+        """See `Flow.filled`; blocks are reserved once the prompt is computed."""
+        async with AsyncExitStack() as held:
+            yield await self._fill(held, request, prompt, context)
+
+    async def _fill(
+        self, held: AsyncExitStack, request: GenerateRequest, prompt: Prompt, context: Context
+    ) -> Filled | PrefillReason:
+        """Ask, reserve, read; what is entered in `held` stays for `adopt`."""
+        ends_at = trio.current_time() + self._section.prefill_timeout_s
+        asking = await held.enter_async_context(open_nursery())
+        held.callback(asking.cancel_scope.cancel)
+        asked = _Asked()
+        ask = PrefillAsk(
+            request=prefill_request(request, list(prompt.token_ids)),
+            descriptor=self._transfers.descriptor(),
+            timeout_s=self._section.prefill_timeout_s,
+        )
+        asking.start_soon(self._ask, ask, asked, context)
+        with context.cancelled_by_stop(), trio.move_on_at(ends_at):
+            await asked.answered.wait()
+        if context.is_stopped:
+            return PrefillReason.STOPPED
+        if asked.kept is None:
+            return asked.reason or PrefillReason.TIMED_OUT
+        try:
+            reservation = await held.enter_async_context(self._host.reserve(request, context))
+        except KilledError:
+            return PrefillReason.STOPPED
+        return await self._read(reservation, asked, asked.kept, context, ends_at)
+
+    async def _ask(self, ask: PrefillAsk, asked: _Asked, context: Context) -> None:
+        """Ask a prefill worker, and hold the stream until that one ends it, or this is cancelled."""
+        self._asking += 1
+        try:
+            with Context(context.id, parent=context) as child:
+                async with self._prefills.stream(ask, Kept, context=child) as stream:
+                    asked.answer(await first_item(stream))
+                    self._asking -= 1
+                    await wait_end(stream)
+        except TrinamoError as error:
+            asked.fail(error)
+        finally:
+            self._asking -= asked.kept is None
+
+    async def _read(
+        self,
+        reservation: Reservation,
+        asked: _Asked,
+        kept: Kept,
+        context: Context,
+        ends_at: float,
+    ) -> Filled | PrefillReason:
+        """Read the missing blocks, unless the prefill worker goes before they are here."""
+        skip, blocks = missing_blocks(reservation, self._block_tokens)
+
+        async def read() -> PrefillReason | None:
+            try:
+                await self._transfers.read(
+                    kept.engine_id,
+                    blocks,
+                    kept.block_ids[skip:],
+                    ticket=kept.ticket,
+                    deadline_s=max(0.001, ends_at - trio.current_time()),
+                    notify=_READ,
+                )
+            except (DeadlineError, StaleMemoryError):
+                return PrefillReason.TIMED_OUT
+            except TrinamoError:
+                return PrefillReason.TRANSFER_FAILED
+            return None
+
+        async def fail() -> PrefillReason | None:
+            await asked.failed.wait()
+            return asked.reason
+
+        with context.cancelled_by_stop():
+            reason = await first_of(read, fail)
+            return reason or Filled(reservation, kept.first_token, len(blocks))
+        return PrefillReason.STOPPED
+
+
+class KeptPrefills:
+    """The prefill worker's half: the handler of its endpoint."""
+
+    def __init__(
+        self, host: HandsOver, transfers: EngineTransfers, *, metrics: PrefillMetrics
+    ) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._metrics = metrics
+
+    async def prefill(self, ask: PrefillAsk, context: Context) -> AsyncGenerator[Kept, None]:
+        """Compute one prompt, and keep its blocks until they are read, or nobody wants them.
+
+        Raises what the engine raises, and `StaleMemoryError` if they are not read in time.
+        """
+        with self._metrics.working(MODE) as record:
+            try:
+                async with self._host.prefill_and_keep(ask.request, context) as kept:
+                    first_token = await kept.first_token()
+                    blocks = list(kept.block_ids)
+                    async with self._transfers.grant(
+                        blocks, ask.descriptor, ttl_s=ask.timeout_s
+                    ) as grant:
+                        yield Kept(
+                            first_token=first_token,
+                            engine_id=self._transfers.engine_id,
+                            block_ids=blocks,
+                            ticket=grant.ticket,
+                        )
+                        await grant.completed()
+                record.outcome = PrefillOutcome.DONE
+            except KilledError:
+                record.outcome = PrefillOutcome.NOT_WANTED
+                raise
+            except TrinamoError as error:
+                record.failed(context.id, error)
+                raise

@@ -1,0 +1,211 @@
+"""The two roles of disaggregated serving in a process: what each serves, consumes and says.
+
+How they work together is in `runtime/disaggregation/`. A prefill worker serves both modes; which one is
+used is the decode workers' configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import trio
+
+from ..caller.client import Client
+from ..config.config import Config
+from ..disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
+from ..disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
+from ..disaggregation.flow import Flow
+from ..disaggregation.prefill_first import KeptPrefills, PrefillFirst
+from ..engines import GenerationEngine
+from ..engines.handoff import HandsOver
+from ..errors import ConfigError
+from ..kv.transfer.engine import EngineTransfers
+from ..metrics.disaggregation import DecodeMetrics, PrefillMetrics
+from ..planes import CountsEvents
+from ..protocol.disaggregation.messages import Claim, Pairing, PrefillAsk, decode_job
+from ..protocol.discovery.instances import Instance
+from ..protocol.openai.generate import payload_bytes_max_for
+from ..queues.consumer import ConsumerLimits
+from ..queues.queues import CountedQueue
+from .runtime import Runtime
+from .settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
+
+__all__ = ["DecodeRole", "PrefillRole", "check_role"]
+
+_DEPTH_INTERVAL_S: Final = 1.0
+"""How old the depth of the queue may be that decisions depend on."""
+
+
+def check_role(config: Config, engines: Sequence[GenerationEngine]) -> None:
+    """Raise `ConfigError` if `engines` cannot do what `worker.role` says."""
+    role = config.worker.role
+    if role == "aggregated":
+        return
+    if len(engines) != 1:
+        raise ConfigError(
+            f"worker.role is {role}, and this worker has {len(engines)} models; give each a worker"
+            " of its own, or choose role aggregated"
+        )
+    (engine,) = engines
+    # Two protocols at once are more than mypy can tell apart.
+    host: object = engine
+    if not isinstance(host, HandsOver) or host.kv is None:
+        raise ConfigError(
+            f"worker.role is {role}, and the engine {engine.info.engine} keeps no KV that can leave"
+            " it; choose --engine exact, mocker or llamacpp, or role aggregated"
+        )
+    if not config.data_plane.transfer.enabled:
+        raise ConfigError(
+            f"worker.role is {role}, and data_plane.transfer.enabled is false: no block could be"
+            " moved; set it to true, or choose role aggregated"
+        )
+
+
+class _Role:
+    def __init__(self, runtime: Runtime, engine: GenerationEngine) -> None:
+        transfers = runtime.transfers
+        assert transfers is not None, "check_role was asked"
+        self._runtime = runtime
+        self._host = cast("DecodeHost", engine)
+        self._transfers: EngineTransfers = transfers
+        self._section = runtime.config.disaggregation
+        self.pairing = Pairing.of(runtime.config.worker.namespace, transfers.kv.fingerprint)
+
+
+class DecodeRole(_Role):
+    """A decode worker, once `run` has started: `forward` is what its endpoint serves."""
+
+    def __init__(self, runtime: Runtime, engine: GenerationEngine) -> None:
+        super().__init__(runtime, engine)
+        clock = runtime.env.clock
+        self._metrics = DecodeMetrics(runtime.metrics.registry, clock, self._section.mode)
+        self._prefills: Client | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[DisaggregatedEngine] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Be ready to have prompts computed elsewhere, until cancelled."""
+        runtime, section = self._runtime, self._section
+        prefills = self._prefills = await runtime.client(self.pairing.prefill_endpoint)
+        block_tokens = self._transfers.kv.memory.shape.block_tokens
+        if section.mode != MODE:
+            flow: Flow = PrefillFirst(
+                self._host, self._transfers, prefills, section=section, block_tokens=block_tokens
+            )
+            task_status.started(self._engine(flow, prefills))
+            await trio.sleep_forever()
+        async with runtime.queues.open(
+            self.pairing.queue, limits=QUEUE_LIMITS, read_interval_s=_DEPTH_INTERVAL_S
+        ) as queue:
+            flow = await self._decode_first(queue, block_tokens)
+            task_status.started(self._engine(flow, prefills))
+            await trio.sleep_forever()
+
+    async def _decode_first(self, queue: CountedQueue, block_tokens: int) -> DecodeFirst:
+        flow = DecodeFirst(
+            self._host,
+            self._transfers,
+            queue,
+            section=self._section,
+            block_tokens=block_tokens,
+            env=self._runtime.env,
+            is_reachable=self._is_broker_reachable,
+        )
+        await self._runtime.serve(
+            self.pairing.handoff_endpoint,
+            flow.lend,
+            request_type=Claim,
+            metadata={"role": "decode"},
+            serves_admitted=True,
+        )
+        return flow
+
+    def _is_broker_reachable(self) -> bool:
+        events = self._runtime.events
+        return not isinstance(events, CountsEvents) or events.statistics().is_connected
+
+    def _engine(self, flow: Flow, prefills: Client) -> DisaggregatedEngine:
+        return DisaggregatedEngine(
+            self._host,
+            flow,
+            prefills.router,
+            limits=self._limits,
+            env=self._runtime.env,
+            metrics=self._metrics,
+        )
+
+    def _limits(self) -> DisaggregationLimits:
+        settings, section = self._runtime.settings, self._section
+        tokens = settings.get(PREFILL_TOKENS_LOCAL_MAX)
+        depth = settings.get(QUEUE_DEPTH_MAX)
+        return DisaggregationLimits(
+            tokens_local_max=section.prefill_tokens_local_max if tokens < 0 else tokens,
+            queue_depth_max=section.queue_depth_max if depth < 0 else depth,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The facts for the status port."""
+        router = None if self._prefills is None else self._prefills.router
+        return {
+            "role": "decode",
+            "mode": self._section.mode,
+            "prefill_workers": 0 if router is None else len(router.instances),
+            "prefills": {reason.value: n for reason, n in self._metrics.counts.items()},
+        }
+
+
+class PrefillRole(_Role):
+    """A prefill worker: it computes prompts for decode workers, and answers nobody else."""
+
+    def __init__(self, runtime: Runtime, engine: GenerationEngine) -> None:
+        super().__init__(runtime, engine)
+        self._engine = engine
+        self._metrics = PrefillMetrics(runtime.metrics.registry)
+        self._is_leaving = trio.Event()
+        self._has_left = trio.Event()
+
+    async def offer(self, nursery: trio.Nursery, metadata: Mapping[str, str]) -> Instance:
+        """Serve decode workers that ask, and consume the queue in `nursery`; return once both do."""
+        runtime, info = self._runtime, self._engine.info
+        handoffs = await runtime.client(self.pairing.handoff_endpoint)
+        kept = KeptPrefills(self._host, self._transfers, metrics=self._metrics)
+        await nursery.start(self._consume, handoffs)
+        runtime.drain_with(self._leave)
+        # Last: decode workers that find it put jobs into the queue.
+        return await runtime.serve(
+            self.pairing.prefill_endpoint,
+            kept.prefill,
+            request_type=PrefillAsk,
+            payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
+            metadata=metadata,
+            engine=self._engine,
+        )
+
+    async def _consume(self, handoffs: Client, *, task_status: trio.TaskStatus[None]) -> None:
+        queued = QueuedPrefills(self._host, self._transfers, handoffs, metrics=self._metrics)
+        limits = ConsumerLimits(
+            jobs_max=self._section.jobs_max,
+            drain_timeout_s=self._runtime.config.shutdown.drain_timeout_s,
+        )
+        async with self._runtime.queues.consume(
+            self.pairing.queue,
+            queued.work,
+            decode=decode_job,
+            queue_limits=QUEUE_LIMITS,
+            limits=limits,
+        ):
+            task_status.started()
+            await self._is_leaving.wait()
+        self._has_left.set()
+
+    async def _leave(self) -> None:
+        self._is_leaving.set()
+        await self._has_left.wait()
+
+    def describe(self) -> dict[str, Any]:
+        """The facts for the status port."""
+        return {
+            "role": "prefill",
+            "jobs": {outcome.value: n for outcome, n in self._metrics.counts.items()},
+        }

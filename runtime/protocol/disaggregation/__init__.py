@@ -1,0 +1,1 @@
+"""What decode and prefill workers agree on: where a prompt is computed, and what they say about it."""

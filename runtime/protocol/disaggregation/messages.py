@@ -1,0 +1,175 @@
+"""What decode and prefill workers say to each other about one prompt, in both modes.
+
+*Decode first*: the decode worker has blocks for the prompt. It puts a `RemotePrefillRequest` into the
+work queue; whoever takes it opens a stream to the decode worker with a `Claim`, and is told where to
+write (`Lent`). Its last write notifies with a `PrefillDone`. The stream is the life line of both.
+
+*Prefill first*: the decode worker opens a stream to a prefill worker with a `PrefillAsk`. That one
+computes, and says where the blocks can be read (`Kept`).
+
+Only engines whose KV fingerprints are equal can exchange blocks, so endpoints and queue are named
+after it (`Pairing`): who does not fit is not found.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Any, Final, TypeVar
+
+import attrs
+import msgspec
+
+from ...errors import RemoteProtocolError
+from ..discovery.instances import EndpointName
+from ..openai.generate import GenerateRequest, TokenCount
+from ..transfer.settlement import PEER_BYTES_MAX
+from ..undecodable import UNDECODABLE
+
+__all__ = [
+    "Claim",
+    "Kept",
+    "Lent",
+    "Pairing",
+    "PrefillAsk",
+    "PrefillDone",
+    "RemotePrefillRequest",
+    "decode_done",
+    "decode_job",
+    "encode",
+    "prefill_request",
+]
+
+JOB_ID_CHARS_MAX: Final = 128
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_CHARS_MAX)]
+Descriptor = Annotated[bytes, msgspec.Meta(max_length=PEER_BYTES_MAX)]
+BlockIds = list[TokenCount]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Pairing:
+    """Where the workers of one namespace that can exchange KV blocks find each other."""
+
+    namespace: str
+    digest: str
+
+    @classmethod
+    def of(cls, namespace: str, fingerprint: str) -> Pairing:
+        """Of engines with this KV fingerprint."""
+        # A broker may be shared by namespaces.
+        return cls(namespace, f"{zlib.crc32(f'{namespace}/{fingerprint}'.encode()):08x}")
+
+    @property
+    def prefill_endpoint(self) -> EndpointName:
+        """Prefill workers serve it; it takes a `PrefillAsk` and streams one `Kept`."""
+        return EndpointName(self.namespace, "prefill", self.digest)
+
+    @property
+    def handoff_endpoint(self) -> EndpointName:
+        """Decode workers serve it; it takes a `Claim` and streams one `Lent`."""
+        return EndpointName(self.namespace, "handoff", self.digest)
+
+    @property
+    def queue(self) -> str:
+        """The work queue of `RemotePrefillRequest`s."""
+        return f"prefill-{self.digest}"
+
+
+class RemotePrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of the work queue: compute this prompt for that decode worker."""
+
+    id: Name
+    """Of the job, and of the claim."""
+    request_id: str
+    """What the client's request is called, for logs."""
+    request: GenerateRequest
+    """As `prefill_request` makes it."""
+    instance_id: Name
+    """The decode worker."""
+    timeout_s: Seconds
+    """So long after the put nobody waits for it any more."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefill worker to a decode worker: I have your job, is it still wanted?"""
+
+    id: Name
+    descriptor: Descriptor | None
+    """Who will write, for whoever lends the blocks (`EngineTransfers.descriptor`)."""
+
+
+class Lent(msgspec.Struct, frozen=True, kw_only=True):
+    """The decode worker's answer: write these blocks, with this ticket.
+
+    `block_ids` are those of the prompt without its first `skip_blocks`, which are there already.
+    """
+
+    ticket: int
+    block_ids: BlockIds
+    skip_blocks: TokenCount
+
+
+class PrefillDone(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last write notifies: every block has arrived."""
+
+    first_token: TokenCount
+
+
+class PrefillAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A decode worker to a prefill worker: compute this prompt, and keep it for me."""
+
+    request: GenerateRequest
+    """As `prefill_request` makes it."""
+    descriptor: Descriptor | None
+    """Who will read the blocks."""
+    timeout_s: Seconds
+    """How long they are kept for it."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefill worker's answer: the first token, and where all blocks of the prompt are."""
+
+    first_token: TokenCount
+    engine_id: Name
+    block_ids: BlockIds
+    ticket: int
+
+
+def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateRequest:
+    """What a prefill worker is to compute of `request`: its known tokens, and one more.
+
+    `request.seed` must be set: the token drawn here is the one that was to be drawn there.
+    """
+    assert request.seed is not None, "two engines would draw from different seeds"
+    return GenerateRequest(
+        model=request.model,
+        token_ids=token_ids,
+        max_tokens=1,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+    )
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def decode_job(payload: bytes) -> RemotePrefillRequest:
+    """The job in `payload`; `RemoteProtocolError` if it is none."""
+    return _decode(payload, RemotePrefillRequest)
+
+
+def decode_done(payload: bytes) -> PrefillDone:
+    """What a write notified; `RemoteProtocolError` if that is something else."""
+    return _decode(payload, PrefillDone)
+
+
+def _decode(payload: bytes, kind: type[T]) -> T:
+    found: Any
+    try:
+        found = msgspec.msgpack.decode(payload, type=kind)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"no {kind.__name__}: {error}") from error
+    made: T = found
+    return made

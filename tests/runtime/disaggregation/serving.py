@@ -1,0 +1,152 @@
+"""Decode and prefill workers in one process, as they are served: memory planes, real TCP, `exact`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from tests.runtime.one_process import OneProcess, config, open_process
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines.exact.engine import open_exact_engine
+from trinamo.runtime.engines.loop.host import EngineHost
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.process.roles import serve_worker
+from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.process.stopping import StopRequest
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+
+MODES = ("decode_first", "prefill_first")
+MODEL = EndpointName("trinamo", "backend", "generate")
+BLOCK_TOKENS = 16
+SETTINGS: dict[str, Any] = {
+    "disaggregation__prefill_tokens_local_max": 32,
+    "worker__status_port": None,
+    "data_plane__transfer__quarantine_after_s": 1.0,
+}
+
+
+@attrs.define(eq=False)
+class Served:
+    """One worker: what it runs, and what it counts."""
+
+    role: str
+    engine: EngineHost
+    metrics: WorkerMetrics
+    stop: StopRequest = attrs.field(factory=StopRequest)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    runtime: Runtime | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def free_blocks(self) -> int:
+        assert self.engine.kv is not None
+        return self.engine.kv.pool.free_count
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Computed in prefill, by this engine."""
+        return self.engine.statistics().prompt_tokens
+
+    def kill(self) -> None:
+        """End all its tasks where they are."""
+        self.scope.cancel()
+
+    def prefills(self, where: str, reason: str, mode: str) -> float:
+        return self.metrics.value("prefills_total", mode=mode, where=where, reason=reason)
+
+
+@attrs.define(eq=False)
+class Workers:
+    """Those of one test, and a client of the model."""
+
+    transports: OneProcess
+    nursery: trio.Nursery
+    client: Client
+    all: list[Served]
+
+    def of(self, role: str) -> Served:
+        return next(each for each in self.all if each.role == role)
+
+    async def wait_blocks_free(self) -> None:
+        """Every block of every worker that lives is free again."""
+        living = [each for each in self.all if not each.ended.is_set()]
+        with trio.fail_after(10):
+            while any(each.free_blocks != each.engine.info.block_count for each in living):
+                await trio.sleep(0.005)
+
+    async def ask(self, request: GenerateRequest, context: Context | None = None) -> list[Delta]:
+        async with self.client.stream(request, Delta, context=context) as stream:
+            return [delta async for delta in stream]
+
+
+async def _serve(
+    served: Served, transports: OneProcess, overrides: dict[str, Any], ready: trio.Event
+) -> None:
+    def opened(runtime: Runtime) -> None:
+        served.runtime = runtime
+
+    section = config(**{**SETTINGS, **overrides, "worker__role": served.role})
+    with served.scope:
+        await serve_worker(
+            section,
+            RealEnv(),
+            transports,
+            served.engine,
+            served.stop,
+            ready=lambda _: ready.set(),
+            opened=opened,
+            metrics=served.metrics,
+        )
+    served.ended.set()
+
+
+@asynccontextmanager
+async def open_workers(
+    *roles: str, engine: dict[str, Any] | None = None, **overrides: Any
+) -> AsyncIterator[Workers]:
+    """Workers with these roles, and a caller; `overrides` are of the configuration."""
+    transports = OneProcess()
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        caller = await stack.enter_async_context(open_process(transports))
+        served = []
+        for role in roles:
+            host = await stack.enter_async_context(open_exact_engine(**(engine or {})))
+            served.append(Served(role, host, WorkerMetrics(RealEnv())))
+        for each in served:
+            ready = trio.Event()
+            nursery.start_soon(_serve, each, transports, overrides, ready)
+            with trio.fail_after(10):
+                await ready.wait()
+        client = await caller.client(MODEL)
+        await client.router.wait_instances(sum(role != "prefill" for role in roles))
+        yield Workers(transports, nursery, client, served)
+
+
+def prompt(length: int, *, offset: int = 0) -> GenerateRequest:
+    """A request of so many tokens."""
+    return GenerateRequest(
+        model="exact",
+        token_ids=[(7 * number + offset) % 256 for number in range(length)],
+        max_tokens=12,
+        temperature=1.0,
+        seed=11,
+    )
+
+
+def tokens(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def alone(request: GenerateRequest) -> list[int]:
+    """The tokens of one engine that does all by itself."""
+    async with open_exact_engine() as host:
+        return tokens([delta async for delta in host.generate(request, Context("alone"))])
