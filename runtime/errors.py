@@ -24,6 +24,7 @@ __all__ = [
     "EventPlaneError",
     "FencedError",
     "ImpostorError",
+    "IncompatibleKvError",
     "KilledError",
     "LeaseLostError",
     "LocalProtocolError",
@@ -223,6 +224,16 @@ class StaleMemoryError(TransferError):
 
     code = "stale_memory"
     default_definite = True
+
+
+class IncompatibleKvError(StaleMemoryError):
+    """The peer's KV bytes mean something else than ours; the message says in what they differ.
+
+    Nothing was moved, and nothing ever will be between these two: compute the prompt here, and
+    run the same engine, version, model and layout on both sides.
+    """
+
+    code = "incompatible_kv"
 
 
 class MetadataNotFoundError(TransferError):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.runtime.kv.ranges import ranges_of
 from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
 from trinamo.runtime.engines.loop.step import Sampling, StepItem
@@ -158,20 +159,17 @@ def hand_over(layout: KvLayout, prompt: list[int], damage: str, where: int) -> l
     source = list(range(count))
     target = [BLOCK_COUNT - 2 - 2 * i for i in range(count)]
     first = prefill(here, prompt, source)
-    data = b"".join(
-        bytes(here.memory.buffer[o : o + n]) for o, n in here.memory.descriptors(source)
-    )
-    moved = bytearray(data)
+    moved = bytearray(b"".join(ranges_of(here.memory, source)))
     if damage == "flip":
         moved[where] ^= 1
     elif damage == "drop":
         size = here.memory.range_bytes
         moved[where * size : (where + 1) * size] = bytes(size)
     position = 0
-    for offset, length in there.memory.descriptors(target):
-        there.memory.buffer[offset : offset + length] = moved[position : position + length]
-        position += length
-    assert position == len(data)
+    for each in ranges_of(there.memory, target):
+        each[:] = moved[position : position + len(each)]
+        position += len(each)
+    assert position == len(moved)
     spare = [i for i in range(BLOCK_COUNT) if i not in target]
     return [first, *decode(there, [*prompt, first], [*target, *spare], 23)]
 
@@ -194,8 +192,8 @@ PROMPT_BLOCKS = len(PROMPT) // BLOCK_TOKENS
 def test_any_dropped_range_changes_the_tokens(layout: KvLayout) -> None:
     whole = alone(PROMPT, 24)
     memory = ENGINES[layout].memory
-    ranges = PROMPT_BLOCKS * memory.shape.block_bytes // memory.range_bytes
-    kept = [i for i in range(ranges) if hand_over(layout, PROMPT, "drop", i) == whole]
+    count = PROMPT_BLOCKS * memory.parts
+    kept = [i for i in range(count) if hand_over(layout, PROMPT, "drop", i) == whole]
     assert kept == []
 
 

@@ -1,10 +1,11 @@
-"""A layer-first pool moves block by block: ranges of one block are no other block's."""
+"""A pool that keeps layers apart moves block by block: ranges of one block are no other block's."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+from tests.runtime.kv.ranges import buffers, range_of
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape
 
 
@@ -36,15 +37,22 @@ def test_ranges_copied_pairwise_are_blocks_copied_whole(
     count = data.draw(st.integers(0, min(ours.block_count, theirs.block_count)), "moved")
     here = data.draw(st.permutations(range(ours.block_count)), "here")[:count]
     there = data.draw(st.permutations(range(theirs.block_count)), "there")[:count]
+    layers: range | None = None
+    if layout is not KvLayout.BLOCK_FIRST and data.draw(st.booleans(), "some layers only"):
+        first = data.draw(st.integers(0, shape.layers - 1), "first layer")
+        layers = range(first, data.draw(st.integers(first, shape.layers), "layers until"))
     expected = ours.view.copy()
-    expected[:, :, here] = theirs.view[:, :, there]
+    for layer in range(shape.layers) if layers is None else layers:
+        expected[layer][:, here] = theirs.view[layer][:, there]
 
-    size = ours.range_bytes
-    assert size == theirs.range_bytes
-    ranges = ours.range_ids(here), ours.range_ids(there, theirs.block_count)
-    assert ranges[1] == theirs.range_ids(there)
+    assert ours.range_bytes == theirs.range_bytes
+    ranges = (
+        ours.range_ids(here, layers=layers),
+        ours.range_ids(there, block_count=theirs.block_count, layers=layers),
+    )
+    assert ranges[1] == theirs.range_ids(there, layers=layers)
     for a, b in zip(*ranges, strict=True):
-        ours.buffer[a * size : (a + 1) * size] = theirs.buffer[b * size : (b + 1) * size]
+        range_of(ours, a)[:] = range_of(theirs, b)
 
     assert np.array_equal(ours.view, expected)
 
@@ -53,12 +61,13 @@ def test_ranges_copied_pairwise_are_blocks_copied_whole(
 def test_every_range_is_part_of_one_block(
     shape: KvShape, layout: KvLayout, block_count: int
 ) -> None:
-    """The ranges of all blocks are the whole buffer, each once, and `block_of` finds its block."""
+    """The ranges of all blocks are all buffers, each once, and `block_of` finds its block."""
     memory = KvMemory(shape, block_count, layout)
     of_blocks = {block: memory.range_ids([block]) for block in range(block_count)}
     everything = sorted(each for ranges in of_blocks.values() for each in ranges)
 
-    assert everything == list(range(memory.buffer.nbytes // memory.range_bytes))
+    length = sum(each.nbytes for each in buffers(memory))
+    assert everything == list(range(length // memory.range_bytes))
     for block, ranges in of_blocks.items():
-        assert len(ranges) == memory.ranges_per_block
+        assert len(ranges) == memory.parts
         assert {memory.block_of(each) for each in ranges} == {block}

@@ -28,13 +28,20 @@ numbers = st.integers(0, 2**32 - 1)
 @given(
     blocks=st.integers(1, 1000),
     block_bytes=st.integers(1, 1 << 20),
-    base=st.integers(0, 2**62),
+    bases=st.lists(st.integers(0, 2**62), max_size=5).map(tuple),
+    parts=st.integers(1, 160),
     generation=st.integers(1, 2**63 - 1),
     fingerprint=st.text(max_size=100),
     address=st.binary(max_size=200),
 )
 def test_a_description_decodes_to_itself(
-    blocks: int, block_bytes: int, base: int, generation: int, fingerprint: str, address: bytes
+    blocks: int,
+    block_bytes: int,
+    bases: tuple[int, ...],
+    parts: int,
+    generation: int,
+    fingerprint: str,
+    address: bytes,
 ) -> None:
     described = MemoryDescription(
         backend="tcp",
@@ -42,9 +49,10 @@ def test_a_description_decodes_to_itself(
         region=1,
         generation=generation,
         fingerprint=fingerprint,
-        base=base,
-        length=blocks * block_bytes,
+        bases=bases,
+        length=blocks * block_bytes * parts * max(1, len(bases)),
         block_bytes=block_bytes,
+        parts=parts,
         address=address,
     )
     assert decode_description(encode_description(described)) == described

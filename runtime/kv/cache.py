@@ -6,11 +6,13 @@ The engine's scheduler stays the owner of the pool.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Protocol, runtime_checkable
 
 import attrs
+from typing_extensions import TypeVar
 
 from .pool import BlockPool
+from .regions import RegionSet
 
 if TYPE_CHECKING:
     # numpy comes with it, which a process without KV memory need not load.
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HoldsKv", "KvCache"]
 
+MemoryT_co = TypeVar("MemoryT_co", bound=RegionSet, default="KvMemory", covariant=True)
+
 
 @attrs.frozen(kw_only=True, eq=False)
-class KvCache:
+class KvCache(Generic[MemoryT_co]):
     """The KV memory of one engine and who owns its blocks, for as long as the engine is open."""
 
-    memory: KvMemory
+    memory: MemoryT_co
+    """A `KvMemory`, or the `RegionSet` of an engine that has its memory somewhere else."""
     pool: BlockPool
     """Its block ids are those of `memory`."""
     fingerprint: str

@@ -1,16 +1,16 @@
-"""The bytes of a paged KV cache: one buffer, registered once, described as (offset, length).
+"""The bytes of a paged KV cache, as engines of ours write and read them.
 
-Two layouts of the same data. *Block-first* keeps everything of one block together, so a block is
+Three layouts of the same data. *Block-first* keeps everything of one block together, so a block is
 one range: best for moving whole blocks. *Layer-first* keeps one layer's keys together, so a layer
-can be sent while the next one is being computed. An engine sees the same `view` either way.
+can be sent while the next one is being computed. *Per layer* does so in a buffer for each layer, as
+most engines on GPUs have it. An engine sees the same `view` either way.
 
-Who owns which block is `pool.py`'s business.
+Who owns which block is `pool.py`'s business; what a transfer needs to know is in `regions.py`.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +18,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError
+from ..protocol.kv.fingerprint import encode_fingerprint
+from .regions import RegionSet
+
+Array = npt.NDArray[Any]
 
 __all__ = ["KvLayout", "KvMemory", "KvShape", "fingerprint"]
 
@@ -30,6 +33,12 @@ class KvLayout(enum.StrEnum):
     """`[block, layer, K/V, slot, head, channel]`: one range a block."""
     LAYER_FIRST = "layer_first"
     """`[layer, K/V, block, slot, head, channel]`: `2 * layers` ranges a block."""
+    PER_LAYER = "per_layer"
+    """A buffer a layer, each `[block, K/V, slot, head, channel]`: `layers` ranges a block."""
+
+    def parts_of(self, layers: int) -> int:
+        """In how many ranges a block lies."""
+        return {"block_first": 1, "layer_first": 2 * layers, "per_layer": layers}[self.value]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,91 +65,58 @@ class KvShape:
         return self.block_tokens * self.token_bytes
 
 
-def fingerprint(engine: str, model_digest: str, shape: KvShape, layout: KvLayout) -> str:
+def fingerprint(
+    engine: str, version: str, model_digest: str, shape: KvShape, layout: KvLayout
+) -> str:
     """What must be equal for two engines to exchange KV bytes, as one readable line.
 
-    `engine` names the version too where it matters for the bytes.
+    `version` is that of whatever decides what the bytes are: two releases of an engine may pair
+    only if they have the same.
     """
-    dims = f"{shape.layers}x2x{shape.heads}x{shape.channels}"
-    return f"{engine}/{model_digest}/{shape.dtype}/{dims}/{shape.block_tokens}/{layout}"
+    return encode_fingerprint(
+        {
+            "engine": engine,
+            "version": version,
+            "model": model_digest,
+            "dtype": shape.dtype,
+            "dimensions": f"{shape.layers}x2x{shape.heads}x{shape.channels}",
+            "block_tokens": shape.block_tokens,
+            "layout": layout,
+        }
+    )
 
 
-class KvMemory:
-    """The buffer of `block_count` blocks. Untouched blocks cost no physical memory."""
+class KvMemory(RegionSet):
+    """Memory for `block_count` blocks. Untouched blocks cost no physical memory."""
 
     def __init__(
         self, shape: KvShape, block_count: int, layout: KvLayout = KvLayout.BLOCK_FIRST
     ) -> None:
-        if block_count < 1:
-            raise ValueError(f"KV memory needs at least one block, not {block_count}")
+        buffers, view = _allocate(shape, block_count, layout)
+        parts = layout.parts_of(shape.layers)
+        super().__init__(
+            [each.reshape(-1).view(np.uint8).data for each in buffers],
+            block_count=block_count,
+            range_bytes=shape.block_bytes // parts,
+            parts=parts,
+            layers=shape.layers,
+        )
         self.shape = shape
         self.layout = layout
-        self.block_count = block_count
-        tail = (shape.block_tokens, shape.heads, shape.channels)
-        if layout is KvLayout.BLOCK_FIRST:
-            axes: tuple[int, ...] = (block_count, shape.layers, 2, *tail)
-            order = (1, 2, 0, 3, 4, 5)
-        else:
-            axes = (shape.layers, 2, block_count, *tail)
-            order = (0, 1, 2, 3, 4, 5)
-        self._array: npt.NDArray[Any] = np.zeros(axes, dtype=shape.dtype)
-        self.view: npt.NDArray[Any] = self._array.transpose(order)
+        self.view: Array = view
         """`[layer, K/V, block, slot, head, channel]` whatever the layout; writes go through."""
 
-    @property
-    def buffer(self) -> memoryview:
-        """All bytes, writable: what a transfer plane registers."""
-        return self._array.reshape(-1).view(np.uint8).data
 
-    @property
-    def range_bytes(self) -> int:
-        """The bytes of one block that lie together in this layout."""
-        return self.shape.block_bytes // self.ranges_per_block
-
-    @property
-    def ranges_per_block(self) -> int:
-        """In how many places of the buffer a block lies: 1, or `2 * layers` if layer-first."""
-        return 1 if self.layout is KvLayout.BLOCK_FIRST else 2 * self.shape.layers
-
-    def range_ids(self, block_ids: Sequence[int], block_count: int | None = None) -> list[int]:
-        """The numbers of the ranges of these blocks, for a plane that calls a range a block.
-
-        Register `buffer` with `block_bytes=range_bytes`: then these are the blocks to move, in an
-        order that pairs the ranges of the first block here with those of the first block there.
-        `block_count` is that of the other side if the blocks are of a peer with this layout.
-        Raises `RequestError` for blocks that are not there.
-        """
-        count = self.block_count if block_count is None else block_count
-        wrong = next((block_id for block_id in block_ids if not 0 <= block_id < count), None)
-        if wrong is not None:
-            # In the middle of the buffer its ranges would be those of another block.
-            raise RequestError(f"block {wrong} is not of this memory of {count} blocks")
-        return [p * count + b for p in range(self.ranges_per_block) for b in block_ids]
-
-    def block_of(self, range_id: int) -> int:
-        """The block that a range of this memory is a part of."""
-        return range_id % self.block_count
-
-    def descriptors(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """The (offset, length) ranges in bytes of these blocks, neighbours merged.
-
-        Read one after the other they are the same sequence of bytes for any block ids that hold
-        the same tokens, so two sides with the same fingerprint may place blocks as they like.
-        """
-        for block_id in block_ids:
-            assert 0 <= block_id < self.block_count, f"block {block_id} is not of this memory"
-        length = self.range_bytes
-        return _merge([range_id * length for range_id in self.range_ids(block_ids)], length)
-
-
-def _merge(offsets: Sequence[int], length: int) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    end = -math.inf
-    for offset in offsets:
-        if offset == end:
-            start, merged_length = merged[-1]
-            merged[-1] = (start, merged_length + length)
-        else:
-            merged.append((offset, length))
-        end = offset + length
-    return merged
+def _allocate(shape: KvShape, block_count: int, layout: KvLayout) -> tuple[Sequence[Array], Array]:
+    """The buffers to register, and one view of all."""
+    layers, tail = shape.layers, (shape.block_tokens, shape.heads, shape.channels)
+    if layout is KvLayout.BLOCK_FIRST:
+        whole = np.zeros((block_count, layers, 2, *tail), shape.dtype)
+        return [whole], whole.transpose(1, 2, 0, 3, 4, 5)
+    if layout is KvLayout.LAYER_FIRST:
+        whole = np.zeros((layers, 2, block_count, *tail), shape.dtype)
+        return [whole], whole
+    # A block that is nobody's lies between two layers, as an allocator would leave a gap: the end
+    # of one buffer is not the begin of the next.
+    whole = np.zeros((layers, block_count + 1, 2, *tail), shape.dtype)[:, :block_count]
+    return list(whole), whole.transpose(0, 2, 1, 3, 4, 5)

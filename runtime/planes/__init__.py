@@ -52,6 +52,7 @@ from .statistics import ControlStatistics, CountsControl, CountsEvents, EventSta
 from .transfer import (
     DeviceMemory,
     MemoryRegion,
+    Registrable,
     RemoteMemory,
     Transfer,
     TransferPlane,
@@ -81,6 +82,7 @@ __all__ = [
     "PutResult",
     "QueueLimits",
     "QueueStatistics",
+    "Registrable",
     "Registration",
     "RemoteMemory",
     "RequestPlane",

@@ -30,6 +30,7 @@ from ..protocol.transfer.description import Direction, MemoryDescription
 __all__ = [
     "DeviceMemory",
     "MemoryRegion",
+    "Registrable",
     "RemoteMemory",
     "Transfer",
     "TransferPlane",
@@ -50,6 +51,10 @@ class DeviceMemory:
     device: int
     """The device's number as the backend counts them."""
     synchronize: Callable[[], None]
+
+
+Registrable = Buffer | DeviceMemory | Sequence[Buffer | DeviceMemory]
+"""Memory to register: one buffer, or a list of as long ones, such as one for each layer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +109,7 @@ class MemoryRegion(Protocol):
     ) -> None:
         """Let transfers that carry `ticket` (not 0) move these blocks, and no others.
 
+        The blocks are numbered as the owner's pool numbers them: all `parts` of each are granted.
         Only for regions registered with `needs_ticket`. A ticket granted again gets more blocks.
         Without `may_write` peers may only read them.
         `on_complete` is called with the `notify` of each transfer with this ticket that is done,
@@ -181,19 +187,24 @@ class TransferPlane(Protocol):
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> MemoryRegion:
         """Register writable, contiguous memory as blocks of `block_bytes` each.
 
-        A tail shorter than a block is left out. `fingerprint` is what must be equal on both sides
-        for the bytes to mean the same (`kv.memory.fingerprint`). With `needs_ticket` only blocks
-        that were granted to a transfer's ticket may be moved by peers. Raises `RequestError` for
-        memory that is read-only, empty, or of a kind the backend cannot move; `TransferError` if
-        the backend refuses it (such as for the limit of locked memory).
+        A tail shorter than a block is left out. Several buffers, all as long and on one device, are
+        one region: its blocks are numbered through them in their order. If what the caller lends is
+        made of several `parts`, these are the blocks whose numbers are `block_count / parts` apart,
+        and are granted together. `fingerprint` is what must be equal on both sides for the bytes to
+        mean the same (`kv.memory.fingerprint`). With `needs_ticket` only blocks that were granted
+        to a transfer's ticket may be moved by peers. Raises `RequestError` for memory that is
+        read-only, empty, or of a kind the backend cannot move, and for buffers that differ in
+        length or device; `TransferError` if the backend refuses it (such as for the limit of locked
+        memory).
         """
         ...
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -52,7 +52,7 @@ async def open_runtime(
     *,
     serving: bool = False,
     metrics: Metrics | None = None,
-    kv: KvCache | None = None,
+    kv: KvCache[Any] | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
 import trio
 
 from trinamo.runtime.errors import FencedError, TrinamoError
@@ -151,13 +152,10 @@ class KvProcess:
 
     def _ranges(self, block: int, data: bytes = b"") -> bytes:
         """The bytes of a block, wherever the layout has them; `data` in their place if given."""
-        memory, found, start = self.kv.memory.buffer, b"", 0
-        for offset, length in self.kv.memory.descriptors([block]):
-            if data:
-                memory[offset : offset + length] = data[start : start + length]
-            found += memory[offset : offset + length]
-            start += length
-        return found
+        view = self.kv.memory.view[:, :, block]
+        if data:
+            view[:] = np.frombuffer(data, view.dtype).reshape(view.shape)
+        return bytes(view.tobytes())
 
     # --- what is left ------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ def _cache(plan: TransferPlan) -> KvCache:
     return KvCache(
         memory=KvMemory(shape, plan.pool_blocks, plan.layout),
         pool=BlockPool(plan.pool_blocks),
-        fingerprint=fingerprint("pattern", "0", shape, plan.layout),
+        fingerprint=fingerprint("pattern", "1", "0", shape, plan.layout),
     )
 
 

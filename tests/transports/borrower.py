@@ -59,7 +59,9 @@ async def open_engine(
     config: Config = load_config(environ={}, overrides=keys)
     memory, pool = KvMemory(SHAPE, BLOCKS), BlockPool(BLOCKS)
     kv = KvCache(
-        memory=memory, pool=pool, fingerprint=fingerprint("t", "m", SHAPE, KvLayout.BLOCK_FIRST)
+        memory=memory,
+        pool=pool,
+        fingerprint=fingerprint("t", "1", "m", SHAPE, KvLayout.BLOCK_FIRST),
     )
     control, metrics = MemoryControlPlane(), TransferMetrics(CollectorRegistry())
     async with open_transfer_plane(TransferOptions(tcp=TcpOptions(port=port))) as tcp:

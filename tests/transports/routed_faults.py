@@ -199,7 +199,7 @@ def _damaged(description: bytes) -> bytes:
 def _elsewhere(description: bytes) -> bytes:
     described = decode_description(description)
     return encode_description(
-        msgspec.structs.replace(described, base=described.base + described.length)
+        msgspec.structs.replace(described, bases=(described.bases[0] + described.length,))
     )
 
 

@@ -240,7 +240,7 @@ async def _unregistered(scene: Scene) -> Outcome:
     if scene.name.startswith("tcp"):
         wrong = msgspec.structs.replace(described, region=described.region + 1)
     else:
-        wrong = msgspec.structs.replace(described, base=described.base + described.length)
+        wrong = msgspec.structs.replace(described, bases=(described.bases[0] + described.length,))
 
     async def move() -> None:
         remote = await scene.plane.connect(encode_description(wrong))

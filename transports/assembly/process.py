@@ -29,7 +29,7 @@ def open_runtime(
     config: Config | None = None,
     *,
     serving: bool = False,
-    kv: KvCache | None = None,
+    kv: KvCache[Any] | None = None,
     metrics: Metrics | None = None,
     env: Env | None = None,
     transports: Transports | None = None,

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 import trio
-from typing_extensions import Buffer, override
+from typing_extensions import override
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
@@ -22,14 +22,13 @@ from trinamo.runtime.errors import (
     CorruptedError,
     DeadlineError,
     DisconnectedError,
-    RequestError,
     StaleMemoryError,
     TrinamoError,
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
-    DeviceMemory,
     MemoryRegion,
+    Registrable,
     RemoteMemory,
     TransferReport,
 )
@@ -41,7 +40,12 @@ from trinamo.runtime.protocol.transfer.description import (
     draw_incarnation,
 )
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
-from trinamo.transports.one_sided.region import HostRegion, RemoteRegion, whole_blocks
+from trinamo.transports.one_sided.region import (
+    HostRegion,
+    RemoteRegion,
+    check_parts,
+    host_buffers,
+)
 from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan_transfer
 
 from .transfer_faults import TransferFaults
@@ -199,16 +203,17 @@ class MemoryTransferPlane:
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> HostRegion:
         await trio.lowlevel.checkpoint()
-        if isinstance(memory, DeviceMemory):
-            raise RequestError("the memory plane moves memory of the process, not of a device")
-        view = whole_blocks(memory, block_bytes)
+        views = host_buffers(memory, block_bytes, backend="the memory plane")
+        length = sum(view.nbytes for view in views)
+        check_parts(length // block_bytes, parts)
         self._numbers += 1
         description = MemoryDescription(
             backend=self.backend,
@@ -216,11 +221,11 @@ class MemoryTransferPlane:
             region=self._numbers,
             generation=1,
             fingerprint=fingerprint,
-            base=0,
-            length=view.nbytes,
+            length=length,
             block_bytes=block_bytes,
+            parts=parts,
         )
-        region = HostRegion(view, description, needs_ticket=needs_ticket, is_fenced=True)
+        region = HostRegion(views, description, needs_ticket=needs_ticket, is_fenced=True)
         self._regions[self._numbers] = region
         return region
 

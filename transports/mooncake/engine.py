@@ -81,20 +81,25 @@ class Engine:
         """How peers reach it."""
 
     def register(self, memory: Memory) -> None:
-        """Register a range that overlaps no other."""
+        """Register ranges that overlap no others, or none of them."""
         if memory.device is not None:
             raise RequestError("this Mooncake moves memory of the process, not of a device")
-        answer = self._engine.register_memory(memory.address, memory.length)
-        if answer == -7:
-            raise TransferError("Mooncake refuses memory that overlaps what is registered already")
-        if answer:
-            raise TransferError(
-                f"Mooncake refuses to register {memory.length} bytes (error {answer})"
-            )
+        for count, address in enumerate(memory.addresses):
+            answer = self._engine.register_memory(address, memory.length)
+            if answer:
+                self._deregister(memory.addresses[:count])
+                why = (
+                    "it overlaps what is registered already" if answer == -7 else f"error {answer}"
+                )
+                raise TransferError(f"Mooncake refuses to register {memory.length} bytes: {why}")
 
     def deregister(self, memory: Memory) -> None:
-        """Give a range back; no error for one that is unknown."""
-        self._engine.unregister_memory(memory.address)
+        """Give ranges back; no error for one that is unknown."""
+        self._deregister(memory.addresses)
+
+    def _deregister(self, addresses: Sequence[int]) -> None:
+        for address in addresses:
+            self._engine.unregister_memory(address)
 
     def move(
         self,

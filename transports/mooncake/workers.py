@@ -156,13 +156,14 @@ class Workers:
         size = plan.local.block_bytes
         ours = plan.local_blocks[step.start : step.stop]
         theirs = plan.remote_blocks[step.start : step.stop]
+        here_at, there_at = plan.local.memory, plan.remote.memory
         ranges = [
             (
-                plan.local.memory.address + ours[start] * size,
-                plan.remote.memory.address + theirs[start] * size,
+                here_at.block_address(ours[start], size),
+                there_at.block_address(theirs[start], size),
                 count * size,
             )
-            for start, count in runs(ours, theirs)
+            for start, count in runs(here_at.apart(ours, size), there_at.apart(theirs, size))
         ]
         for first in range(0, len(ranges), SLICES_MAX):
             here, there, lengths = zip(*ranges[first : first + SLICES_MAX], strict=True)

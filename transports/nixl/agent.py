@@ -126,16 +126,16 @@ class Agent:
     # --- memory ----------------------------------------------------------------------------------
 
     def _registered(self, memory: Memory) -> Any:
-        row = (memory.address, memory.length, memory.device or 0, b"")
-        return self._library.nixlRegDList(self._segment(memory), [row])
+        rows = [(each, memory.length, memory.device or 0, b"") for each in memory.addresses]
+        return self._library.nixlRegDList(self._segment(memory), rows)
 
     def register(self, memory: Memory) -> None:
-        """Register a range; the library accepts nonsense, so check it before."""
+        """Register all ranges or none; the library accepts nonsense, so check it before."""
         with self._failures(f"registering {memory.length} bytes"):
             self._agent.registerMem(self._registered(memory), self._backends)
 
     def deregister(self, memory: Memory) -> None:
-        """Give a range back. Release the lists over it first."""
+        """Give the ranges back. Release the lists over them first."""
         with self._failures("deregistering"):
             self._agent.deregisterMem(self._registered(memory), self._backends)
 
@@ -177,9 +177,11 @@ class Agent:
     def prepare(
         self, peer: str | None, memory: Memory, *, item_bytes: int, stride: int, count: int
     ) -> int:
-        """A list of `count` equal items in registered memory, of a peer or (None) of ours."""
+        """A list of `count` equal items in each range, of a peer or (None) of ours; registered."""
+        device = memory.device or 0
         rows = np.array(
-            [[memory.address, item_bytes, memory.device or 0, stride, count]], dtype=np.uint64
+            [[each, item_bytes, device, stride, count] for each in memory.addresses],
+            dtype=np.uint64,
         )
         name = self._library.NIXL_INIT_AGENT if peer is None else peer
         try:

@@ -18,17 +18,20 @@ _LISTS_MAX: Final = 4096
 """Bitmaps of tickets are read at many places; beyond this the oldest list is dropped."""
 
 
+_Key = tuple[tuple[int, ...], int, int, int]
+
+
 class PreparedLists:
     """The lists over memory of one peer, or (None) of our own."""
 
     def __init__(self, agent: Agent, peer: str | None) -> None:
         self._agent, self._peer = agent, peer
-        self._handles: dict[tuple[int, int, int, int], int] = {}
+        self._handles: dict[_Key, int] = {}
 
     @staticmethod
-    def _key(memory: Memory, item_bytes: int) -> tuple[int, int, int, int]:
+    def _key(memory: Memory, item_bytes: int) -> _Key:
         device = -1 if memory.device is None else memory.device
-        return memory.address, memory.length, device, item_bytes
+        return memory.addresses, memory.length, device, item_bytes
 
     def has(self, memory: Memory, item_bytes: int) -> bool:
         """Whether `over` would find it made already."""
@@ -52,7 +55,7 @@ class PreparedLists:
         return found
 
     def release(self, within: Memory | None = None) -> None:
-        """Let go of all lists, or of those that begin in a range."""
+        """Let go of all lists, or of those that begin in one of these ranges."""
         for key in list(self._handles):
-            if within is None or 0 <= key[0] - within.address < within.length:
+            if within is None or any(0 <= key[0][0] - a < within.length for a in within.addresses):
                 self._agent.release_list(self._handles.pop(key))

@@ -324,13 +324,11 @@ class ProgressThread:
     def _read_page(self, running: _Running, step: ReadPage) -> int | None:
         slot, remote = running.job.slot, step.remote
         length = step.length
-        there = running.peer.lists.over(
-            Memory(address=remote.page + step.offset, length=length), length
-        )
+        there = running.peer.lists.over(Memory.at(remote.page + step.offset, length), length)
         if length == HEADER_BYTES:
             return self._agent.post(Direction.READ, (self._header_list, (slot,)), (there, (0,)))
         address = self._scratch.address + slot * SLOT_BYTES
-        here = self._lists.over(Memory(address=address, length=length), length)
+        here = self._lists.over(Memory.at(address, length), length)
         return self._agent.post(Direction.READ, (here, (0,)), (there, (0,)))
 
     def prepare_scratch(self) -> None:
@@ -373,7 +371,7 @@ class ProgressThread:
             if peer is None:
                 self._agent.connect(name)
                 peer = self._peers[name] = _RemoteAgent(name, PreparedLists(self._agent, name))
-        peer.lists.over(Memory(address=remote.page, length=HEADER_BYTES), HEADER_BYTES)
+        peer.lists.over(Memory.at(remote.page, HEADER_BYTES), HEADER_BYTES)
         peer.lists.over(remote.memory, size)
 
     def forget(self, name: str) -> None:

@@ -75,7 +75,13 @@ def parse_remote(described: MemoryDescription) -> OneSidedRemote:
         raise RemoteProtocolError(f"no address of {described.backend}: {error}") from error
     if _sum(address.library, address.page, address.device) != address.total:
         raise RemoteProtocolError(f"a damaged address of {described.backend}")
-    memory = Memory(address=described.base, length=described.length, device=address.device)
+    if not described.bases:
+        raise RemoteProtocolError(f"no address of memory for {described.backend}")
+    memory = Memory(
+        addresses=described.bases,
+        length=described.length // len(described.bases),
+        device=address.device,
+    )
     return OneSidedRemote(
         description=described, memory=memory, page=address.page, address=address.library
     )

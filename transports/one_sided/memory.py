@@ -14,22 +14,23 @@ import attrs
 from typing_extensions import Buffer, override
 
 from trinamo.runtime.errors import RequestError, TrinamoError
-from trinamo.runtime.planes.transfer import DeviceMemory
+from trinamo.runtime.planes.transfer import DeviceMemory, Registrable
 from trinamo.runtime.protocol.transfer.access import OnComplete, unheard
 from trinamo.runtime.protocol.transfer.access_page import AccessPage, Expected
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 
-from .region import BlockRegion, writable_bytes
+from .region import BlockRegion, buffers_of, check_alike, writable_bytes
 
-__all__ = ["Memory", "OneSidedRegion", "OneSidedRemote"]
+__all__ = ["Memory", "OneSidedRegion", "OneSidedRemote", "synchronize_of"]
 
 
 @attrs.frozen(kw_only=True)
 class Memory:
-    """A range of addresses, and what keeps it in place for as long as anybody names it."""
+    """Ranges of addresses, all as long, and what keeps them in place while anybody names them."""
 
-    address: int
+    addresses: tuple[int, ...]
     length: int
+    """Of each."""
     device: int | None = None
     """A GPU's number; None for memory of the process."""
     anchor: Any = attrs.field(default=None, eq=False, repr=False)
@@ -37,22 +38,69 @@ class Memory:
     while a registration is cancelled, or a transfer does not settle."""
 
     @classmethod
-    def of(cls, memory: Buffer | DeviceMemory) -> Memory:
-        """The range of what a caller registers.
+    def at(cls, address: int, length: int) -> Memory:
+        """One range of the process that somebody else keeps in place, or of a peer."""
+        return cls(addresses=(address,), length=length)
 
-        Raises `RequestError` for memory that is read-only or not contiguous.
+    @classmethod
+    def of(cls, memory: Registrable) -> Memory:
+        """The ranges of what a caller registers.
+
+        Raises `RequestError` for memory that is read-only or not contiguous, and for buffers of
+        different lengths or devices.
         """
+        found = [cls._of_one(each) for each in buffers_of(memory)]
+        check_alike(each.length for each in found)
+        check_alike(each.device for each in found)
+        return cls(
+            addresses=tuple(each.address for each in found),
+            length=found[0].length,
+            device=found[0].device,
+            anchor=[each.anchor for each in found],
+        )
+
+    @classmethod
+    def _of_one(cls, memory: Buffer | DeviceMemory) -> Memory:
         if isinstance(memory, DeviceMemory):
             if memory.address <= 0 or memory.length <= 0 or memory.device < 0:
                 raise RequestError("device memory has a positive address, length and device")
-            return cls(
-                address=memory.address, length=memory.length, device=memory.device, anchor=memory
-            )
+            one = cls.at(memory.address, memory.length)
+            return attrs.evolve(one, device=memory.device, anchor=memory)
         view = writable_bytes(memory)
         if not view.nbytes:
             raise RequestError("memory to register must not be empty")
         anchor = ctypes.c_char.from_buffer(view)
-        return cls(address=ctypes.addressof(anchor), length=view.nbytes, anchor=anchor)
+        return attrs.evolve(cls.at(ctypes.addressof(anchor), view.nbytes), anchor=anchor)
+
+    @property
+    def address(self) -> int:
+        """Of the first range."""
+        return self.addresses[0]
+
+    def block_address(self, number: int, block_bytes: int) -> int:
+        """Where a block begins, numbered through all ranges."""
+        index, place = divmod(number, self.length // block_bytes)
+        return self.addresses[index] + place * block_bytes
+
+    def apart(self, blocks: Sequence[int], block_bytes: int) -> Sequence[int]:
+        """Numbers that count up by one only where the blocks are neighbours in one range."""
+        if len(self.addresses) == 1:
+            return blocks
+        count = self.length // block_bytes
+        return [block + block // count for block in blocks]
+
+
+def synchronize_of(memory: Registrable) -> Callable[[], None] | None:
+    """Waits for the devices' own work on all buffers; None for memory of the process."""
+    waits = [each.synchronize for each in buffers_of(memory) if isinstance(each, DeviceMemory)]
+    # Buffers of one engine are usually worked on by one stream, which is waited for once.
+    waits = list(dict.fromkeys(waits))
+
+    def synchronize() -> None:
+        for wait in waits:
+            wait()
+
+    return synchronize if waits else None
 
 
 class OneSidedRegion(BlockRegion):
@@ -129,5 +177,5 @@ class OneSidedRemote:
             incarnation=described.incarnation,
             region=described.region,
             generation=described.generation,
-            block_count=described.block_count,
+            block_count=described.pool_blocks,
         )

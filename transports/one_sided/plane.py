@@ -14,7 +14,6 @@ from typing import Final
 
 import attrs
 import trio
-from typing_extensions import Buffer
 
 from trinamo.runtime.errors import (
     ConnectError,
@@ -29,7 +28,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes.transfer import DeviceMemory, MemoryRegion, RemoteMemory
+from trinamo.runtime.planes.transfer import MemoryRegion, Registrable, RemoteMemory
 from trinamo.runtime.protocol.transfer.access_page import (
     TICKET_BLOCKS_MAX,
     AccessPage,
@@ -44,8 +43,8 @@ from trinamo.runtime.protocol.transfer.description import (
 )
 
 from .address import SLOT_BYTES, allocate, pack_address, parse_remote
-from .memory import Memory, OneSidedRegion, OneSidedRemote
-from .region import check_size
+from .memory import Memory, OneSidedRegion, OneSidedRemote, synchronize_of
+from .region import check_parts, check_size
 from .state import plan_transfer
 from .transfer import (
     Backend,
@@ -105,26 +104,27 @@ class OneSidedPlane:
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> OneSidedRegion:
         """Register with the library, which may pin the pages. Cancelled, it is given back."""
         whole = Memory.of(memory)
-        length = check_size(whole.length, block_bytes)
-        count = length // block_bytes
-        if needs_ticket and count > TICKET_BLOCKS_MAX:
-            raise RequestError(f"{count} blocks with tickets; at most {TICKET_BLOCKS_MAX}")
+        ours = attrs.evolve(whole, length=check_size(whole.length, block_bytes))
+        length = ours.length * len(ours.addresses)
+        pool_blocks = check_parts(length // block_bytes, parts)
+        if needs_ticket and pool_blocks > TICKET_BLOCKS_MAX:
+            raise RequestError(f"{pool_blocks} blocks with tickets; at most {TICKET_BLOCKS_MAX}")
         if self._numbers == REGIONS_MAX:
             raise OverloadedError(
                 f"{REGIONS_MAX} regions were registered", bound="regions", value=REGIONS_MAX
             )
         self._numbers += 1
         number = self._numbers
-        ours = attrs.evolve(whole, length=length)
-        page_memory, view = allocate(page_bytes(count, needs_ticket=needs_ticket))
+        page_memory, view = allocate(page_bytes(pool_blocks, needs_ticket=needs_ticket))
         await self._library.register(page_memory)
         self._pages.append(view)
         await self._library.register(ours)
@@ -134,21 +134,21 @@ class OneSidedPlane:
             region=number,
             generation=1,
             fingerprint=fingerprint,
-            base=ours.address,
+            bases=ours.addresses,
             length=length,
             block_bytes=block_bytes,
+            parts=parts,
             address=pack_address(self._library.address(), page_memory, ours),
         )
         page = AccessPage(
             view,
             incarnation=self.incarnation,
             region=number,
-            block_count=count,
+            block_count=pool_blocks,
             needs_ticket=needs_ticket,
         )
         region = OneSidedRegion(described, ours, page, needs_ticket=needs_ticket)
-        if isinstance(memory, DeviceMemory):
-            region.synchronize = memory.synchronize
+        region.synchronize = synchronize_of(memory)
         self._regions[number] = region
         return region
 

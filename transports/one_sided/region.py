@@ -1,20 +1,24 @@
 """Registered memory as every transfer plane has it; a backend adds how a withdrawal is enforced.
 
-`whole_blocks` is the one check of a buffer that is to be registered.
+`host_buffers` is the one check of memory of the process that is to be registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import attrs
 import msgspec
 from typing_extensions import Buffer
 
 from trinamo.runtime.errors import RequestError
+from trinamo.runtime.planes.transfer import DeviceMemory, Registrable
 from trinamo.runtime.protocol.transfer.access import AccessTable, OnComplete, unheard
 from trinamo.runtime.protocol.transfer.description import (
     BLOCK_BYTES_MAX,
+    BUFFERS_MAX,
+    PARTS_MAX,
     MemoryDescription,
     encode_description,
 )
@@ -23,8 +27,11 @@ __all__ = [
     "BlockRegion",
     "HostRegion",
     "RemoteRegion",
+    "buffers_of",
+    "check_alike",
+    "check_parts",
     "check_size",
-    "whole_blocks",
+    "host_buffers",
     "writable_bytes",
 ]
 
@@ -35,7 +42,9 @@ class BlockRegion:
     def __init__(
         self, described: MemoryDescription, *, needs_ticket: bool, is_fenced: bool
     ) -> None:
-        self.access = AccessTable(described.block_count, needs_ticket=needs_ticket)
+        self.access = AccessTable(
+            described.pool_blocks, needs_ticket=needs_ticket, parts=described.parts
+        )
         self.block_bytes = described.block_bytes
         self._described = described
         self._is_fenced = is_fenced
@@ -83,22 +92,30 @@ class BlockRegion:
 
 
 class HostRegion(BlockRegion):
-    """A region of this process's memory, which `view` shows."""
+    """A region of this process's memory, which `views` show, all as long."""
 
     def __init__(
         self,
-        view: memoryview,
+        views: Sequence[memoryview],
         described: MemoryDescription,
         *,
         needs_ticket: bool,
         is_fenced: bool,
     ) -> None:
         super().__init__(described, needs_ticket=needs_ticket, is_fenced=is_fenced)
-        self.view = view
+        self.views = list(views)
+        self.buffer_blocks = described.block_count // len(views)
+        """How many blocks each buffer holds; blocks of two buffers are no neighbours."""
 
     def block(self, number: int) -> memoryview:
         """The bytes of one block."""
-        return self.view[number * self.block_bytes : (number + 1) * self.block_bytes]
+        return self.span(number, 0, self.block_bytes)
+
+    def span(self, number: int, start: int, stop: int) -> memoryview:
+        """The bytes `start` to `stop`, counted from the begin of one block, of one buffer."""
+        index, place = divmod(number, self.buffer_blocks)
+        first = place * self.block_bytes
+        return self.views[index][first + start : first + stop]
 
 
 @attrs.frozen
@@ -116,10 +133,35 @@ def writable_bytes(memory: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else view
 
 
-def whole_blocks(memory: Buffer, block_bytes: int) -> memoryview:
-    """The bytes of a buffer to register, without a tail; `RequestError` if it holds no block."""
-    view = writable_bytes(memory)
-    return view[: check_size(view.nbytes, block_bytes)]
+def buffers_of(memory: Registrable) -> Sequence[Buffer | DeviceMemory]:
+    """The buffers of what a caller registers; `RequestError` for none or too many."""
+    if not isinstance(memory, (list, tuple)):
+        return [cast("Buffer | DeviceMemory", memory)]
+    if not 1 <= len(memory) <= BUFFERS_MAX:
+        raise RequestError(f"a region of {len(memory)} buffers; 1 to {BUFFERS_MAX} are registered")
+    return memory
+
+
+def host_buffers(memory: Registrable, block_bytes: int, *, backend: str) -> list[memoryview]:
+    """The bytes of the buffers to register, each without a tail that is no block.
+
+    Raises `RequestError` for a device's memory, for buffers of different lengths or that hold no
+    block, and for what `writable_bytes` refuses.
+    """
+    views = []
+    for each in buffers_of(memory):
+        if isinstance(each, DeviceMemory):
+            raise RequestError(f"{backend} moves memory of the process, not of a device")
+        view = writable_bytes(each)
+        views.append(view[: check_size(view.nbytes, block_bytes)])
+    check_alike(view.nbytes for view in views)
+    return views
+
+
+def check_alike(values: Iterable[object]) -> None:
+    """Raise `RequestError` unless all buffers of a region are the same in this."""
+    if len(found := sorted(map(str, set(values)))) > 1:
+        raise RequestError(f"buffers of one region are alike, not {' and '.join(found)}")
 
 
 def check_size(length: int, block_bytes: int) -> int:
@@ -130,3 +172,10 @@ def check_size(length: int, block_bytes: int) -> int:
     if not whole:
         raise RequestError(f"memory of {length} bytes holds no block of {block_bytes}")
     return whole
+
+
+def check_parts(block_count: int, parts: int) -> int:
+    """How many blocks of the pool `block_count` blocks are; `RequestError` for no whole number."""
+    if not 1 <= parts <= PARTS_MAX or block_count % parts:
+        raise RequestError(f"{block_count} blocks are no whole number of {parts} parts each")
+    return block_count // parts

@@ -28,7 +28,7 @@ from trinamo.runtime.protocol.transfer.access_page import (
     find_ticket,
 )
 from trinamo.runtime.protocol.transfer.completion import Completion, encode_completion
-from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.runtime.protocol.transfer.description import Direction, pool_numbers
 
 from .memory import Memory, OneSidedRegion, OneSidedRemote
 from .state import TransferPlan, TransferState
@@ -208,7 +208,9 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
         place = find_ticket(directory, plan.ticket, is_target=is_target)
     if not blocks:
         return
-    offset, length = bitmap_range(remote.description.block_count, place, blocks)
+    there = remote.description
+    blocks = pool_numbers(blocks, there.pool_blocks, there.parts)
+    offset, length = bitmap_range(there.pool_blocks, place, blocks)
     slot[:length] = bytes(length)
     yield ReadPage(remote, offset, length)
     check_bitmap(slot, blocks)

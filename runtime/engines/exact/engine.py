@@ -42,6 +42,8 @@ OUTPUTS = b"abcdefghijklmnopqrstuvwxyz" + b" " * 8 + b".,-';\n"
 """The token of each row of the head. Several rows are the space, which makes words of it."""
 CANDIDATES = 4
 """The checksum chooses among so many tokens with the largest logits."""
+KV_VERSION = "1"
+"""Count it up when a change of the arithmetic changes what is in the blocks."""
 SEEDS = 1 << 22
 QUERY_ROWS_MAX = 32
 """Positions attended from at once: bounds the score matrix, changes no result."""
@@ -135,7 +137,7 @@ class ExactEngine:
             block_tokens=block_tokens,
             block_count=block_count,
             fingerprint=digest,
-            kv_fingerprint=fingerprint("exact", digest, shape, layout),
+            kv_fingerprint=fingerprint("exact", KV_VERSION, digest, shape, layout),
         )
         # Before the tables of a context that is far too long are computed.
         self.info.check_context_fits()

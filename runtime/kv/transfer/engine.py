@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -54,7 +54,7 @@ class EngineTransfers(EnginePeers):
     def __init__(
         self,
         engine_id: str,
-        kv: KvCache,
+        kv: KvCache[Any],
         memory: RoutedMemory,
         router: TransferRouter,
         leases: BlockLeases,
@@ -63,9 +63,8 @@ class EngineTransfers(EnginePeers):
         *,
         section: TransferConfig,
     ) -> None:
-        super().__init__(engine_id, router, store, section)
+        super().__init__(engine_id, memory, router, store, section)
         self.kv = kv
-        self.memory = memory
         self.leases = leases
         self._chain = chain
         self._is_draining = False
@@ -128,14 +127,14 @@ class EngineTransfers(EnginePeers):
         none; and what the backends raise.
         """
         self._check_open()
-        ranges = self.kv.memory.range_ids(blocks)
+        self.kv.memory.check_blocks(blocks)
         whom = None if peer is None else decode_peer(peer)
         if may_write and not self.memory.is_fenced:
             if whom is None or not await self.leases.meet(whom):
                 raise UnavailableError("the peer could not be asked, should it hang or die")
             self._check_open()
         ttl_s = self._section.timeout_s if ttl_s is None else ttl_s
-        grant = self.leases.grant(self.memory, ranges, whom, may_write=may_write, ttl_s=ttl_s)
+        grant = self.leases.grant(self.memory, blocks, whom, may_write=may_write, ttl_s=ttl_s)
         try:
             yield grant
         finally:
@@ -176,13 +175,14 @@ class EngineTransfers(EnginePeers):
         ticket: int,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        layers: range | None = None,
     ) -> list[TransferReport]:
         """Take `peer_blocks` of a peer into our `blocks`, as many, which the caller owns.
 
         See `move` for what it raises and what cancellation leaves behind.
         """
         return await self.move(
-            Direction.READ, engine_id, blocks, peer_blocks, ticket, deadline_s, notify
+            Direction.READ, engine_id, blocks, peer_blocks, ticket, deadline_s, notify, layers
         )
 
     async def write(
@@ -194,10 +194,11 @@ class EngineTransfers(EnginePeers):
         ticket: int,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        layers: range | None = None,
     ) -> list[TransferReport]:
         """Put our `blocks` into as many `peer_blocks` of a peer; see `move`."""
         return await self.move(
-            Direction.WRITE, engine_id, blocks, peer_blocks, ticket, deadline_s, notify
+            Direction.WRITE, engine_id, blocks, peer_blocks, ticket, deadline_s, notify, layers
         )
 
     async def move(
@@ -209,27 +210,31 @@ class EngineTransfers(EnginePeers):
         ticket: int,
         deadline_s: float | None,
         notify: bytes | None,
+        layers: range | None,
     ) -> list[TransferReport]:
-        """Move whole blocks; one report for each backend that moved a part of them.
+        """Move blocks; a report for each backend that moved a part of them.
 
-        Connecting counts into `deadline_s` (None: `data_plane.transfer.timeout_s`). Our blocks are
+        All of them, or only their KV of some `layers`, numbered from 0, so that one layer travels
+        while the next is computed: that needs a layout that keeps layers apart (`worker.kv_layout`).
+        Give `notify` with the last move of a grant, once the others have returned: then all has
+        landed when `Grant.completed` returns. Connecting counts into `deadline_s` (None: `data_plane.transfer.timeout_s`). Our blocks are
         leased until nothing touches them any more, also if this is cancelled. Raises what
-        `connect` and `TransferRouter.move` raise, and `UnavailableError` while shutting down.
+        `connect` and `TransferRouter.move` raise, `UnavailableError` while shutting down, and
+        `RequestError` for blocks or layers that are not there.
         """
         self._check_open()
         ends_at = trio.current_time() + (
             self._section.timeout_s if deadline_s is None else deadline_s
         )
-        ours = self.kv.memory.range_ids(blocks)
+        regions = self.kv.memory
+        ours = regions.range_ids(blocks, layers=layers)
         try:
             with trio.fail_at(ends_at):
                 peer = await self.connect(engine_id)
         except trio.TooSlowError:
             raise ConnectError(f"engine {engine_id} could not be connected to in time") from None
-        described = peer.description
-        theirs = self.kv.memory.range_ids(
-            peer_blocks, described.block_count // self.kv.memory.ranges_per_block
-        )
+        count = peer.description.pool_blocks
+        theirs = regions.range_ids(peer_blocks, block_count=count, layers=layers)
         return await self.router.move(
             direction,
             self.memory,
@@ -245,7 +250,7 @@ class EngineTransfers(EnginePeers):
 @asynccontextmanager
 async def open_engine_transfers(
     chain: TransferChain,
-    kv: KvCache,
+    kv: KvCache[Any],
     config: Config,
     env: Env,
     control: ControlPlane,
@@ -281,10 +286,11 @@ async def open_engine_transfers(
         ) as router,
     ):
         memory = await router.register(
-            kv.memory.buffer,
+            kv.memory.buffers,
             block_bytes=kv.memory.range_bytes,
             fingerprint=kv.fingerprint,
             needs_ticket=True,
+            parts=kv.memory.parts,
         )
         transfers = EngineTransfers(
             engine_id,

@@ -18,11 +18,16 @@ import trio
 from ...config.planes import TransferConfig
 from ...errors import ConnectError, RequestError, StaleMemoryError, TrinamoError
 from ...nurseries import open_nursery
+from ...protocol.transfer.description import (
+    check_compatible,
+    decode_description,
+    decode_descriptions,
+)
 from ...protocol.transfer.settlement import PeerDescriptor
 from ...retries import Retries
 from .metadata import NixlMetadataStore
 from .router import TransferRouter
-from .routes import RoutedPeer
+from .routes import RoutedMemory, RoutedPeer
 
 __all__ = ["REGION", "EnginePeers"]
 
@@ -55,12 +60,14 @@ class EnginePeers:
     def __init__(
         self,
         engine_id: str,
+        memory: RoutedMemory,
         router: TransferRouter,
         store: NixlMetadataStore,
         section: TransferConfig,
     ) -> None:
         self.engine_id = engine_id
         """What peers know us by."""
+        self.memory = memory
         self.router = router
         self.store = store
         self._section = section
@@ -72,6 +79,7 @@ class EnginePeers:
         """The peer with this engine id; from now on it is kept until it is gone.
 
         Raises `MetadataNotFoundError` if nobody has this id, `RequestError` if we have,
+        `IncompatibleKvError` if its bytes mean something else than ours,
         `RemoteProtocolError` for metadata that is none, `ConnectError` if no backend reaches it,
         `StaleMemoryError` if it is not there any more, and what the control plane raises.
         """
@@ -97,6 +105,9 @@ class EnginePeers:
         offer = metadata.memory_descriptors.get(REGION)
         if offer is None:
             raise StaleMemoryError(f"engine {engine_id} offers no memory called {REGION!r}")
+        # All backends describe the same memory; what does not fit ours is not even connected to.
+        described = next(iter(decode_descriptions(offer).values()))
+        check_compatible(self.memory.description, decode_description(described))
         peer.incarnation, peer.is_gone = metadata.agent_name, False
         try:
             routed = await self.router.connect(offer)

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
-from typing_extensions import Buffer
 
 from ...config.planes import TransferConfig
 from ...errors import (
@@ -35,13 +34,14 @@ from ...errors import (
 from ...metrics.transfers import TransferMetrics
 from ...nurseries import open_nursery
 from ...planes import (
-    DeviceMemory,
     MemoryRegion,
+    Registrable,
     Transfer,
     TransferPlane,
     TransferReport,
 )
 from ...protocol.transfer.description import (
+    BLOCKS_MAX,
     Direction,
     check_blocks,
     check_compatible,
@@ -82,11 +82,12 @@ class TransferRouter:
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> RoutedMemory:
         """Register with every backend that takes it; raises the last one's error if none does."""
         regions: dict[str, MemoryRegion] = {}
@@ -98,6 +99,7 @@ class TransferRouter:
                     block_bytes=block_bytes,
                     fingerprint=fingerprint,
                     needs_ticket=needs_ticket,
+                    parts=parts,
                 )
             except TrinamoError as error:
                 refused = error
@@ -222,7 +224,7 @@ class TransferRouter:
         notify: bytes | None = None,
         ticket: int = 0,
     ) -> list[TransferReport]:
-        """Move the blocks; one report for each backend that moved a part of them.
+        """Move the blocks, in transfers of at most `BLOCKS_MAX`; one report for each that moved any.
 
         Our blocks are leased until nothing touches them any more, also if this is cancelled: then
         the transfer is aborted and drained behind the caller's back, as it is when `deadline_s` are
@@ -234,7 +236,7 @@ class TransferRouter:
         ends_at = trio.current_time() + deadline_s
         job = Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket, ends_at)
         check_compatible(memory.description, peer.description)
-        check_blocks(job.here, memory.description.block_count, whose="local")
+        check_blocks(job.here, memory.description.block_count, whose="local", blocks_max=None)
         reports: list[TransferReport] = []
         error: TrinamoError | None = None
         failed: str | None = None
@@ -250,7 +252,7 @@ class TransferRouter:
                 )
             job.has_other = any(other.is_usable for other in routes[number + 1 :])
             try:
-                reports.append(await self._attempt(route, memory, job))
+                await self._finish(route, memory, job, reports)
                 return reports
             except (RequestError, StaleMemoryError, KilledError):
                 raise
@@ -287,9 +289,18 @@ class TransferRouter:
             problem=self._refused.get(backend, errors[0] if errors else ""),
         )
 
+    async def _finish(
+        self, route: Route, memory: RoutedMemory, job: Job, reports: list[TransferReport]
+    ) -> None:
+        """Move all that is left over one backend."""
+        while not reports or not job.is_done:
+            reports.append(await self._attempt(route, memory, job))
+
     async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
-        """Move what is left over one backend; counts what is confirmed if it fails."""
-        backend, here = route.backend, job.here[job.done :]
+        """Move what is left, or as much as one transfer may; counts what is confirmed."""
+        backend, until = route.backend, job.done + BLOCKS_MAX
+        here, there = job.here[job.done : until], job.there[job.done : until]
+        is_last = until >= len(job.here)
         remote = await reached(route, job, self._section.attempt_timeout_s)
 
         def start() -> Transfer:
@@ -298,9 +309,9 @@ class TransferRouter:
                 memory.regions[backend],
                 here,
                 remote,
-                job.there[job.done :],
+                there,
                 deadline_s=max(0.001, job.ends_at - trio.current_time()),
-                notify=job.notify,
+                notify=job.notify if is_last else None,
                 ticket=job.ticket,
             )
 
@@ -310,6 +321,7 @@ class TransferRouter:
         try:
             report = await progressing(transfer, backend, job, self._section.attempt_timeout_s)
             outcome = ""
+            job.done += len(here)
         except TrinamoError as error:
             outcome = error.code
             await self._settle(transfer, route, job)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from ...errors import LocalProtocolError, StaleMemoryError
-from .description import check_blocks
+from .description import check_blocks, pool_numbers
 
 __all__ = ["AccessTable", "OnComplete", "unheard"]
 
@@ -36,11 +36,12 @@ class AccessTable:
     """Who may move which blocks of one region.
 
     Without tickets any peer that knows the generation may move any block. With them a peer may
-    move what was granted to the ticket it shows; ticket 0 is never granted.
+    move what was granted to the ticket it shows; ticket 0 is never granted. A block is granted
+    with all its `parts`, which are `pool_blocks` apart in what peers name.
     """
 
-    def __init__(self, block_count: int, *, needs_ticket: bool) -> None:
-        self.block_count = block_count
+    def __init__(self, pool_blocks: int, *, needs_ticket: bool, parts: int = 1) -> None:
+        self.pool_blocks, self.parts = pool_blocks, parts
         self.generation = 1
         self.is_withdrawn = False
         self._grants: dict[int, _Granted] | None = {} if needs_ticket else None
@@ -67,7 +68,7 @@ class AccessTable:
             raise LocalProtocolError("the region was registered without tickets")
         if not 0 < ticket < 2**63:
             raise LocalProtocolError(f"ticket {ticket} is not between 1 and 2**63 - 1")
-        check_blocks(blocks, self.block_count, whose="own")
+        check_blocks(blocks, self.pool_blocks, whose="own")
         granted = self._grants.setdefault(ticket, _Granted(set(), on_complete, may_write))
         granted.blocks.update(blocks)
         granted.on_complete = on_complete
@@ -120,11 +121,12 @@ class AccessTable:
         """
         # A stranger is refused before its list is looked at, which may be long.
         self.check(generation, ticket)
-        check_blocks(blocks, self.block_count, whose="remote", is_target=is_target)
+        count = self.pool_blocks * self.parts
+        check_blocks(blocks, count, whose="remote", is_target=is_target)
         if self._grants is None:
             return
         granted = self._granted(ticket)
-        if not granted.blocks.issuperset(blocks):
+        if not granted.blocks.issuperset(pool_numbers(blocks, self.pool_blocks, self.parts)):
             raise StaleMemoryError("blocks that were not granted to the ticket")
         if is_target and not granted.may_write:
             raise StaleMemoryError("the ticket is for reading")

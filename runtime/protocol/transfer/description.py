@@ -8,13 +8,15 @@ bounded and checked when parsed. Sans-IO; the steps of the tcp backend's stream 
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
-from ...errors import RemoteProtocolError, RequestError, StaleMemoryError
+from ...errors import IncompatibleKvError, RemoteProtocolError, RequestError
+from ..kv.fingerprint import differences
 from ..undecodable import UNDECODABLE
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "BACKENDS_MAX",
     "BLOCKS_MAX",
     "BLOCK_BYTES_MAX",
+    "BUFFERS_MAX",
     "DESCRIPTION_BYTES_MAX",
     "NOTIFY_BYTES_MAX",
+    "PARTS_MAX",
     "Direction",
     "MemoryDescription",
     "check_blocks",
@@ -34,6 +38,7 @@ __all__ = [
     "draw_incarnation",
     "encode_description",
     "encode_descriptions",
+    "pool_numbers",
     "runs",
 ]
 
@@ -43,8 +48,11 @@ BLOCK_BYTES_MAX: Final = 1 << 30
 DESCRIPTION_BYTES_MAX: Final = 128 * 1024
 ADDRESS_BYTES_MAX: Final = 96 * 1024
 BACKENDS_MAX: Final = 8
+BUFFERS_MAX: Final = 1024
+"""Of one region: keys and values of 512 layers."""
+PARTS_MAX: Final = 4096
 NOTIFY_BYTES_MAX: Final = 4096
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def draw_incarnation(rng: random.Random) -> str:
@@ -82,11 +90,15 @@ class MemoryDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Counted up when the owner declares all earlier descriptions void."""
     fingerprint: Annotated[str, msgspec.Meta(max_length=512)]
     """What the bytes mean; equal on both sides of a transfer."""
-    base: _U63
-    """The address of its first byte in the owner's process, or 0 if peers need not know."""
+    bases: Annotated[tuple[_U63, ...], msgspec.Meta(max_length=BUFFERS_MAX)] = ()
+    """The addresses of its buffers in the owner's process, all as long; none where peers need not
+    know. Blocks are numbered through them, in this order."""
     length: _Positive
-    """Bytes, a multiple of `block_bytes`."""
+    """Bytes of all buffers together, a multiple of `block_bytes`."""
     block_bytes: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_BYTES_MAX)]
+    parts: Annotated[int, msgspec.Meta(ge=1, le=PARTS_MAX)] = 1
+    """In how many places a block of the owner's pool lies. Block `n` of the pool is the blocks
+    `n`, `n + pool_blocks`, `n + 2 * pool_blocks`, … here, which a ticket is granted together."""
     address: Annotated[bytes, msgspec.Meta(max_length=ADDRESS_BYTES_MAX)] = b""
     """How to reach the owner, in the backend's own form."""
     version: Annotated[int, msgspec.Meta(ge=_VERSION, le=_VERSION)] = _VERSION
@@ -95,6 +107,11 @@ class MemoryDescription(msgspec.Struct, frozen=True, kw_only=True):
     def block_count(self) -> int:
         """Blocks are numbered from 0 to one less than this."""
         return self.length // self.block_bytes
+
+    @property
+    def pool_blocks(self) -> int:
+        """How many blocks the owner's pool has, whatever they are cut into here."""
+        return self.block_count // self.parts
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -119,12 +136,14 @@ def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDesc
         found = _decoder.decode(data)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a memory description: {error}") from error
-    if found.length % found.block_bytes:
+    buffers = len(found.bases) or 1
+    whole = found.block_bytes * math.lcm(buffers, found.parts)
+    if found.length % whole:
         raise RemoteProtocolError(
             f"described memory of {found.length} bytes is no whole number of blocks "
-            f"of {found.block_bytes}"
+            f"of {found.block_bytes} in {buffers} buffers and {found.parts} parts"
         )
-    if found.base + found.length > 2**63:
+    if max(found.bases, default=0) + found.length // buffers > 2**63:
         raise RemoteProtocolError("described memory ends beyond every address space")
     if backend is not None and found.backend != backend:
         raise RemoteProtocolError(f"described memory is of {found.backend}, not of {backend}")
@@ -132,21 +151,34 @@ def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDesc
 
 
 def check_blocks(
-    blocks: Sequence[int], block_count: int, *, whose: str, is_target: bool = False
+    blocks: Sequence[int],
+    block_count: int,
+    *,
+    whose: str,
+    is_target: bool = False,
+    blocks_max: int | None = BLOCKS_MAX,
 ) -> None:
     """Raise `RequestError` unless all `blocks` are in a region of `block_count` blocks.
 
-    With `is_target` also if one is named twice: two blocks cannot both arrive in one place.
+    With `is_target` also if one is named twice: two blocks cannot both arrive in one place. And if
+    there are more than `blocks_max`, where that is bounded.
     """
     if not blocks:
         return
-    if len(blocks) > BLOCKS_MAX:
-        raise RequestError(f"{len(blocks)} blocks in one transfer; at most {BLOCKS_MAX} are moved")
+    if blocks_max is not None and len(blocks) > blocks_max:
+        raise RequestError(f"{len(blocks)} blocks in one transfer; at most {blocks_max} are moved")
     if min(blocks) < 0 or max(blocks) >= block_count:
         wrong = next(b for b in blocks if not 0 <= b < block_count)
         raise RequestError(f"block {wrong} is not of the {whose} region of {block_count} blocks")
     if is_target and len(set(blocks)) != len(blocks):
         raise RequestError(f"a block of the {whose} region is named twice as a target")
+
+
+def pool_numbers(blocks: Sequence[int], pool_blocks: int, parts: int) -> Sequence[int]:
+    """Which blocks of the owner's pool these are a part of, each once."""
+    if parts == 1:
+        return blocks
+    return list({block % pool_blocks: None for block in blocks})
 
 
 _list_decoder: Final = msgspec.msgpack.Decoder(
@@ -171,25 +203,25 @@ def decode_descriptions(data: bytes) -> dict[str, bytes]:
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"no descriptions of memory: {error}") from error
     offered: dict[str, bytes] = {}
-    shapes: dict[tuple[int, int, str], None] = {}
+    shapes: dict[tuple[int, int, int, str], None] = {}
     for each in descriptions:
         described = decode_description(each)
         offered[described.backend] = each
-        shapes[described.length, described.block_bytes, described.fingerprint] = None
+        shape = described.length, described.block_bytes, described.parts, described.fingerprint
+        shapes[shape] = None
     if len(shapes) > 1:
         raise RemoteProtocolError("descriptions of memory of different shapes")
     return offered
 
 
 def check_compatible(local: MemoryDescription, remote: MemoryDescription) -> None:
-    """Raise `StaleMemoryError` unless blocks mean the same on both sides."""
-    if local.block_bytes != remote.block_bytes:
-        raise StaleMemoryError(
-            f"blocks of {local.block_bytes} bytes here, of {remote.block_bytes} there"
-        )
-    if local.fingerprint != remote.fingerprint:
-        raise StaleMemoryError(
-            f"memory laid out as {local.fingerprint!r} here, as {remote.fingerprint!r} there"
+    """Raise `IncompatibleKvError` unless blocks mean the same on both sides."""
+    if differ := differences(local.fingerprint, remote.fingerprint):
+        raise IncompatibleKvError(f"KV of two engines that cannot exchange it: {differ}")
+    if (local.block_bytes, local.parts) != (remote.block_bytes, remote.parts):
+        raise IncompatibleKvError(
+            f"blocks of {local.parts} times {local.block_bytes} bytes here, "
+            f"of {remote.parts} times {remote.block_bytes} there"
         )
 
 

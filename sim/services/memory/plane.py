@@ -19,19 +19,17 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
-from typing_extensions import Buffer
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
     KilledError,
-    RequestError,
     StaleMemoryError,
 )
 from trinamo.runtime.planes import (
-    DeviceMemory,
     MemoryRegion,
+    Registrable,
     RemoteMemory,
 )
 from trinamo.runtime.protocol.transfer.description import (
@@ -39,7 +37,12 @@ from trinamo.runtime.protocol.transfer.description import (
     MemoryDescription,
     decode_description,
 )
-from trinamo.transports.one_sided.region import HostRegion, RemoteRegion, whole_blocks
+from trinamo.transports.one_sided.region import (
+    HostRegion,
+    RemoteRegion,
+    check_parts,
+    host_buffers,
+)
 from trinamo.transports.one_sided.state import plan_transfer
 
 from .fabric import Adapter, MemoryFabric
@@ -62,17 +65,18 @@ class SimulatedMemoryPlane(Adapter):
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> HostRegion:
         """See `TransferPlane.register`."""
         await trio.lowlevel.checkpoint()
-        if isinstance(memory, DeviceMemory):
-            raise RequestError("simulated memory is of the process, not of a device")
-        view = whole_blocks(memory, block_bytes)
+        views = host_buffers(memory, block_bytes, backend="simulated memory")
+        length = sum(view.nbytes for view in views)
+        check_parts(length // block_bytes, parts)
         self._numbers += 1
         description = MemoryDescription(
             backend=self.backend,
@@ -80,13 +84,13 @@ class SimulatedMemoryPlane(Adapter):
             region=self._numbers,
             generation=1,
             fingerprint=fingerprint,
-            base=0,
-            length=view.nbytes,
+            length=length,
             block_bytes=block_bytes,
+            parts=parts,
             address=self.host.name.encode(),
         )
         region = HostRegion(
-            view, description, needs_ticket=needs_ticket, is_fenced=self.fabric.is_fenced
+            views, description, needs_ticket=needs_ticket, is_fenced=self.fabric.is_fenced
         )
         self.regions[self._numbers] = region
         return region

@@ -1,56 +1,57 @@
-"""Paged KV memory: the same view in both layouts, and ranges that name its bytes."""
+"""Paged KV memory: the same view in every layout, and ranges that name its bytes."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 
+from tests.runtime.kv.ranges import buffers, ranges_of
+from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
+from trinamo.runtime.kv.regions import RegionSet
+from trinamo.runtime.protocol.kv.fingerprint import differences
 
 SHAPE = KvShape(layers=3, heads=2, channels=4, block_tokens=5, dtype="<i2")
 PLANE_BYTES = 5 * 2 * 4 * 2
 
 
 def read(memory: KvMemory, block_ids: list[int]) -> bytes:
-    return b"".join(
-        bytes(memory.buffer[offset : offset + length])
-        for offset, length in memory.descriptors(block_ids)
-    )
+    """What a transfer reads of these blocks."""
+    return b"".join(ranges_of(memory, block_ids))
 
 
 def test_a_block_is_one_range_when_blocks_come_first() -> None:
     memory = KvMemory(SHAPE, 4, KvLayout.BLOCK_FIRST)
-    assert memory.descriptors([2]) == [(2 * SHAPE.block_bytes, SHAPE.block_bytes)]
-    assert SHAPE.block_bytes == 6 * PLANE_BYTES
+    assert memory.range_ids([2]) == [2]
+    assert memory.range_bytes == SHAPE.block_bytes == 6 * PLANE_BYTES
 
 
 def test_a_block_is_a_range_per_plane_when_layers_come_first() -> None:
     memory = KvMemory(SHAPE, 4, KvLayout.LAYER_FIRST)
-    assert memory.descriptors([2]) == [
-        ((plane * 4 + 2) * PLANE_BYTES, PLANE_BYTES) for plane in range(6)
-    ]
+    assert memory.range_ids([2]) == [plane * 4 + 2 for plane in range(6)]
+    assert memory.range_bytes == PLANE_BYTES
 
 
-def test_neighbouring_blocks_are_one_range() -> None:
-    memory = KvMemory(SHAPE, 8, KvLayout.BLOCK_FIRST)
-    size = SHAPE.block_bytes
-    assert memory.descriptors([3, 4, 5, 1, 7, 6]) == [
-        (3 * size, 3 * size),
-        (size, size),
-        (7 * size, size),
-        (6 * size, size),
-    ]
+def test_a_block_is_a_range_in_each_of_as_many_buffers_as_there_are_layers() -> None:
+    memory = KvMemory(SHAPE, 4, KvLayout.PER_LAYER)
+    assert memory.range_ids([2]) == [2, 4 + 2, 8 + 2]
+    assert [each.nbytes for each in buffers(memory)] == [4 * 2 * PLANE_BYTES] * 3
+
+
+def test_buffers_of_two_layers_do_not_touch() -> None:
+    """Else whoever computes an address from the first buffer alone would be right by chance."""
+    memory = KvMemory(SHAPE, 4, KvLayout.PER_LAYER)
+    starts = [np.frombuffer(each, "u1").ctypes.data for each in buffers(memory)]
+    assert min(b - a for a, b in itertools.pairwise(starts)) > 4 * 2 * PLANE_BYTES
 
 
 @pytest.mark.parametrize("layout", KvLayout)
-def test_all_blocks_in_order_are_the_whole_buffer(layout: KvLayout) -> None:
+def test_all_buffers_together_hold_all_blocks_and_nothing_else(layout: KvLayout) -> None:
     memory = KvMemory(SHAPE, 4, layout)
-    assert memory.descriptors(range(4)) == [(0, 4 * SHAPE.block_bytes)]
-    assert memory.buffer.nbytes == 4 * SHAPE.block_bytes
-
-
-def test_no_blocks_are_no_ranges() -> None:
-    assert KvMemory(SHAPE, 4).descriptors([]) == []
+    assert sum(each.nbytes for each in buffers(memory)) == 4 * SHAPE.block_bytes
+    assert KvMemory(SHAPE, 4, layout).range_ids([]) == []
 
 
 @pytest.mark.parametrize("layout", KvLayout)
@@ -63,7 +64,7 @@ def test_ranges_read_in_order_are_the_same_bytes_wherever_the_blocks_lie(layout:
 
 
 @pytest.mark.parametrize("layout", KvLayout)
-def test_the_view_writes_through_to_the_buffer(layout: KvLayout) -> None:
+def test_the_view_writes_through_to_the_buffers(layout: KvLayout) -> None:
     memory = KvMemory(SHAPE, 4, layout)
     memory.view[1, 0, 3] = 7
     data = np.frombuffer(read(memory, [3]), dtype="<i2").reshape(3, 2, 5, 2, 4)
@@ -72,18 +73,50 @@ def test_the_view_writes_through_to_the_buffer(layout: KvLayout) -> None:
     assert not any(read(memory, [0, 1, 2]))
 
 
-def test_a_block_that_is_not_there_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="not of this memory"):
-        KvMemory(SHAPE, 4).descriptors([4])
+@pytest.mark.parametrize("layout", [KvLayout.LAYER_FIRST, KvLayout.PER_LAYER])
+def test_the_ranges_of_a_layer_are_those_of_its_keys_and_values(layout: KvLayout) -> None:
+    memory = KvMemory(SHAPE, 4, layout)
+    of_layers = [memory.range_ids([3, 1], layers=range(n, n + 1)) for n in range(3)]
+    assert [number for ranges in of_layers for number in ranges] == memory.range_ids([3, 1])
+    assert {len(ranges) for ranges in of_layers} == {2 * memory.parts // 3}
 
 
-def test_memory_without_blocks_cannot_be_made() -> None:
+def test_layers_and_blocks_that_are_not_there_are_refused() -> None:
+    memory = KvMemory(SHAPE, 4, KvLayout.PER_LAYER)
+    with pytest.raises(RequestError, match="layer 3 is not of this memory of 3 layers"):
+        memory.range_ids([1], layers=range(2, 4))
+    with pytest.raises(RequestError, match="block 4 is not of this memory of 4 blocks"):
+        memory.range_ids([4])
+    with pytest.raises(RequestError, match="block 2 is not of this memory of 2 blocks"):
+        memory.range_ids([2], block_count=2)
+    with pytest.raises(RequestError, match="move whole"):
+        KvMemory(SHAPE, 4).range_ids([1], layers=range(1))
+
+
+def test_memory_that_cannot_be_is_not_made() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         KvMemory(SHAPE, 0)
+    with pytest.raises(ValueError, match="3 parts cannot be told apart by 2 layers"):
+        RegionSet([bytearray(6)], block_count=2, range_bytes=1, parts=3, layers=2)
 
 
 def test_the_fingerprint_tells_everything_that_must_agree() -> None:
     assert (
-        fingerprint("exact", "abcd", SHAPE, KvLayout.BLOCK_FIRST)
-        == "exact/abcd/<i2/3x2x2x4/5/block_first"
+        fingerprint("exact", "1", "abcd", SHAPE, KvLayout.BLOCK_FIRST)
+        == "engine=exact version=1 model=abcd dtype=<i2 dimensions=3x2x2x4 block_tokens=5"
+        " layout=block_first"
     )
+    with pytest.raises(ValueError, match="white space"):
+        fingerprint("exact", "1 or 2", "abcd", SHAPE, KvLayout.BLOCK_FIRST)
+
+
+def test_what_differs_between_two_fingerprints_is_named() -> None:
+    one = fingerprint("exact", "1", "abcd", SHAPE, KvLayout.BLOCK_FIRST)
+    other = fingerprint("exact", "2", "abcd", SHAPE, KvLayout.PER_LAYER)
+    assert differences(one, one) == ""
+    assert (
+        differences(one, other)
+        == "version 1 here, 2 there; layout block_first here, per_layer there"
+    )
+    assert differences("a=1", "a=1 b=2") == "b none here, 2 there"
+    assert differences("pages", "sheets") == " pages here, sheets there"

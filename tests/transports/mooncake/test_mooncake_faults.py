@@ -45,7 +45,7 @@ async def test_memory_that_the_peer_did_not_register_is_refused_and_spoils_nothi
         with running_owner("mooncake tcp") as owner:
             described = decode_description(owner.description)
             mover = await connect(plane, owner)
-            wrong = msgspec.structs.replace(described, base=4096)
+            wrong = msgspec.structs.replace(described, bases=(4096,))
             remote = await plane.connect(encode_description(wrong))
             for _ in range(8):
                 with pytest.raises(TransferError):

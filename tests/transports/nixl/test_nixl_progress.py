@@ -108,11 +108,11 @@ REMOTE = OneSidedRemote(
         region=1,
         generation=1,
         fingerprint="",
-        base=4096,
+        bases=(4096,),
         length=64,
         block_bytes=64,
     ),
-    memory=Memory(address=4096, length=64),
+    memory=Memory.at(4096, 64),
     page=8192,
     address=b"there",
 )
@@ -137,7 +137,7 @@ async def house() -> AsyncIterator[House]:
     heard: list[dict[str, list[bytes]]] = []
     thread = ProgressThread(
         agent,
-        Memory(address=4096, length=4096),
+        Memory.at(4096, 4096),
         4,
         spins=False,
         notification_poll_s=0.001,

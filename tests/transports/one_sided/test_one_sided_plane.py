@@ -85,7 +85,7 @@ class House:
         )
 
     def is_registered(self) -> bool:
-        return self.region.description.base in self.library.registered
+        return self.region.description.bases[0] in self.library.registered
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def house() -> AsyncIterator[House]:
         described = region.description
         remote = OneSidedRemote(
             description=described,
-            memory=Memory(address=described.base, length=described.length),
+            memory=Memory(addresses=described.bases, length=described.length),
             page=4096,
             address=b"there",
         )

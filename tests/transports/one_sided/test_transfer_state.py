@@ -17,7 +17,7 @@ from trinamo.runtime.protocol.transfer.description import (
     MemoryDescription,
     decode_description,
 )
-from trinamo.transports.one_sided.region import HostRegion, whole_blocks
+from trinamo.transports.one_sided.region import HostRegion, host_buffers
 from trinamo.transports.one_sided.state import TransferState, plan_transfer
 
 REPORT = TransferReport(
@@ -38,12 +38,11 @@ def region(blocks: int = 4) -> HostRegion:
         region=1,
         generation=1,
         fingerprint="",
-        base=0,
         length=4 * blocks,
         block_bytes=4,
     )
     view = memoryview(bytearray(4 * blocks))
-    return HostRegion(view, described, needs_ticket=True, is_fenced=True)
+    return HostRegion([view], described, needs_ticket=True, is_fenced=True)
 
 
 async def test_the_first_outcome_stays_and_everybody_hears_it() -> None:
@@ -159,7 +158,7 @@ def test_a_region_describes_its_generation_as_it_is_now() -> None:
 
 @pytest.mark.parametrize("length", [8, 9, 11])
 def test_a_tail_shorter_than_a_block_is_left_out(length: int) -> None:
-    assert whole_blocks(bytearray(length), 4).nbytes == 8
+    assert host_buffers(bytearray(length), 4, backend="t")[0].nbytes == 8
 
 
 def test_a_notification_without_a_ticket_is_in_no_plan() -> None:

@@ -42,14 +42,13 @@ class TcpRegion(HostRegion):
 
     def __init__(
         self,
-        view: memoryview,
-        anchor: ctypes.c_char,
+        views: Sequence[memoryview],
         described: MemoryDescription,
         *,
         needs_ticket: bool,
     ) -> None:
-        super().__init__(view, described, needs_ticket=needs_ticket, is_fenced=True)
-        self._anchor: ctypes.c_char | None = anchor
+        super().__init__(views, described, needs_ticket=needs_ticket, is_fenced=True)
+        self._anchors = [ctypes.c_char.from_buffer(view) for view in views]
         self._flows: dict[int, Flow] = {}
 
     @override
@@ -71,8 +70,9 @@ class TcpRegion(HostRegion):
         super().withdraw()
         for flow in list(self._flows.values()):
             flow.fence(StaleMemoryError("the region was deregistered"))
-        self.view.release()
-        self._anchor = None
+        for view in self.views:
+            view.release()
+        self._anchors.clear()
 
     def _fence_refused(self) -> None:
         for flow in list(self._flows.values()):
@@ -185,16 +185,18 @@ class Flow:
         Raises what ended the flow, if it was ended: nothing of a closed flow is touched again.
         """
         self.check_live()
-        size, blocks, end = self.region.block_bytes, self.blocks, self.position + count
-        memory, views = self.region.view, self.views
+        region, views = self.region, self.views
+        size, per_buffer = region.block_bytes, region.buffer_blocks
+        blocks, end = self.blocks, self.position + count
         self.pending = count
         start = self.position
         while start < end:
-            stop = start + 1
-            while stop < end and blocks[stop] == blocks[stop - 1] + 1:
+            first, stop = blocks[start], start + 1
+            # Neighbours in number are none in memory where the next buffer begins.
+            limit = min(end, start + per_buffer - first % per_buffer)
+            while stop < limit and blocks[stop] == blocks[stop - 1] + 1:
                 stop += 1
-            offset = blocks[start] * size
-            views.append(memory[offset : offset + (stop - start) * size])
+            views.append(region.span(first, 0, (stop - start) * size))
             start = stop
         return count * size
 
@@ -240,19 +242,18 @@ class Flow:
 
     def _sum_until(self, end: int) -> None:
         """Sum the pieces that lie within the first `end` bytes of the slice."""
-        memory, size = self.region.view, self.region.block_bytes
+        region, size = self.region, self.region.block_bytes
         of, sums, pieces = self.checksum.of, self._sums, self._piece_count
         if pieces == 1:
             for block in self.blocks[self.position + len(sums) : self.position + end // size]:
-                sums.append(of(memory[block * size : (block + 1) * size]))
+                sums.append(of(region.block(block)))
             return
         while len(sums) < pieces * self.pending:
             ordinal, piece = divmod(len(sums), pieces)
             start, stop = piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, size)
             if ordinal * size + stop > end:
                 return
-            at = self.blocks[self.position + ordinal] * size
-            sums.append(of(memory[at + start : at + stop]))
+            sums.append(of(region.span(self.blocks[self.position + ordinal], start, stop)))
 
     def check_live(self) -> None:
         """Raise what ended it, if it was ended."""

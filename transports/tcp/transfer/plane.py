@@ -7,7 +7,6 @@ transfer). Works on simulated sockets, too.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -15,7 +14,6 @@ from typing import Final
 
 import attrs
 import trio
-from typing_extensions import Buffer
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
@@ -23,13 +21,12 @@ from trinamo.runtime.errors import (
     DisconnectedError,
     RefusedError,
     RemoteProtocolError,
-    RequestError,
     StaleMemoryError,
     TrinamoError,
     error_from_wire,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import DeviceMemory, MemoryRegion, RemoteMemory
+from trinamo.runtime.planes import MemoryRegion, Registrable, RemoteMemory
 from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
@@ -45,7 +42,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     Ping,
     Welcome,
 )
-from trinamo.transports.one_sided.region import whole_blocks
+from trinamo.transports.one_sided.region import check_parts, host_buffers
 from trinamo.transports.one_sided.state import plan_transfer
 
 from ..accepting import Gate
@@ -104,32 +101,32 @@ class TcpTransferPlane:
 
     async def register(
         self,
-        memory: Buffer | DeviceMemory,
+        memory: Registrable,
         *,
         block_bytes: int,
         fingerprint: str = "",
         needs_ticket: bool = False,
+        parts: int = 1,
     ) -> TcpRegion:
-        """Register a writable buffer; nothing is pinned, so it costs nothing."""
+        """Register writable buffers; nothing is pinned, so it costs nothing."""
         await trio.lowlevel.checkpoint()
-        if isinstance(memory, DeviceMemory):
-            raise RequestError("tcp moves memory of the process, not of a device")
-        view = whole_blocks(memory, block_bytes)
-        anchor = ctypes.c_char.from_buffer(view)
+        views = host_buffers(memory, block_bytes, backend="tcp")
+        length = sum(view.nbytes for view in views)
+        check_parts(length // block_bytes, parts)
         self._numbers += 1
+        # Peers ask by block, and need not know where the memory of this process lies.
         described = MemoryDescription(
             backend=self.backend,
             incarnation=self.incarnation,
             region=self._numbers,
             generation=1,
             fingerprint=fingerprint,
-            # Peers ask by block, and need not know where the memory of this process lies.
-            base=0,
-            length=view.nbytes,
+            length=length,
             block_bytes=block_bytes,
+            parts=parts,
             address=self.address.encode(),
         )
-        region = TcpRegion(view, anchor, described, needs_ticket=needs_ticket)
+        region = TcpRegion(views, described, needs_ticket=needs_ticket)
         self._regions[self._numbers] = region
         return region
 

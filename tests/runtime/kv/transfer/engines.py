@@ -41,7 +41,9 @@ def cache(
     memory.view[:] = np.random.default_rng(seed).integers(-999, 999, memory.view.shape)
     pool = BlockPool(block_count)
     pool.take(block_count)
-    return KvCache(memory=memory, pool=pool, fingerprint=fingerprint("test", model, SHAPE, layout))
+    return KvCache(
+        memory=memory, pool=pool, fingerprint=fingerprint("test", "1", model, SHAPE, layout)
+    )
 
 
 def block(kv: KvCache, number: int) -> list[int]:

@@ -25,6 +25,7 @@ from trinamo.runtime.engines.mocker.engine import open_mocker_engine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ControlPlaneError,
+    IncompatibleKvError,
     RequestError,
     StaleMemoryError,
     UnavailableError,
@@ -67,6 +68,50 @@ async def test_blocks_are_written_to_where_they_were_granted(layout: KvLayout) -
         assert block(pair.owned, 7) == block(pair.read, 3)
 
 
+@pytest.mark.parametrize("layout", [KvLayout.LAYER_FIRST, KvLayout.PER_LAYER])
+async def test_a_layer_travels_before_the_next_one_is_there(layout: KvLayout) -> None:
+    """The grant is completed by the word that comes with the last layer, and by no earlier one."""
+    async with (
+        open_pair(OneProcess(), layout) as pair,
+        pair.there.grant([7, 2], may_write=True) as grant,
+    ):
+        ours, theirs = pair.read.memory.view, pair.owned.memory.view
+        before = theirs[:, :, [7, 2]].copy()
+        for layer in range(3):
+            ours[layer][:, [3, 0]] = layer + 1000  # Computed only now.
+            await pair.here.write(
+                *(pair.there.engine_id, [3, 0], [7, 2]),
+                ticket=grant.ticket,
+                layers=range(layer, layer + 1),
+                notify=b"all" if layer == 2 else None,
+            )
+            assert (theirs[: layer + 1, :, [7, 2]] == ours[: layer + 1, :, [3, 0]]).all()
+            assert (theirs[layer + 1 :, :, [7, 2]] == before[layer + 1 :]).all()
+        assert await grant.completed() == b"all"
+
+
+async def test_blocks_that_lie_in_one_part_do_not_move_layer_by_layer() -> None:
+    async with open_pair(OneProcess()) as pair, pair.there.grant([7]) as grant:
+        with pytest.raises(RequestError, match="move whole"):
+            await pair.here.read(
+                pair.there.engine_id, [3], [7], ticket=grant.ticket, layers=range(1)
+            )
+
+
+async def test_a_revoked_ticket_moves_no_layer_more() -> None:
+    async with open_pair(OneProcess(), KvLayout.PER_LAYER) as pair:
+        async with pair.there.grant([7], may_write=True) as grant:
+            await pair.here.write(
+                pair.there.engine_id, [3], [7], ticket=grant.ticket, layers=range(1)
+            )
+        before = block(pair.owned, 7)
+        with pytest.raises(StaleMemoryError):
+            await pair.here.write(
+                pair.there.engine_id, [3], [7], ticket=grant.ticket, layers=range(1, 3)
+            )
+        assert block(pair.owned, 7) == before
+
+
 async def test_without_the_right_ticket_nothing_moves() -> None:
     async with open_pair(OneProcess()) as pair:
         async with pair.there.grant([6]) as grant:
@@ -101,10 +146,11 @@ async def test_engines_whose_bytes_mean_something_else_do_not_exchange_them() ->
         open_process(transports, serving=True, kv=cache(2, model="other")) as reader,
         transfers_of(owner).grant([0]) as grant,
     ):
-        with pytest.raises(StaleMemoryError, match="laid out"):
+        with pytest.raises(IncompatibleKvError, match="model other here, model there"):
             await transfers_of(reader).read(
                 transfers_of(owner).engine_id, [0], [0], ticket=grant.ticket
             )
+        assert transfers_of(reader).statistics().peers == 0
 
 
 async def test_the_statistics_show_the_chain_the_peers_and_what_is_missing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import random
 import struct
@@ -49,18 +48,16 @@ def test_without_xxhash_blocks_are_summed_by_crc32() -> None:
 
 def region(block_bytes: int, blocks: int, seed: int = 1) -> TcpRegion:
     memory = bytearray(random.Random(seed).randbytes(block_bytes * blocks))
-    anchor = ctypes.c_char.from_buffer(memory)
     described = MemoryDescription(
         backend="tcp",
         incarnation="i",
         region=1,
         generation=1,
         fingerprint="",
-        base=ctypes.addressof(anchor),
         length=len(memory),
         block_bytes=block_bytes,
     )
-    return TcpRegion(memoryview(memory), anchor, described, needs_ticket=False)
+    return TcpRegion([memoryview(memory)], described, needs_ticket=False)
 
 
 @pytest.mark.parametrize("seed", range(4))
