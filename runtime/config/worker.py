@@ -86,6 +86,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1024, extra={"unit": "tokens"})],
         about("Tokens one KV block holds."),
     ] = 16
+    kv_layout: Annotated[
+        Literal["block_first", "layer_first", "per_layer"],
+        about(
+            "How `exact` lays KV blocks out: whole, by layer in one buffer, or in a buffer a layer. "
+            "Peers must have the same."
+        ),
+    ] = "block_first"
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], about("Threads one engine step uses.")
     ] = 1

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -232,11 +233,15 @@ async def strike_at(
     if not isinstance(mover.plane, TcpTransferPlane):
 
         def strike() -> None:
+            assert is_started.wait(20)
             struck.at = time.perf_counter()
             owner.send(number)
 
+        # The backend's thread may be there before the transfer is ours to be named.
+        is_started = threading.Event()
         act_between_chunks(mover.region, share, strike)
         struck = Struck(mover.start(direction, deadline_s=deadline_s))
+        is_started.set()
         return struck
     struck = Struck(mover.start(direction, deadline_s=deadline_s))
     with trio.fail_after(20):

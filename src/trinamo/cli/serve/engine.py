@@ -91,10 +91,12 @@ def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[G
             return open_echo_engine(model=section.model_name or "echo", **context)
         case "exact":
             from trinamo.runtime.engines.exact.engine import open_exact_engine
+            from trinamo.runtime.kv.memory import KvLayout
 
             return open_exact_engine(
                 model=section.model_name or "exact",
                 block_tokens=block_tokens,
+                layout=KvLayout(section.kv_layout),
                 **_given(block_count=blocks),
                 **bounds,
             )
