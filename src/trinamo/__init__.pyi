@@ -56,8 +56,9 @@ from .runtime.planes.queue import (
 
 # KV memory that peers may move blocks to and from.
 from .runtime.kv.cache import KvCache as KvCache
-from .runtime.kv.memory import KvMemory as KvMemory, KvShape as KvShape
+from .runtime.kv.memory import KvLayout as KvLayout, KvMemory as KvMemory, KvShape as KvShape
 from .runtime.kv.pool import BlockPool as BlockPool
+from .runtime.kv.regions import RegionSet as RegionSet
 
 # Servers of the extra `embedded`, for development and tests.
 from .transports.servers.embedded import (

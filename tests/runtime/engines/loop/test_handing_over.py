@@ -18,6 +18,7 @@ from tests.runtime.engines.loop.hosting import (
     settle,
     token_ids,
 )
+from tests.runtime.kv.ranges import ranges_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.handoff import HandsOver, Reservation
 from trinamo.runtime.engines.loop.host import EngineHost
@@ -37,11 +38,10 @@ def copy_block(source: EngineHost, here: int, target: EngineHost, there: int) ->
     """One block's bytes, as a transfer moves them."""
     assert source.kv is not None
     assert target.kv is not None
-    ours, theirs = source.kv.memory, target.kv.memory
-    for (a, size), (b, _) in zip(
-        ours.descriptors([here]), theirs.descriptors([there]), strict=True
+    for ours, theirs in zip(
+        ranges_of(source.kv.memory, [here]), ranges_of(target.kv.memory, [there]), strict=True
     ):
-        theirs.buffer[b : b + size] = ours.buffer[a : a + size]
+        theirs[:] = ours
 
 
 async def hand_over(
