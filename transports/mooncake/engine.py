@@ -75,7 +75,7 @@ class Engine:
 
     def __init__(self, library: Any, engine: Any, session: str, *, timeout_s: float) -> None:
         self._library = library
-        self._engine = engine
+        self._engine: Any = engine
         self._timeout_s = timeout_s
         self.session = session
         """How peers reach it."""

@@ -95,7 +95,7 @@ class Agent:
 
     def __init__(self, library: Any, handle: Any, backend: int) -> None:
         self._library = library
-        self._agent = handle
+        self._agent: Any = handle
         self._backends = [backend]
         self._done, self._in_progress = library.NIXL_SUCCESS, library.NIXL_IN_PROG
         self._operations = {
