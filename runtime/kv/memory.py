@@ -38,7 +38,12 @@ class KvLayout(enum.StrEnum):
 
     def parts_of(self, layers: int) -> int:
         """In how many ranges a block lies."""
-        return {"block_first": 1, "layer_first": 2 * layers, "per_layer": layers}[self.value]
+        parts = {
+            KvLayout.BLOCK_FIRST: 1,
+            KvLayout.LAYER_FIRST: 2 * layers,
+            KvLayout.PER_LAYER: layers,
+        }
+        return parts[self]
 
 
 @attrs.frozen(kw_only=True)

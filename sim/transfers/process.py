@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
 import trio
 
 from trinamo.runtime.errors import FencedError, TrinamoError
@@ -154,7 +153,7 @@ class KvProcess:
         """The bytes of a block, wherever the layout has them; `data` in their place if given."""
         view = self.kv.memory.view[:, :, block]
         if data:
-            view[:] = np.frombuffer(data, view.dtype).reshape(view.shape)
+            view.flat = list(data)
         return bytes(view.tobytes())
 
     # --- what is left ------------------------------------------------------------------------------
