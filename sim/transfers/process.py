@@ -153,7 +153,7 @@ class KvProcess:
         """The bytes of a block, wherever the layout has them; `data` in their place if given."""
         view = self.kv.memory.view[:, :, block]
         if data:
-            view.flat = list(data)
+            view.flat[:] = list(data)
         return bytes(view.tobytes())
 
     # --- what is left ------------------------------------------------------------------------------

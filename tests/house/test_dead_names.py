@@ -38,7 +38,6 @@ KNOWN = {
     "the model manager's interface as it is documented upstream":
         """list_chat_completions_models list_completions_models add_chat_completions_model
         add_completions_model remove_chat_completions_model remove_completions_model""",
-    "an option of a layout, named in configurations": "LAYER_FIRST",
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
