@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 
@@ -42,7 +42,9 @@ class EchoEngine:
         context_tokens_max: int,
         running_max: int,
     ) -> None:
-        self.info = EngineInfo(engine="echo", model=model, context_tokens_max=context_tokens_max)
+        self.info = EngineInfo(
+            engine="echo", model=model, context_tokens_max=context_tokens_max, can_resume=True
+        )
         self._delay_s = delay_s
         self._prefill_s = prefill_s
         self._running_max = running_max
@@ -77,17 +79,20 @@ class EchoEngine:
         room = self.info.context_tokens_max - prompt_tokens
         tokens_max = room if request.max_tokens is None else min(request.max_tokens, room)
         matcher = StopMatcher(request.stop)
-        is_truncated = len(words) > tokens_max
+        answer = words[:tokens_max]
+        _skip_delivered(request.delivered_ids, answer, matcher)
+        rest = [] if matcher.is_stopped else answer[len(request.delivered_ids) :]
+        is_truncated = len(words) > tokens_max and not matcher.is_stopped
         with self._place():
             self._prompt_tokens += prompt_tokens
             held_ids: list[int] = []
             await _sleep_unless_stopped(self._prefill_s, context)
-            for word in words[:tokens_max]:
+            for word in rest:
                 await _sleep_unless_stopped(self._delay_s, context)
                 if context.is_stopped:
                     break
                 self._completion_tokens += 1
-                held_ids.append(zlib.crc32(word.encode()))
+                held_ids.append(_token_of(word))
                 text = matcher.push(word)
                 if matcher.is_stopped:
                     yield Delta(text, held_ids, FinishReason.STOP, prompt_tokens)
@@ -140,6 +145,20 @@ async def open_echo_engine(
         context_tokens_max=context_tokens_max,
         running_max=running_max,
     )
+
+
+def _skip_delivered(
+    delivered_ids: Sequence[int], words: Sequence[str], matcher: StopMatcher
+) -> None:
+    skipped = words[: len(delivered_ids)]
+    if [_token_of(word) for word in skipped] != delivered_ids:
+        raise RequestError("the answer does not begin with these tokens", param="delivered_ids")
+    for word in skipped:
+        matcher.push(word)
+
+
+def _token_of(word: str) -> int:
+    return zlib.crc32(word.encode())
 
 
 def _text_to_echo(request: GenerateRequest) -> str:

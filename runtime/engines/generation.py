@@ -49,6 +49,10 @@ class EngineInfo:
     """Of the weights: two engines of one model answer alike only if these are equal."""
     kv_fingerprint: str = ""
     """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
+    tokenizer: str = ""
+    """Who else can make tokens of a prompt (`engines/prompts.py`); empty: only the engine."""
+    can_resume: bool = False
+    """It goes on behind `GenerateRequest.delivered_ids` as if the answer had never stopped."""
 
     def check_context_fits(self) -> None:
         """Raise `ValueError` if the longest sequence would wait for blocks for ever."""

@@ -192,6 +192,7 @@ async def _offer(
         context_tokens_max=info.context_tokens_max,
         engine=info.engine,
         fingerprint=info.fingerprint,
+        can_resume=info.can_resume,
         created=int(runtime.env.clock.wall()),
         aliases=list(section.model_aliases),
     )

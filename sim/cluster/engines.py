@@ -18,7 +18,7 @@ from typing_extensions import override
 from trinamo.runtime.context import Context, State
 from trinamo.runtime.engines.handoff import KeptPrefill, Prompt, Reservation
 from trinamo.runtime.engines.loop.host import EngineHost
-from trinamo.runtime.engines.mocker.engine import START
+from trinamo.runtime.engines.prompts import START
 from trinamo.runtime.errors import EngineError, TrinamoError
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.runtime.sinks import Sink

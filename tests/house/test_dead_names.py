@@ -43,6 +43,7 @@ KNOWN = {
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
         cancellations waiting_blocks refused_blocks usable_peers fallbacks blocks_in_flight
         quarantined_blocks waiting_count""",
+    "routing and migration read it of an engine": "tokenizer tokenizer_of",
     "of an index that routing will ask, and of memory that peers will name": "overlap device_memory",
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",

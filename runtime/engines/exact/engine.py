@@ -6,8 +6,7 @@ token depends on a checksum of every KV byte the last position attends to, so mi
 misplaced or damaged KV shows in the text within a few tokens, where a real model may absorb it.
 It writes nonsense: lower-case letters, spaces and punctuation. It never ends an answer by itself.
 
-Tokens are bytes (0 to 255) and the specials in `Special`. A chat is `START`, then for each message
-its role, its bytes and `END`, then `ASSISTANT`. Why no value overflows is said at `Dims`.
+Its tokens are bytes (`engines/prompts.py`). Why no value overflows is said at `Dims`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import math
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from enum import IntEnum
 from typing import Any
 
 import attrs
@@ -24,17 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...env import Env
-from ...errors import RequestError
 from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from ...kv.pool import block_count_for
 from ...protocol.openai.generate import GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem, scramble
-from ..validation import check_prompt_fits
+from ..prompts import BYTES_EXACT, VOCABULARY, encode_exact
 from .tables import ROTATION_SCALE, SOFTMAX_STEPS, integers, rotations, softmax
 
-__all__ = ["VOCABULARY", "Dims", "ExactEngine", "Special", "open_exact_engine"]
+__all__ = ["Dims", "ExactEngine", "open_exact_engine"]
 
 Array = npt.NDArray[Any]
 
@@ -47,20 +44,6 @@ KV_VERSION = "1"
 SEEDS = 1 << 22
 QUERY_ROWS_MAX = 32
 """Positions attended from at once: bounds the score matrix, changes no result."""
-
-
-class Special(IntEnum):
-    """Tokens beyond the 256 bytes; none is ever generated."""
-
-    START = 256
-    SYSTEM = 257
-    USER = 258
-    ASSISTANT = 259
-    END = 260
-
-
-VOCABULARY = 256 + len(Special)
-_ROLES = {"system": Special.SYSTEM, "user": Special.USER, "assistant": Special.ASSISTANT}
 
 
 @attrs.frozen(kw_only=True)
@@ -138,6 +121,8 @@ class ExactEngine:
             block_count=block_count,
             fingerprint=digest,
             kv_fingerprint=fingerprint("exact", KV_VERSION, digest, shape, layout),
+            tokenizer=BYTES_EXACT,
+            can_resume=True,
         )
         # Before the tables of a context that is far too long are computed.
         self.info.check_context_fits()
@@ -150,25 +135,8 @@ class ExactEngine:
         self._is_interrupted = False
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The bytes of the prompt behind `START`, or the chat as the module says."""
-        if request.token_ids is not None:
-            if not all(0 <= token_id < VOCABULARY for token_id in request.token_ids):
-                raise RequestError(
-                    f"every token id must be from 0 to {VOCABULARY - 1}", param="token_ids"
-                )
-            return list(request.token_ids)
-        messages = request.messages
-        contents = [request.prompt or ""] if messages is None else [m.content for m in messages]
-        texts = [content.encode("utf-8", "replace") for content in contents]
-        # Before there is a list of them: the text may be many megabytes.
-        check_prompt_fits(sum(map(len, texts)) + 1, self.info.context_tokens_max)
-        if messages is None:
-            return [Special.START, *texts[0]]
-        token_ids = [int(Special.START)]
-        for message, text in zip(messages, texts, strict=True):
-            token_ids += [_ROLES[message.role], *text, Special.END]
-        token_ids.append(Special.ASSISTANT)
-        return token_ids
+        """As `bytes/exact` in `engines/prompts.py`."""
+        return encode_exact(request, self.info.context_tokens_max)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The byte itself; specials have no text."""

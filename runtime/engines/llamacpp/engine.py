@@ -73,6 +73,7 @@ class LlamaCppEngine:
             block_tokens=BLOCK_TOKENS,
             block_count=kv_tokens // BLOCK_TOKENS,
             fingerprint=sample_digest(path),
+            can_resume=True,
         )
         vocabulary = self._vocabulary
         self.end_token_ids = frozenset(

@@ -12,18 +12,18 @@ from functools import partial
 
 from ...context import Context
 from ...env import Env, RealEnv
+from ...errors import RequestError
 from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
 from ...nurseries import open_nursery
-from ...protocol.openai.generate import Delta, GenerateRequest
+from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
-from ..text import TextStream
 from .answer import Answer, Finish
 from .hop import thread_hop
 from .pinned import Pinned, Reserved
-from .requests import known_tokens, sequence_of
+from .requests import ends_with, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
 from .sequence import TokenSequence
 from .step import Hop, KeepsKv, StepEngine
@@ -101,6 +101,13 @@ class EngineHost:
         self._steps.check_open()
         sequence = sequence_of(self._engine, request, self._env.rng)
         answer = self._answer(sequence, request, context, sink, finish)
+        is_stop = answer.text.is_stopped or ends_with(self._engine, request.delivered_ids)
+        if is_stop or sequence.is_full:
+            # All was delivered but the end.
+            reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+            answer.send(answer.text.finish(), reason)
+            finish(None)
+            return answer
         self._steps.submit(sequence)
         self._steps.follow(answer)
         return answer
@@ -114,13 +121,15 @@ class EngineHost:
         finish: Finish,
     ) -> Answer:
         sink.starts(partial(self._steps.resume, sequence))
-        return Answer(sequence, TextStream(request.stop), sink, finish, context, self._steps.stop)
+        text = text_behind(self._engine, request)
+        return Answer(sequence, text, sink, finish, context, self._steps.stop)
 
     # --- handing over ---
 
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
-        return Prompt(token_ids=known_tokens(self._engine, request), cached_tokens=0)
+        token_ids, _ = known_tokens(self._engine, request)
+        return Prompt(token_ids=token_ids, cached_tokens=0)
 
     @asynccontextmanager
     async def prefill_and_keep(
@@ -152,6 +161,8 @@ class EngineHost:
         assert self.kv is not None, "no other engine could read or write its blocks"
         self._steps.check_open()
         sequence = sequence_of(self._engine, request, self._env.rng)
+        if sequence.is_full:
+            raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
         pinned = Pinned(sequence, context, self.info.block_tokens, self._steps.stop)
         self._steps.submit(sequence)

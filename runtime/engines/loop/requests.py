@@ -3,38 +3,74 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+from ...errors import RequestError
 from ...protocol.openai.generate import GenerateRequest
+from ..text import TextStream
 from ..validation import check_prompt_fits, check_request
 from .sequence import TokenSequence
 from .step import Sampling, StepEngine
 
-__all__ = ["known_tokens", "sequence_of"]
+__all__ = ["ends_with", "known_tokens", "sequence_of", "text_behind"]
 
 SEED_BITS = 64
 
 
-def known_tokens(engine: StepEngine, request: GenerateRequest) -> list[int]:
-    """The tokens of the prompt; raises `RequestError` if it is none the engine can take."""
+def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int], int]:
+    """The tokens of the prompt, then those delivered, and how many are the prompt's.
+
+    Raises `RequestError` if they are none the engine can take.
+    """
     check_request(request)
+    context_tokens_max = engine.info.context_tokens_max
     token_ids = engine.encode(request)
-    check_prompt_fits(len(token_ids), engine.info.context_tokens_max)
-    return token_ids
+    prompt_tokens = len(token_ids)
+    check_prompt_fits(prompt_tokens, context_tokens_max)
+    if request.delivered_ids:
+        # The engine alone knows what is a token.
+        delivered = GenerateRequest(model=request.model, token_ids=request.delivered_ids)
+        token_ids += engine.encode(delivered)
+        tokens_max = _tokens_max(engine, request, prompt_tokens)
+        if len(token_ids) > tokens_max:
+            raise RequestError(
+                f"{len(request.delivered_ids)} tokens are delivered already, but the answer has"
+                f" {tokens_max - prompt_tokens} at most",
+                param="delivered_ids",
+            )
+    return token_ids, prompt_tokens
+
+
+def text_behind(engine: StepEngine, request: GenerateRequest) -> TextStream:
+    """The text of the answer from here on: what was delivered is shown already."""
+    text = TextStream(request.stop)
+    for token_id in request.delivered_ids:
+        text.push(engine.token_bytes(token_id))
+    return text
+
+
+def ends_with(engine: StepEngine, delivered_ids: Sequence[int]) -> bool:
+    """Whether the last of these tokens ends an answer."""
+    return bool(delivered_ids) and delivered_ids[-1] in engine.end_token_ids
 
 
 def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random) -> TokenSequence:
     """A new sequence; `rng` draws a seed where the request has none. Raises `RequestError`."""
-    token_ids = known_tokens(engine, request)
-    context_tokens_max = engine.info.context_tokens_max
-    wanted = context_tokens_max if request.max_tokens is None else request.max_tokens
+    token_ids, prompt_tokens = known_tokens(engine, request)
     seed = rng.getrandbits(SEED_BITS) if request.seed is None else request.seed
     return TokenSequence(
         token_ids=token_ids,
-        prompt_tokens=len(token_ids),
-        tokens_max=min(len(token_ids) + wanted, context_tokens_max),
+        prompt_tokens=prompt_tokens,
+        tokens_max=_tokens_max(engine, request, prompt_tokens),
         sampling=Sampling(
             temperature=request.temperature,
             top_p=request.top_p,
             seed=seed % (1 << SEED_BITS),
         ),
     )
+
+
+def _tokens_max(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> int:
+    context_tokens_max = engine.info.context_tokens_max
+    wanted = context_tokens_max if request.max_tokens is None else request.max_tokens
+    return min(prompt_tokens + wanted, context_tokens_max)

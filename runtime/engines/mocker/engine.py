@@ -20,13 +20,12 @@ import attrs
 import trio
 
 from ...env import Env
-from ...errors import RequestError
 from ...protocol.kv.events import KvEvent
-from ...protocol.openai.generate import ChatMessage, GenerateRequest
+from ...protocol.openai.generate import GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem, scramble
-from ..validation import check_prompt_fits
+from ..prompts import BYTES_MOCKER, encode_mocker
 from .blocks import BlockCache
 
 __all__ = [
@@ -38,8 +37,6 @@ __all__ = [
     "open_mocker_engine",
 ]
 
-START: Final = 256
-"""The token every prompt begins with; the others are bytes."""
 OUTPUTS: Final = b"abcdefghijklmnopqrstuvwxyz" + b" " * 6
 
 
@@ -113,6 +110,8 @@ class MockerEngine:
             block_tokens=options.block_size,
             block_count=options.num_gpu_blocks,
             fingerprint=str(seed),
+            tokenizer=BYTES_MOCKER,
+            can_resume=True,
         )
         self._block_events: list[KvEvent] = []
         self.blocks = BlockCache(
@@ -127,18 +126,12 @@ class MockerEngine:
         """Of all tokens of the sequence in a slot whose KV is there."""
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """A start token, then the bytes of the prompt, or of the chat with its roles."""
-        if request.token_ids is not None:
-            if not all(0 <= token_id <= START for token_id in request.token_ids):
-                raise RequestError(f"every token id must be from 0 to {START}", param="token_ids")
-            return list(request.token_ids)
-        text = _prompt_text(request)
-        check_prompt_fits(len(text) + 1, self.info.context_tokens_max)
-        return [START, *text]
+        """As `bytes/mocker` in `engines/prompts.py`."""
+        return encode_mocker(request, self.info.context_tokens_max)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The byte itself; the start token has no text."""
-        return bytes((token_id,)) if token_id < START else b""
+        return bytes((token_id,)) if token_id < 256 else b""
 
     def step(self, items: Sequence[StepItem]) -> list[int | None]:
         """The next tokens, at once; what the step would have cost is then in `step_s`."""
@@ -212,16 +205,6 @@ def expected_text(request: GenerateRequest, tokens: int, *, seed: int = 0) -> st
         answer.append(_choose(digest))
         digest = _digest(digest, answer[-1:])
     return answer.decode()
-
-
-def _prompt_text(request: GenerateRequest) -> bytes:
-    if request.messages is None:
-        return (request.prompt or "").encode("utf-8", "replace")
-    return b"".join(map(_message_text, request.messages))
-
-
-def _message_text(message: ChatMessage) -> bytes:
-    return f"<{message.role}>{message.content}".encode("utf-8", "replace")
 
 
 def _digest(digest: int, token_ids: Sequence[int]) -> int:

@@ -34,6 +34,7 @@ TOKEN_CHARS_MAX: Final = 256
 """No token stands for more characters: the longest of known vocabularies are 128 spaces. So a text
 of more characters than a context has room for is refused before anybody makes tokens of it."""
 _UTF8_BYTES_MAX: Final = 4
+_TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 16
 
 # What no answer has more of; a worker that tells other numbers breaks the protocol.
@@ -64,6 +65,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     `max_tokens` None means up to the model's context length. `temperature` 0 is greedy; `seed`
     None draws one. `stop` holds at most `STOP_STRINGS_MAX` strings; none of them appears in the text.
+
+    `delivered_ids` are the tokens of this answer that the client has already, made by another
+    engine of this model: it goes on behind them as if it had never stopped. Only an engine that
+    says `can_resume` may be given any. All other fields are those of the first request, the seed
+    that was drawn included; the deltas tell of new tokens alone.
     """
 
     model: str
@@ -76,7 +82,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     seed: int | None = None
     stop: list[str] = []
     delivered_ids: list[int] = []
-    """Tokens of this answer that the client has already: go on behind them."""
 
 
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
@@ -96,8 +101,8 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("messages", turns | None, None),
             ("prompt", text | None, None),
             ("token_ids", tokens | None, None),
-            ("stop", stops, []),
             ("delivered_ids", tokens, []),
+            ("stop", stops, []),
         ],
         bases=(GenerateRequest,),
         frozen=True,
@@ -111,7 +116,8 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
 def payload_bytes_max_for(context_tokens_max: int) -> int:
     """How long an encoded `GenerateRequest` that such a model can take is at most."""
     stops = STOP_STRINGS_MAX * STOP_CHARS_MAX
-    return (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX + _OTHER_FIELDS_BYTES
+    text_bytes = (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX
+    return text_bytes + context_tokens_max * _TOKEN_ID_BYTES_MAX + _OTHER_FIELDS_BYTES
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -8,9 +8,10 @@ from contextlib import aclosing
 import pytest
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact.engine import ExactEngine, Special, open_exact_engine
+from trinamo.runtime.engines.exact.engine import ExactEngine, open_exact_engine
 from trinamo.runtime.engines.exact.tables import integers, rotations, softmax
 from trinamo.runtime.engines.loop.step import Sampling, StepItem
+from trinamo.runtime.engines.prompts import Special
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.memory import KvLayout
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
