@@ -20,6 +20,8 @@ from typing import Self
 
 import trio
 
+from .traces.trace import NO_TRACE, Trace
+
 __all__ = ["Context", "KillableScope", "Reason", "State"]
 
 _log = logging.getLogger("trinamo.context")
@@ -66,6 +68,7 @@ class Context:
         "kill_reason",
         "state",
         "stop_reason",
+        "trace",
     )
 
     def __init__(self, request_id: str, *, parent: Context | None = None) -> None:
@@ -75,6 +78,8 @@ class Context:
         self.kill_reason: Reason | None = None
         self.deadline = math.inf
         """When the whole request must be over, on trio's clock; see `limit`."""
+        self.trace: Trace = NO_TRACE if parent is None else parent.trace
+        """Where whoever works for the request writes the legs of its way."""
         # What most requests never need is made when it is asked for.
         self._scope: trio.CancelScope | None = None
         self._parent: Context | None = None

@@ -94,6 +94,7 @@ class StreamAttempt(InFlight):
         "_delivery",
         "_error",
         "_has_ack",
+        "_leg",
         "_plane",
         "_router",
         "_sending",
@@ -113,6 +114,7 @@ class StreamAttempt(InFlight):
     ) -> None:
         super().__init__(is_waiting=True)
         router.begin(instance, self)
+        self._leg = context.trace.begin("attempt", instance=instance.id)
         self.instance = instance
         self.input: InputRegistration | None = None
         self._context, self._plane, self._calls, self._router = context, plane, calls, router
@@ -133,8 +135,9 @@ class StreamAttempt(InFlight):
         self.input = self._plane.register_input(self._context)
         return self.input.connection
 
-    def close(self) -> None:
-        """It is over: whoever still works for it is told. Synchronous."""
+    def close(self, error: BaseException | None = None) -> None:
+        """It is over, and with `error` failed: whoever still works for it is told. Synchronous."""
+        self._leg.leave(error)
         self._calls.end(self)
         if self._delivery is not None:
             self._delivery.cancel()
@@ -155,6 +158,7 @@ class StreamAttempt(InFlight):
         # From here on the connection itself tells better whether the worker lives, and one that
         # left discovery is given up only if it has fallen silent too.
         self.is_waiting = False
+        self._leg.mark("begun")
         self._calls.end(self)
         if self._delivery is not None:
             # Whoever has begun has accepted.

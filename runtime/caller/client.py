@@ -216,13 +216,13 @@ class Client:
                     *self._route(instance), self._envelope(attempt, asked), asked.payload
                 )
             except ELSEWHERE as error:
-                attempt.close()
+                attempt.close(error)
                 failed = error
                 self._blame(instance, error)
                 if asked.context.is_stopped or not self._may_retry(tried, asked.instance_id):
                     raise
-            except BaseException:
-                attempt.close()
+            except BaseException as error:
+                attempt.close(error)
                 raise
             else:
                 self.router.restore(instance)
@@ -319,4 +319,4 @@ class _Opening(Generic[S]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._attempt.close()
+        self._attempt.close(exc)

@@ -71,6 +71,7 @@ __all__ = [
     "ShutdownConfig",
     "TcpConfig",
     "TlsConfig",
+    "TracesConfig",
     "TransferConfig",
     "WorkerConfig",
     "config_notices",
@@ -161,6 +162,15 @@ class LogConfig(Section, frozen=True, kw_only=True):
     ] = "auto"
 
 
+class TracesConfig(Section, frozen=True, kw_only=True):
+    """What a process keeps of its last requests, for `trinamo trace`."""
+
+    requests_max: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000)],
+        about("Requests whose legs are kept, about 1 KB each; 0 keeps none."),
+    ] = 2048
+
+
 class SecurityConfig(Section, frozen=True, kw_only=True):
     """Who may speak to the TCP ports of this cluster's processes."""
 
@@ -187,6 +197,7 @@ class Config(Section, frozen=True, kw_only=True):
     shutdown: ShutdownConfig = ShutdownConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+    traces: TracesConfig = TracesConfig()
 
 
 def preset_text(name: str) -> str:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from ..config.config import HttpConfig
 from ..errors import RequestError, TrinamoError
 from ..metrics.metrics import CONTENT_TYPE, Metrics
+from ..traces.ring import Traces
 from .admission import Admission
 from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, Inference
@@ -30,21 +31,22 @@ __all__ = [
     "json_response",
     "metrics_route",
     "status_of",
+    "trace_route",
 ]
 
 _encode = msgspec.json.Encoder().encode
 
 
 def build_handlers(
-    manager: ModelManager, admission: Admission, config: HttpConfig
+    manager: ModelManager, admission: Admission, config: HttpConfig, traces: Traces
 ) -> dict[tuple[bytes, bytes], Handler]:
     """What answers inference requests, by method and path, on the endpoints that `config` enables."""
     handlers: dict[tuple[bytes, bytes], Handler] = {}
     if config.enable_chat_endpoints:
-        chat = Inference(CHAT, manager, admission, config)
+        chat = Inference(CHAT, manager, admission, config, traces)
         handlers[b"POST", b"/v1/chat/completions"] = chat
     if config.enable_cmpl_endpoints:
-        completions = Inference(COMPLETIONS, manager, admission, config)
+        completions = Inference(COMPLETIONS, manager, admission, config, traces)
         handlers[b"POST", b"/v1/completions"] = completions
     return handlers
 
@@ -55,6 +57,7 @@ def build_app(
     handlers: Mapping[tuple[bytes, bytes], Handler],
     *,
     backlog_bytes_max: int,
+    traces: Traces,
     look: Callable[[], Overview] | None = None,
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
@@ -99,6 +102,7 @@ def build_app(
         Route("/status", status),
         Route("/live", live),
         metrics_route(manager.metrics),
+        trace_route(traces),
     ]
     for (method, path), handler in handlers.items():
         app = ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max)
@@ -125,6 +129,15 @@ def metrics_route(metrics: Metrics) -> Route:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return Route("/metrics", expose)
+
+
+def trace_route(traces: Traces) -> Route:
+    """`GET /traces/{id}`: what became of one request here, for whoever knows one of its ids."""
+
+    async def find(request: Request) -> Response:
+        return json_response(traces.find(request.path_params["request_id"]))
+
+    return Route("/traces/{request_id}", find)
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -30,6 +30,8 @@ from ..protocol.openai.requests import (
     decode_chat_request,
     decode_completion_request,
 )
+from ..traces.ring import Traces
+from ..traces.trace import Leg, Trace
 from .admission import Admission
 from .bodies import Body
 from .deadlines import find_deadline
@@ -81,6 +83,17 @@ class _Parsed:
     wants_usage: bool
 
 
+@attrs.frozen
+class _Arrived:
+    """A request, from the moment at which its head was read."""
+
+    id: str
+    """Inside the cluster."""
+    at: float
+    trace: Trace
+    leg: Leg
+
+
 class Inference:
     """`POST /v1/chat/completions` or `POST /v1/completions`, as `endpoint` says."""
 
@@ -90,8 +103,9 @@ class Inference:
         manager: ModelManager,
         admission: Admission,
         config: HttpConfig,
+        traces: Traces,
     ) -> None:
-        self._endpoint, self._manager = endpoint, manager
+        self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._ids = RequestIds(manager.env.rng)
 
@@ -101,28 +115,33 @@ class Inference:
         An answer that is an error may still be under way.
         """
         public_id, inner_id = self._ids.make(exchange.headers)
-        with log_fields(request_id=inner_id):
-            await self._serve(exchange, public_id, inner_id)
+        now = self._manager.env.clock.now()
+        trace = self._traces.begin(inner_id)
+        with (
+            log_fields(request_id=inner_id),
+            trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
+        ):
+            await self._serve(exchange, public_id, _Arrived(inner_id, now, trace, leg))
 
-    async def _serve(self, exchange: HttpExchange, public_id: str, inner_id: str) -> None:
-        started_at = self._manager.env.clock.now()
+    async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:
         headers: Headers = [(b"x-request-id", public_id.encode())]
         refusal: ErrorAnswer | None = None
         try:
             deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
             with Body(self._admission.bodies) as body:
                 parsed = await self._parse(exchange, body)
-                record = await self._answer(parsed, exchange, inner_id, headers, deadline)
+                arrived.leg.mark("body")
+                record = await self._answer(parsed, exchange, arrived, headers, deadline)
             self._tell(
-                record.outcome, started_at, record.detail, fault=record.fault, model=record.model
+                record.outcome, arrived, record.detail, fault=record.fault, model=record.model
             )
         except ClientGoneError:
             self._manager.metrics.refused(self._endpoint.kind, "client_disconnect")
-            self._tell("client_disconnect", started_at)
+            self._tell("client_disconnect", arrived)
         except TrinamoError as error:
-            refusal = self._explain(inner_id)(error)
+            refusal = self._explain(arrived.id)(error)
             self._manager.metrics.refused(self._endpoint.kind, refusal.code)
-            self._tell(refusal.code, started_at, str(error))
+            self._tell(refusal.code, arrived, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
         # Not while the error is held: its traceback holds the body.
@@ -137,12 +156,13 @@ class Inference:
     def _tell(
         self,
         outcome: str,
-        started_at: float,
+        arrived: _Arrived,
         detail: str = "",
         *,
         fault: BaseException | None = None,
         **fields: str,
     ) -> None:
+        arrived.leg.finish(outcome, **fields)
         if outcome == SUCCESS and not log.isEnabledFor(logging.DEBUG):
             # Most answers: without a look at the clock for a line that nobody reads.
             return
@@ -150,7 +170,7 @@ class Inference:
             log,
             outcome,
             is_success=outcome == SUCCESS,
-            duration_s=self._manager.env.clock.now() - started_at,
+            duration_s=self._manager.env.clock.now() - arrived.at,
             detail=detail,
             fault=fault,
             endpoint=self._endpoint.kind,
@@ -176,16 +196,17 @@ class Inference:
         self,
         parsed: _Parsed,
         exchange: HttpExchange,
-        inner_id: str,
+        arrived: _Arrived,
         headers: Headers,
         deadline: float,
     ) -> RequestRecord:
-        generate = parsed.generate
+        generate, inner_id = parsed.generate, arrived.id
         with (
             self._admission.admit(inner_id) as context,
             self._manager.metrics.request(generate.model, self._endpoint.kind) as record,
         ):
             context.limit(deadline)
+            context.trace = arrived.trace
             form = self._endpoint.answer(
                 inner_id,
                 parsed.asked,
@@ -198,6 +219,9 @@ class Inference:
             explain = self._explain(inner_id)
             delivery = Delivery(exchange, sink, context, record, self._config, explain)
             await delivery.run(partial(forward, generate, context))
+        if record.first_token_at is not None:
+            arrived.leg.mark("first_token", record.first_token_at)
+        arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
         self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
 

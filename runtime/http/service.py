@@ -22,6 +22,7 @@ from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
+from ..traces.ring import Traces
 from .admission import Admission
 from .app import build_app, build_handlers, status_of
 from .models.models import ModelManager
@@ -43,6 +44,7 @@ class HttpService:
         env: Env,
         metrics: FrontendMetrics,
         look: Callable[[], Overview] | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.config = config
         self.metrics = metrics
@@ -56,13 +58,15 @@ class HttpService:
         self._manager = ModelManager(env, metrics)
         self._stopping = trio.Event()
         self._has_run = False
-        self.handlers = build_handlers(self._manager, self.admission, config)
+        traces = traces or Traces(env.clock, 0)
+        self.handlers = build_handlers(self._manager, self.admission, config, traces)
         """What a server may call, by method and path, without `app` in between."""
         self.app = build_app(
             self._manager,
             self.admission,
             self.handlers,
             backlog_bytes_max=config.backlog_bytes_max,
+            traces=traces,
             look=look,
         )
 
@@ -131,6 +135,7 @@ class HttpServiceBuilder:
         self._env: Env | None = None
         self._metrics: FrontendMetrics | None = None
         self._look: Callable[[], Overview] | None = None
+        self._traces: Traces | None = None
 
     def port(self, port: int) -> Self:
         """The port to listen on; 0 takes any free one."""
@@ -163,6 +168,11 @@ class HttpServiceBuilder:
         self._look = look
         return self
 
+    def traces(self, traces: Traces) -> Self:
+        """Where the legs of requests are kept; nowhere unless set."""
+        self._traces = traces
+        return self
+
     def config(self, section: HttpConfig | None = None, **changes: Any) -> Self:
         """Take a whole section `http` of a configuration, or set any of its keys by name.
 
@@ -178,4 +188,5 @@ class HttpServiceBuilder:
     def build(self) -> HttpService:
         """The service."""
         env = self._env or RealEnv()
-        return HttpService(self._config, env, self._metrics or FrontendMetrics(env), self._look)
+        metrics = self._metrics or FrontendMetrics(env)
+        return HttpService(self._config, env, metrics, self._look, self._traces)

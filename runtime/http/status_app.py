@@ -1,4 +1,4 @@
-"""The workers' status port: `/health`, `/live` and `/metrics`, without any model.
+"""The workers' status port: `/health`, `/live`, `/metrics` and `/traces`, without any model.
 
 Served by the same server code as the frontend: `Server(build_status_app(…), …)`.
 """
@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..metrics.metrics import Metrics
-from .app import build_starlette, json_response, live, metrics_route
+from ..traces.ring import Traces
+from .app import build_starlette, json_response, live, metrics_route, trace_route
 
 __all__ = ["Health", "build_status_app"]
 
@@ -29,7 +30,9 @@ class Health:
     facts: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-def build_status_app(metrics: Metrics, check_health: Callable[[], Health]) -> Starlette:
+def build_status_app(
+    metrics: Metrics, traces: Traces, check_health: Callable[[], Health]
+) -> Starlette:
     """The application of a status port; `check_health` is called per question and must not wait."""
 
     async def health(_: Request) -> Response:
@@ -38,4 +41,14 @@ def build_status_app(metrics: Metrics, check_health: Callable[[], Health]) -> St
             {"status": found.status, **found.facts}, 200 if found.is_ready else 503
         )
 
-    return build_starlette([Route("/health", health), Route("/live", live), metrics_route(metrics)])
+    async def recent(_: Request) -> Response:
+        return json_response(traces.recent())
+
+    routes = [
+        Route("/health", health),
+        Route("/live", live),
+        metrics_route(metrics),
+        Route("/traces", recent),
+        trace_route(traces),
+    ]
+    return build_starlette(routes)

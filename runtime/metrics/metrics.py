@@ -335,6 +335,7 @@ class RequestRecord:
         "detail",
         "endpoint",
         "fault",
+        "first_token_at",
         "model",
         "outcome",
         "output_tokens",
@@ -346,10 +347,10 @@ class RequestRecord:
     def __init__(
         self, metrics: FrontendMetrics, model: str, endpoint: str, started_at: float
     ) -> None:
-        self._metrics = metrics
+        self._metrics, self.started_at = metrics, started_at
         self._last_token_at: float | None = None
-        self.model = model
-        self.endpoint = endpoint
+        self.first_token_at: float | None = None
+        self.model, self.endpoint = model, endpoint
         self.outcome = CANCELLED
         self.detail = ""
         """What went wrong, for the log."""
@@ -357,7 +358,6 @@ class RequestRecord:
         """What of it is ours to mend."""
         self.prompt_tokens = self.output_tokens = 0
         self.series = metrics.series(model, endpoint)
-        self.started_at = started_at
 
     def __enter__(self) -> Self:
         self.series.in_flight.value += 1
@@ -383,6 +383,7 @@ class RequestRecord:
             return
         now = self._metrics.now()
         if self._last_token_at is None:
+            self.first_token_at = now
             self.series.first_token.observe(now - self.started_at)
         else:
             self.series.gaps.observe((now - self._last_token_at) / tokens)

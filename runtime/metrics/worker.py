@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ..env import Env
 from ..errors import TrinamoError
+from ..traces.trace import Leg, Trace
 from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
 from .tallies import Count, Histogram
 
@@ -66,7 +67,7 @@ class WorkerMetrics(Metrics):
             "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
         )
 
-    def begin(self, endpoint: str, *, is_stream: bool) -> WorkerRecord:
+    def begin(self, endpoint: str, trace: Trace, *, is_stream: bool) -> WorkerRecord:
         """A request was accepted; set the record's `outcome`, then `end` it."""
         tally = self._items.tallies.get(endpoint)
         if tally is None:
@@ -74,7 +75,8 @@ class WorkerMetrics(Metrics):
             self._items.tallies[endpoint] = tally
         tally.in_flight.value += 1
         self.streams.value += is_stream
-        return WorkerRecord(self, endpoint, tally, is_stream=is_stream)
+        leg = trace.begin("worker", endpoint=endpoint)
+        return WorkerRecord(self, endpoint, tally, leg, is_stream=is_stream)
 
     def ended(self, endpoint: str, outcome: str) -> None:
         """A request is over."""
@@ -99,16 +101,25 @@ class WorkerRecord:
         "detail",
         "duration_s",
         "endpoint",
+        "leg",
         "outcome",
         "tally",
     )
 
     def __init__(
-        self, metrics: WorkerMetrics, endpoint: str, tally: EndpointTally, *, is_stream: bool
+        self,
+        metrics: WorkerMetrics,
+        endpoint: str,
+        tally: EndpointTally,
+        leg: Leg,
+        *,
+        is_stream: bool,
     ) -> None:
         self._metrics = metrics
         self.endpoint = endpoint
         self.tally = tally
+        self.leg = leg
+        """Of its trace."""
         self._is_stream = is_stream
         self._started_at = metrics.now()
         self.duration_s = 0.0
@@ -128,6 +139,7 @@ class WorkerRecord:
     def end(self) -> None:
         """It has ended: count it. Once."""
         self.duration_s = self._metrics.now() - self._started_at
+        self.leg.finish(self.outcome)
         tally = self.tally
         tally.in_flight.value -= 1
         self._metrics.streams.value -= self._is_stream

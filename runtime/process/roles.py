@@ -235,7 +235,7 @@ def _status_port(
     runtime: Runtime, check_health: Callable[[], Health], host: str, port: int | None
 ) -> Server:
     section = HttpConfig(host=host, port=port or 0, connections_max=_STATUS_CONNECTIONS_MAX)
-    app = build_status_app(runtime.metrics, check_health)
+    app = build_status_app(runtime.metrics, runtime.traces, check_health)
     return Server(app, section, metrics=runtime.metrics)
 
 
@@ -320,5 +320,5 @@ def _frontend_status(section: HttpConfig, runtime: Runtime, service: HttpService
 
 
 def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:
-    builder = HttpService.builder().env(runtime.env).metrics(metrics)
+    builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
     return builder.look(lambda: overview(runtime)).config(config.http).build()

@@ -30,6 +30,7 @@ from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ..queues.queues import Queues
+from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
 from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
@@ -68,6 +69,8 @@ class Runtime:
         """16 hexadecimal digits, or None in a process that serves nothing."""
         self.transfers = transfers
         """None in a process without KV memory, or with `data_plane.transfer.enabled: false`."""
+        self.traces = _traces(config, env, instance_id)
+        """What became of the last requests here."""
         self.settings = Settings(control, metrics=metrics)
         """What may change while the cluster runs; followed from the start to the end."""
         self.queues = Queues(events, env)
@@ -112,6 +115,7 @@ class Runtime:
                 stop_grace_s=config.worker.stop_grace_s,
                 cancelled_ttl_s=config.worker.cancelled_ttl_s,
                 metrics=metrics,
+                traces=self.traces,
             )
 
     def _on_lease(self, state: HeldLease) -> None:
@@ -366,3 +370,8 @@ def _renderer(instance: Instance) -> Callable[[int], bytes]:
         return encode_instance(msgspec.structs.replace(instance, incarnation=incarnation))
 
     return render
+
+
+def _traces(config: Config, env: Env, instance_id: str | None) -> Traces:
+    process = {"role": "frontend"} if instance_id is None else {"instance": instance_id}
+    return Traces(env.clock, config.traces.requests_max, **process)

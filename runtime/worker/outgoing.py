@@ -9,6 +9,7 @@ from ..errors import EngineError
 from ..metrics.worker import EndpointTally
 from ..planes import ResponseSender
 from ..sinks import Sink
+from ..traces.trace import Leg
 
 __all__ = ["OutgoingAnswer"]
 
@@ -19,16 +20,21 @@ _TAKES_WITHOUT_ROOM_MAX: Final = 64
 class OutgoingAnswer(Sink[Any]):
     """Encodes items into the response stream, and counts them. The first one brings the prologue."""
 
-    __slots__ = ("_encode", "_is_open", "_send", "_sender", "_takes_without_room", "_tally")
+    __slots__ = ("_encode", "_is_open", "_leg", "_send", "_sender", "_takes_without_room", "_tally")
 
     def __init__(
-        self, sender: ResponseSender, encode: Callable[[Any], bytes], tally: EndpointTally
+        self,
+        sender: ResponseSender,
+        encode: Callable[[Any], bytes],
+        tally: EndpointTally,
+        leg: Leg,
     ) -> None:
         super().__init__()
         self._sender = sender
         self._send = sender.send_nowait
         self._encode = encode
         self._tally = tally
+        self._leg = leg
         self._is_open = False
         self._takes_without_room = 0
 
@@ -45,6 +51,7 @@ class OutgoingAnswer(Sink[Any]):
         """The handler has started: say so, once, unless an item did."""
         if not self._is_open:
             self._is_open = True
+            self._leg.mark("first_item")
             self._sender.open()
 
     def take(self, items: list[Any]) -> bool:

@@ -34,6 +34,7 @@ from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
+from ..traces.ring import Traces
 from .endpoint import Endpoint, single_error
 from .outgoing import OutgoingAnswer
 
@@ -57,6 +58,7 @@ class Worker:
         stop_grace_s: float = 5.0,
         cancelled_ttl_s: float = 60.0,
         metrics: WorkerMetrics | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.instance_id = instance_id
         self._call_home = call_home
@@ -65,6 +67,7 @@ class Worker:
         self._stop_grace_s = stop_grace_s
         self._cancelled_ttl_s = cancelled_ttl_s
         self._metrics = metrics or WorkerMetrics(env)
+        self._traces = traces or Traces(env.clock, 0)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
         self._migrating: dict[str, None] = {}
@@ -115,7 +118,7 @@ class Worker:
         assert self._nursery is not None, "admitted before run()"
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        record = self._metrics.begin(envelope.endpoint, is_stream=True)
+        record = self._metrics.begin(envelope.endpoint, context.trace, is_stream=True)
         self._nursery.start_soon(self._serve_stream, endpoint, envelope, request, context, record)
         return ack
 
@@ -127,7 +130,7 @@ class Worker:
             raise_for_nack(ack)
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
-        record = self._metrics.begin(envelope.endpoint, is_stream=False)
+        record = self._metrics.begin(envelope.endpoint, context.trace, is_stream=False)
         name_task(request_id=envelope.id)
         result: bytes | None = None
         try:
@@ -214,6 +217,7 @@ class Worker:
         context = Context(envelope.id)
         if envelope.deadline_s:
             context.limit(trio.current_time() + envelope.deadline_s)
+        context.trace = self._traces.begin(envelope.id)
 
         def limit(state: State) -> None:
             kind = "cancel.kill" if state is State.KILLED else "cancel.stop"
@@ -283,7 +287,7 @@ class Worker:
         record: WorkerRecord,
     ) -> None:
         error: TrinamoError | None = None
-        answer = OutgoingAnswer(sender, self._encode, record.tally)
+        answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg)
         try:
             # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
             # the scope has taken its Cancelled out.

@@ -51,7 +51,9 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["up", "frontend", "worker", "status", "chat", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["up", "frontend", "worker", "status", "trace", "chat", "doctor"]
+)
 def test_every_command_has_help_with_examples(place: Place, command: str) -> None:
     done = place.run(command, "--help")
 
@@ -185,6 +187,20 @@ def test_status_where_nothing_runs_says_what_to_do(place: Place) -> None:
 
     assert done.returncode == 1
     assert_one_sentence(done, "no cluster is running", "trinamo up")
+
+
+def test_trace_where_nothing_runs_says_what_to_do(place: Place) -> None:
+    done = place.run("trace", "some-request")
+
+    assert done.returncode == 1
+    assert_one_sentence(done, "no cluster is running", "trinamo up")
+
+
+def test_an_id_that_is_none_is_named(place: Place) -> None:
+    done = place.run("trace", "a/../b")
+
+    assert done.returncode == 1
+    assert_one_sentence(done, "no request id")
 
 
 def test_chat_where_nothing_runs_says_what_to_do(place: Place) -> None:

@@ -20,10 +20,11 @@ class Answer:
 
     __slots__ = (
         "_context",
+        "_finish",
+        "_leg",
         "_on_stop",
         "_sink",
         "_unsent_prompt_tokens",
-        "finish",
         "sequence",
         "text",
         "unsent_ids",
@@ -40,7 +41,10 @@ class Answer:
     ) -> None:
         self.sequence = sequence
         self.text = text
-        self.finish = finish
+        self._finish = finish
+        self._leg = context.trace.begin(
+            "engine", prompt_tokens=sequence.prompt_tokens, known_tokens=len(sequence.token_ids)
+        )
         self.unsent_ids: list[int] = []
         self._unsent_prompt_tokens = sequence.prompt_tokens
         self._sink = sink
@@ -52,6 +56,20 @@ class Answer:
         """Nobody wants another delta, not even the last."""
         return self._context.is_killed
 
+    def finish(self, error: BaseException | None) -> None:
+        """No token more: with the whole answer, or with `error`."""
+        sequence = self.sequence
+        self._leg.tell(output_tokens=len(sequence.token_ids) - sequence.prompt_tokens)
+        if error is None and self._context.is_stopped:
+            self._leg.finish("cancelled")
+        self._leg.leave(error)
+        self._finish(error)
+
+    def computes(self) -> None:
+        """A step has computed part of the prompt."""
+        if not self._leg.marks:
+            self._leg.mark("computing")
+
     def send(self, text: str, reason: FinishReason | None) -> None:
         """Hand the sink what is new; without room for more the sequence is paused.
 
@@ -59,7 +77,9 @@ class Answer:
         """
         delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens)
         self.unsent_ids = []
-        self._unsent_prompt_tokens = 0
+        if self._unsent_prompt_tokens:
+            self._unsent_prompt_tokens = 0
+            self._leg.mark("first_token")
         if not self._sink.take([delta]):
             self.sequence.is_paused = True
 

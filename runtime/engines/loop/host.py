@@ -181,7 +181,7 @@ class EngineHost:
         sink: Sink[Delta],
     ) -> None:
         pinned.check_alive()
-        pinned.forget_context()
+        pinned.adopted()
         ending = Ending()
         answer = self._answer(pinned.sequence, request, context, sink, ending.reach)
         self._steps.adopt(answer, first_token)

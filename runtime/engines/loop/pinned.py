@@ -43,6 +43,9 @@ class Pinned:
         self._context = context
         self._block_tokens = block_tokens
         self._on_stop = on_stop
+        self._leg = context.trace.begin(
+            "reservation" if sequence.is_held else "prefill", prompt_tokens=sequence.prompt_tokens
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -65,15 +68,25 @@ class Pinned:
     def admitted(self) -> None:
         """The sequence has its blocks."""
         self.block_ids = tuple(self.sequence.block_ids)
+        self._leg.mark("admitted")
+        self._leg.tell(blocks=len(self.block_ids), cached_tokens=self.sequence.cached_tokens)
         self._change()
 
     def advanced(self, token_id: int | None) -> None:
         """A step has computed more of the prompt, and chosen the token after it if that was all."""
         self._first_token = token_id
+        if token_id is not None:
+            self._leg.mark("first_token")
         self._change()
+
+    def adopted(self) -> None:
+        """Its blocks are filled: an answer has the sequence from now on."""
+        self.forget_context()
+        self._leg.finish("adopted")
 
     def finish(self, error: BaseException | None) -> None:
         """It is over; `error` says why if its owner did not end it."""
+        self._leg.leave(error)
         self._is_over, self._error = True, error
         self._change()
 

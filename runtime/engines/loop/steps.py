@@ -209,6 +209,9 @@ class StepLoop:
         sequence = work.sequence
         if work.token_count > 1 or sequence.cached_tokens < sequence.prompt_tokens:
             self._prompt_tokens += work.token_count
+            asked = self._asked.get(sequence)
+            if isinstance(asked, Answer):
+                asked.computes()
         self._scheduler.advance(work, token_id)
         if sequence.is_dead:
             return

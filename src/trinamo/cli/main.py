@@ -22,6 +22,7 @@ from .serve.serving import frontend, worker
 from .settings import config_app
 from .sim.sim import sim
 from .status.status import status
+from .trace.trace import trace
 from .up.up import up
 
 __all__ = ["app", "main"]
@@ -60,7 +61,7 @@ def root(
     """A distributed runtime for LLM inference: three planes, every task in a nursery."""
 
 
-for _command in (up, frontend, worker, status, chat, doctor):
+for _command in (up, frontend, worker, status, trace, chat, doctor):
     app.command(_command.__name__, epilog=_command.__dict__.get("epilog"))(_command)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +82,66 @@ def test_status_has_tables_for_people(echo: RunningCluster) -> None:
     assert "Instances" in done.stdout
     assert "Models" in done.stdout
     assert "trinamo/backend/generate" in done.stdout
+
+
+def test_a_request_s_way_is_shown_by_its_id(echo: RunningCluster) -> None:
+    body = b'{"messages": [{"role": "user", "content": "hello"}]}'
+    headers = {"content-type": "application/json", "x-request-id": "traced"}
+    request = urllib.request.Request(f"{echo.url}/v1/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=20) as response:
+        instance = response.headers["x-trinamo-worker"]
+
+    drawn = echo.place.run("trace", "traced")
+    told = json.loads(echo.place.run("trace", "traced", "--json").stdout)
+    page = echo.place.run("trace", "traced", "--html", "trace.html")
+
+    assert drawn.returncode == 0, drawn.stderr
+    assert instance in drawn.stdout
+    names = [(row["process"][:6], row["name"]) for row in told["request"]["rows"]]
+    assert names == [("fronte", "http"), ("fronte", "attempt"), ("worker", "worker")]
+    assert page.returncode == 0, page.stderr
+    assert "<svg" in (echo.place.root / "trace.html").read_text()
+    (echo.place.root / "trace.html").unlink()
+
+
+def test_a_request_that_nobody_knows_is_a_sentence(echo: RunningCluster) -> None:
+    done = echo.place.run("trace", "nobody-s")
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "none of the 3 processes knows" in done.stderr
+
+
+def test_the_shell_completes_ids_of_recent_requests(echo: RunningCluster) -> None:
+    chat(echo.url, "one more")
+    recent = json.loads(urllib.request.urlopen(_a_status_port(echo) + "/traces", timeout=5).read())
+    wanted = recent["request_ids"][0]
+    asked = {
+        "_TRINAMO_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"trinamo trace {wanted[:8]}",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name("trinamo")],
+        env={**echo.place.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+
+    assert done.stdout.split() == [wanted]
+
+
+def _a_status_port(echo: RunningCluster) -> str:
+    found = json.loads(echo.place.run("status", "--json").stdout)
+    busy = max(found["instances"], key=lambda each: _served(each["metadata"]["status"]))
+    return str(busy["metadata"]["status"])
+
+
+def _served(status_url: str) -> int:
+    with urllib.request.urlopen(f"{status_url}/traces", timeout=5) as response:
+        return len(json.load(response)["request_ids"])
 
 
 def test_chat_streams_an_answer_to_the_terminal(echo: RunningCluster) -> None:

@@ -11,19 +11,31 @@ from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.metrics.metrics import LeaseState
 from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.traces.ring import Traces
 
 
-async def test_it_tells_health_life_and_metrics() -> None:
-    metrics = WorkerMetrics(RealEnv())
+async def test_it_tells_health_life_metrics_and_traces() -> None:
+    env = RealEnv()
+    metrics, traces = WorkerMetrics(env), Traces(env.clock, 10, instance="7")
+    traces.begin("r-1").begin("worker", endpoint="a/b/c").finish()
     metrics.lease_state(LeaseState.GRANTED)
     health = Health(is_ready=True, status="ready", facts={"instance": "7"})
-    server = Server(build_status_app(metrics, lambda: health), HttpConfig(port=0), metrics=metrics)
+    app = build_status_app(metrics, traces, lambda: health)
+    server = Server(app, HttpConfig(port=0), metrics=metrics)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             assert (await http.get("/health")).json() == {"status": "ready", "instance": "7"}
             assert (await http.get("/live")).status_code == 200
             assert 'trinamo_lease_state{state="granted"} 1.0' in (await http.get("/metrics")).text
+            assert (await http.get("/traces")).json() == {"request_ids": ["r-1"]}
+            told = (await http.get("/traces/r-1")).json()
+            assert told["process"] == {"instance": "7"}
+            assert told["traces"][0]["legs"][0]["facts"] == {
+                "endpoint": "a/b/c",
+                "outcome": "success",
+            }
+            assert (await http.get("/traces/other")).json()["traces"] == []
             health = Health(is_ready=False, status="draining")
             answer = await http.get("/health")
             assert (answer.status_code, answer.json()) == (503, {"status": "draining"})

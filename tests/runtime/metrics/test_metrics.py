@@ -15,6 +15,7 @@ from trinamo.runtime.metrics.metrics import (
     LeaseState,
 )
 from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.traces.trace import NO_TRACE
 
 
 class HandClock:
@@ -116,8 +117,8 @@ def test_the_live_set_is_shown_until_nobody_watches() -> None:
 def test_a_worker_s_requests_and_streams_are_counted() -> None:
     env = StillEnv()
     metrics = WorkerMetrics(env)
-    unary = metrics.begin("a/b/c", is_stream=False)
-    request = metrics.begin("a/b/c", is_stream=True)
+    unary = metrics.begin("a/b/c", NO_TRACE, is_stream=False)
+    request = metrics.begin("a/b/c", NO_TRACE, is_stream=True)
     assert metrics.value("worker_requests_in_flight", endpoint="a/b/c") == 2
     assert metrics.value("worker_streams") == 1
     unary.end()

@@ -14,6 +14,7 @@ from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.traces.ring import Traces
 
 OWN = ["localhost", "LOCALHOST:8787", "localhost.", "127.0.0.1:1", "[::1]:80", "[::1]", "10.0.0.7"]
 FOREIGN = ["evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.nip.io", ""]
@@ -75,7 +76,9 @@ async def test_a_name_from_the_configuration_is_allowed(serve: Any) -> None:
 
 async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     metrics = WorkerMetrics(RealEnv())
-    app = build_status_app(metrics, lambda: Health(is_ready=True, status="ready"))
+    app = build_status_app(
+        metrics, Traces(metrics.clock, 0), lambda: Health(is_ready=True, status="ready")
+    )
     server = Server(app, HttpConfig(port=0), metrics=metrics)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)

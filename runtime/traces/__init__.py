@@ -1,0 +1,1 @@
+"""What became of the last requests in this process, leg by leg: for `trinamo trace`."""

@@ -1,0 +1,123 @@
+"""The last requests of this process, in a ring: the newest take the place of the oldest.
+
+Each is known by the id that it has here. What `find` is asked for may be any id of the request: the
+client's `X-Request-Id`, the cluster's own, or that of one attempt at one worker, which stands in the
+worker's log; each of these begins with the one before it (`RequestIds.make`, `attempt_id`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from ..env import Clock
+from .trace import NO_TRACE, Fact, Leg, Trace
+
+__all__ = ["LegView", "ProcessView", "RecentView", "TraceView", "Traces", "root_of"]
+
+FOUND_MAX: Final = 16
+"""Traces told for one id. A client may give many of its requests the same."""
+RECENT_MAX: Final = 50
+_ATTEMPTS: Final = re.compile(r"(?:\.[0-9a-f]{8})+\Z")
+_INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{8})*\Z")
+ID_CHARACTERS_MAX: Final = 256
+
+
+class LegView(msgspec.Struct, kw_only=True):
+    """One leg as it is told to others. Times are seconds since the Unix epoch, by this machine."""
+
+    name: str
+    start: float
+    end: float | None = None
+    marks: list[tuple[str, float]] = []
+    facts: dict[str, Fact] = {}
+
+
+class TraceView(msgspec.Struct, kw_only=True):
+    """One request in one process."""
+
+    request_id: str
+    legs: list[LegView] = []
+    legs_left_out: int = 0
+
+
+class ProcessView(msgspec.Struct, kw_only=True):
+    """What one process knows of a request: the newest of its traces that fit the id."""
+
+    process: dict[str, str]
+    """Who answers: `role`, and `instance` if it has one."""
+    traces: list[TraceView] = []
+    requests_max: int = 0
+    """How many requests are kept; 0: none are."""
+
+
+class RecentView(msgspec.Struct, kw_only=True):
+    """The ids of the last requests, the newest first, without what an attempt adds to them."""
+
+    request_ids: list[str] = []
+
+
+class Traces:
+    """The traces of one process: of the last `requests_max` requests, or of none if that is 0."""
+
+    def __init__(self, clock: Clock, requests_max: int, **process: str) -> None:
+        self._clock = clock
+        self._requests_max = requests_max
+        self._process = process
+        self._ring: deque[Trace] = deque(maxlen=requests_max)
+
+    def begin(self, request_id: str) -> Trace:
+        """The trace of a request that has come; put it at the request's context."""
+        if not self._requests_max:
+            return NO_TRACE
+        trace = Trace(self._clock.now, request_id)
+        self._ring.append(trace)
+        return trace
+
+    def find(self, request_id: str) -> ProcessView:
+        """What is kept of a request, by any of its ids."""
+        # The wall clock may jump: so it is read once, now, and all times are as far back from it as
+        # they are by the clock that does not.
+        offset = self._clock.wall() - self._clock.now()
+        root = root_of(request_id)
+        fitting = [each for each in self._ring if _is_of(each.request_id, root)]
+        return ProcessView(
+            process=self._process,
+            traces=[_trace_view(each, offset) for each in fitting[-FOUND_MAX:]],
+            requests_max=self._requests_max,
+        )
+
+    def recent(self) -> RecentView:
+        """The ids of the last requests."""
+        ids = dict.fromkeys(root_of(each.request_id) for each in reversed(self._ring))
+        return RecentView(request_ids=list(ids)[:RECENT_MAX])
+
+
+def _trace_view(trace: Trace, offset: float) -> TraceView:
+    return TraceView(
+        request_id=trace.request_id,
+        legs=[_leg_view(leg, offset) for leg in trace.legs],
+        legs_left_out=trace.legs_left_out,
+    )
+
+
+def _leg_view(leg: Leg, offset: float) -> LegView:
+    return LegView(
+        name=leg.name,
+        start=leg.start + offset,
+        end=None if leg.end is None else leg.end + offset,
+        marks=[(name, at + offset) for name, at in leg.marks],
+        facts=leg.facts,
+    )
+
+
+def root_of(request_id: str) -> str:
+    """The id of a request, of an id that one of its attempts may have."""
+    return _ATTEMPTS.sub("", request_id[:ID_CHARACTERS_MAX])
+
+
+def _is_of(known: str, root: str) -> bool:
+    return known.startswith(root) and _INNER.match(known, len(root)) is not None

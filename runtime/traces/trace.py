@@ -1,0 +1,131 @@
+"""One request in one process: its legs, each from a start to an end, with what is known of it.
+
+Whoever works for a request finds its trace at its context (`Context.trace`). A leg is written when it
+begins, and again when it ends: nothing is done for a token. Facts are numbers and names of our own;
+no text of a client's or of a model's gets in here. Which traces are kept, `ring.py` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+import trio
+
+from ..errors import TrinamoError
+
+__all__ = ["NO_TRACE", "Fact", "Leg", "Trace"]
+
+LEGS_MAX: Final = 64
+"""Of one trace: a request that is tried more often than that tells no more by it."""
+
+Fact = str | int | float
+
+
+class Leg:
+    """One part of a request's way. Times are seconds of the process's own clock (`Clock.now`)."""
+
+    __slots__ = ("_now", "end", "facts", "marks", "name", "start")
+
+    def __init__(
+        self, now: Callable[[], float], name: str, start: float, facts: dict[str, Fact]
+    ) -> None:
+        self._now = now
+        self.name = name
+        self.start = start
+        self.end: float | None = None
+        """None while it is under way."""
+        self.marks: list[tuple[str, float]] = []
+        """What was reached on the way, and when."""
+        self.facts = facts
+
+    def mark(self, name: str, at: float | None = None) -> None:
+        """`name` is reached: now, or when the caller has looked at the clock anyway."""
+        self.marks.append((name, self._now() if at is None else at))
+
+    def tell(self, **facts: Fact) -> None:
+        """More is known of it."""
+        self.facts |= facts
+
+    def finish(self, outcome: str = "success", **facts: Fact) -> None:
+        """It is over, with the code of an error or of another outcome; the first word counts."""
+        if self.end is None:
+            self.end = self._now()
+            facts["outcome"] = outcome
+            self.facts |= facts
+
+    def leave(self, error: BaseException | None) -> None:
+        """It is over: with its whole result, or with `error`."""
+        self.finish("success" if error is None else _outcome_of(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave(exc)
+
+
+def _outcome_of(error: BaseException) -> str:
+    if isinstance(error, trio.Cancelled):
+        return "cancelled"
+    return error.code if isinstance(error, TrinamoError) else TrinamoError.code
+
+
+class Trace:
+    """The legs of one request in this process, in the order in which they began."""
+
+    __slots__ = ("_now", "legs", "legs_left_out", "request_id")
+
+    def __init__(self, now: Callable[[], float], request_id: str) -> None:
+        self._now = now
+        self.request_id = request_id
+        self.legs: list[Leg] = []
+        self.legs_left_out = 0
+
+    def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
+        """A leg begins, now or at `at`; over the bound it is counted and not kept."""
+        leg = Leg(self._now, name, self._now() if at is None else at, facts)
+        if len(self.legs) < LEGS_MAX:
+            self.legs.append(leg)
+        else:
+            self.legs_left_out += 1
+        return leg
+
+
+class _NoLeg(Leg):
+    """The leg of whoever keeps none."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.marks, self.facts = [], {}
+
+    def mark(self, name: str, at: float | None = None) -> None:
+        pass
+
+    def tell(self, **facts: Fact) -> None:
+        pass
+
+    def finish(self, outcome: str = "success", **facts: Fact) -> None:
+        pass
+
+
+class _NoTrace(Trace):
+    __slots__ = ("_leg",)
+
+    def __init__(self) -> None:
+        self.request_id, self.legs, self.legs_left_out = "", [], 0
+        self._leg = _NoLeg()
+
+    def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:  # noqa: ARG002
+        return self._leg
+
+
+NO_TRACE: Final[Trace] = _NoTrace()
+"""The trace of a request that nobody will ask for: whatever is written in it is dropped."""

@@ -1,0 +1,1 @@
+"""`trinamo trace`: one request's legs over all processes, on a time line."""
