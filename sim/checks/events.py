@@ -78,7 +78,7 @@ def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterato
     if router.kv_index is None or engine is None:
         return
     table = BlockTable()
-    for event in engine._cache.held_blocks():  # noqa: SLF001 -- looks inside
+    for event in engine._steps._cache.held_blocks():  # noqa: SLF001 -- looks inside
         table.apply(event)
     held = set(table.parents)
     known = set(router.kv_index.blocks(instance_id))

@@ -62,7 +62,7 @@ class NotedAttempt:
         self._note, self._context = note, context
         self._fields = {"request": request_name(request), "attempt": context.id, "leg": leg}
         self._raise_after, self._seed = _raise_after(request), request.seed
-        self._began_at = self._count = 0
+        self._began_at = self._count = len(request.delivered_ids)
 
     def __enter__(self) -> Self:
         self.note("engine.begin", index=self._count, seed=str(self._seed))
