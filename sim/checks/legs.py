@@ -1,0 +1,130 @@
+"""I4 and I11: the legs of a request end with it, and what another worker takes up goes on without a seam.
+
+An attempt at a prompt, at an answer, or at what is left of one is a leg; so is a job that waits in a
+queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ..cluster.workload import RequestRecord
+    from ..scenario.outcome import Outcome
+    from .attempts import Attempt
+
+__all__ = ["check"]
+
+_DEATHS: Final = ("kill", "power_off")
+
+
+def check(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]]:
+    """What is wrong with any leg of any request."""
+    died_s, still = _deaths(outcome), _stills(outcome)
+    records = {record.name: record for record in outcome.cluster.records}
+    ends_s = {name: _gone_s(record, died_s, outcome) for name, record in records.items()}
+    yield from _check_migrations(attempts, records)
+    for attempt in attempts:
+        gone_s = ends_s.get(attempt.request, math.inf)
+        yield from _check_idle(outcome, attempt, gone_s, died_s, still)
+        yield from _check_late(outcome, attempt, gone_s)
+
+
+def _check_migrations(
+    attempts: list[Attempt], records: dict[str, RequestRecord]
+) -> Iterator[tuple[str, str]]:
+    """A replay begins behind tokens that were made, and the client never sees where it was."""
+    made: dict[str, int] = {}
+    seeds: dict[str, str] = {}
+    moved: set[str] = set()
+    for attempt in attempts:
+        name, known = attempt.request, made.get(attempt.request, 0)
+        if attempt.index > known:
+            yield "I11", f"{name} goes on behind token {attempt.index}, and {known} were made"
+        if attempt.leg != "prefill":
+            if attempt.index:
+                moved.add(name)
+                # No request of a load is greedy, so each draws from a seed.
+                if attempt.seed == "None" or attempt.seed != seeds[name]:
+                    yield "I11", f"{name} goes on with seed {attempt.seed}, not {seeds[name]}"
+            seeds.setdefault(name, attempt.seed)
+            made[name] = max(known, attempt.index + attempt.tokens)
+    for name in moved:
+        record = records.get(name)
+        if record is not None and not record.expected.startswith(record.text):
+            yield "I11", f"{name} migrated, and got {record.text!r}, not {record.expected!r}"
+
+
+def _check_late(outcome: Outcome, attempt: Attempt, gone_s: float) -> Iterator[tuple[str, str]]:
+    """What still waited to be prefilled, or to be taken up, when its client had gone never is."""
+    late_s = attempt.began_s - gone_s
+    is_waiting = attempt.leg == "prefill" or attempt.index > 0
+    if is_waiting and late_s > outcome.scenario.limits.idle_s:
+        yield (
+            "I4",
+            (
+                f"{attempt.request} was over at {gone_s:.3f} s, and {attempt.host} took it up"
+                f" {late_s:.3f} s later"
+            ),
+        )
+
+
+def _deaths(outcome: Outcome) -> dict[str, float]:
+    """When each incarnation was killed or lost its power."""
+    return {
+        f"{row.field('host')}.{row.field('generation')}": row.time_s
+        for row in outcome.told
+        if row.kind in _DEATHS
+    }
+
+
+def _gone_s(record: RequestRecord, died_s: dict[str, float], outcome: Outcome) -> float:
+    """When the client had its end, or died."""
+    if record.ended_s is not None:
+        return record.ended_s
+    generation = outcome.world.host(record.client).generation
+    return died_s.get(f"{record.client}.{generation}", math.inf)
+
+
+def _check_idle(
+    outcome: Outcome,
+    attempt: Attempt,
+    gone_s: float,
+    died_s: dict[str, float],
+    still: dict[str, list[tuple[float, float]]],
+) -> Iterator[tuple[str, str]]:
+    # A leg that began after the client had gone has its bound from there on.
+    due_s = max(gone_s, attempt.began_s) + outcome.scenario.limits.idle_s
+    for since_s, until_s in still.get(attempt.host, ()):
+        # A process that is stopped cannot have done anything, and has its bound after that.
+        if since_s <= due_s:
+            due_s += max(0.0, until_s - max(since_s, gone_s))
+    ended_s = min(attempt.ended_s, died_s.get(attempt.host, math.inf))
+    is_over = outcome.world.ended_s >= due_s or math.isfinite(ended_s)
+    if not math.isinf(gone_s) and is_over and ended_s > due_s:
+        yield (
+            "I4",
+            (
+                f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} worked on it until"
+                f" {ended_s:.3f} s"
+            ),
+        )
+
+
+def _stills(outcome: Outcome) -> dict[str, list[tuple[float, float]]]:
+    """When each incarnation was paused, from when to when."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    generations: dict[str, int] = {}
+    for row in outcome.told:
+        if row.kind == "boot":
+            generations[row.field("host")] = row.field("generation")
+        elif row.kind in ("pause", "resume", *_DEATHS):
+            host = row.field("host")
+            spans = found.setdefault(f"{host}.{generations.get(host, 0)}", [])
+            if row.kind == "pause":
+                spans.append((row.time_s, math.inf))
+            elif spans:
+                spans[-1] = (spans[-1][0], min(spans[-1][1], row.time_s))
+    return found
