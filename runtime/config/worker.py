@@ -67,6 +67,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     waiting_max: Annotated[
         Count | None, about("Sequences that wait for a place; null: the engine's own.")
     ] = None
+    waiting_tokens_max: Annotated[
+        Tokens | None,
+        about(
+            "While more prompt tokens than this wait to be computed, new requests are refused as"
+            " overloaded, and tried elsewhere; null: no bound."
+        ),
+    ] = None
     step_tokens_max: Annotated[
         Tokens | None, about("Tokens in one engine step; null: the engine's own.")
     ] = None

@@ -72,6 +72,8 @@ class EngineStatistics:
     paused: int = 0
     """Sequences, running or waiting, whose consumer is too slow."""
     waiting: int = 0
+    waiting_tokens: int = 0
+    """Known tokens still to be computed before their sequences decode, running ones' included."""
     blocks_used: int = 0
     blocks_free: int = 0
     steps: int = 0

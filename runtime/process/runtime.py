@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -34,6 +35,7 @@ from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
 from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
+from ..worker.room import check_waiting_tokens
 from ..worker.worker import Worker
 from .settings import REQUESTS_MAX, Settings
 from .shutdown import Step, run_steps
@@ -240,6 +242,11 @@ class Runtime:
     ) -> Instance:
         if engine is not None:
             served = attrs.evolve(served, model=engine.info.model)
+            bound = self.config.worker.waiting_tokens_max
+            if bound is not None:
+                served = attrs.evolve(
+                    served, check_room=partial(check_waiting_tokens, engine, bound)
+                )
         worker = self._serving_worker()
         worker.add(served)
         try:

@@ -35,6 +35,10 @@ UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 
+def _has_room() -> None:
+    pass
+
+
 @attrs.frozen(eq=False)
 class Endpoint:
     """A name and exactly one handler: streaming, by pull or push, unary or bidirectional."""
@@ -57,6 +61,8 @@ class Endpoint:
     """Its requests are a part of others that were admitted: no bound and no drain refuses them."""
     model: str = ""
     """The one model it serves; a request whose field `model` names another is refused."""
+    check_room: Callable[[], None] = _has_room
+    """Raises `OverloadedError` while whoever serves it has enough to do; asked before decoding."""
     _decoder: Any = attrs.field(init=False)
 
     @_decoder.default
@@ -66,8 +72,10 @@ class Endpoint:
     def accept(self, envelope: Envelope, payload: bytes) -> Any:
         """The decoded request.
 
-        Raises `RequestError` if it is invalid, `UnknownModelError` if it is for another model.
+        Raises `RequestError` if it is invalid, `UnknownModelError` if it is for another model, and
+        `OverloadedError` if there is no room for it.
         """
+        self.check_room()
         if (envelope.kind is RequestKind.UNARY) is not (self.unary is not None):
             raise RequestError(f"endpoint {self.name} does not answer {envelope.kind} requests")
         if (envelope.request is not None) is not (self.bidirectional is not None):

@@ -21,6 +21,7 @@ from ..errors import (
     DeadlineError,
     DisconnectedError,
     KilledError,
+    OverloadedError,
     RequestError,
     TrinamoError,
     UnavailableError,
@@ -184,6 +185,8 @@ class Worker:
         else:
             try:
                 request = endpoint.accept(envelope, payload)
+            except OverloadedError as error:
+                status, message = AckStatus.OVERLOADED, error.message
             except UnknownModelError as error:
                 status, message = AckStatus.UNKNOWN_MODEL, error.message
             except RequestError as error:

@@ -61,6 +61,7 @@ class StepLoop:
             running=len(scheduler.running),
             paused=sum(s.is_paused for s in (*scheduler.running, *scheduler.waiting)),
             waiting=len(scheduler.waiting),
+            waiting_tokens=scheduler.waiting_tokens,
             blocks_used=scheduler.pool.used_count,
             blocks_free=scheduler.pool.free_count,
             steps=self._steps,

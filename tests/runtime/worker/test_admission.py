@@ -7,17 +7,20 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
+from tests.runtime.one_process import OneProcess, open_process
 from tests.runtime.worker.asking import PAYLOAD, ask, envelope
 from tests.transports.tcp.ends import lone_client, raw_caller
 from trinamo.runtime.context import Context
+from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import RequestError, UnknownModelError
+from trinamo.runtime.errors import OverloadedError, RequestError, UnknownModelError
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.openai.generate import GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Envelope,
@@ -37,6 +40,34 @@ async def cluster() -> AsyncIterator[Cluster]:
 async def sleeper(_: int, __: Context) -> AsyncGenerator[int, None]:
     await trio.sleep(3600)
     yield 0
+
+
+async def test_a_worker_whose_prompts_wait_is_passed_over_until_they_are_computed() -> None:
+    """Bounded by the tokens that wait, not by the requests: a long prompt keeps a worker longer."""
+    transports = OneProcess()
+    prompt = GenerateRequest(model="exact", prompt="x" * 600, max_tokens=1, temperature=0)
+    async with (
+        open_exact_engine() as engine,
+        open_process(transports, serving=True, worker__waiting_tokens_max=500) as process,
+    ):
+        await process.serve_push(NAME, engine.forward, request_type=GenerateRequest, engine=engine)
+        client = await process.client(NAME)
+        await client.router.wait_instances()
+        answered: list[int] = []
+
+        async def ask() -> None:
+            async with client.stream(prompt, Delta) as stream:
+                answered.extend([len(delta.token_ids) async for delta in stream])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while engine.statistics().waiting_tokens < 501:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(OverloadedError, match="waiting_tokens_max 500"):
+                await ask()
+        assert engine.statistics().waiting_tokens == 0
+        await ask()
+        assert answered == [1, 1]
 
 
 async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluster: Cluster) -> None:

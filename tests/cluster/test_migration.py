@@ -1,0 +1,158 @@
+"""Workers that die, or leave, in the middle of answers: real processes, and what their clients see."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.cluster.processes import Cluster, chat, open_cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+TOKENS = 160
+STREAMS = 32
+
+
+@attrs.define
+class Seen:
+    """One answer as its client saw it."""
+
+    text: str = ""
+    finish_reason: str = ""
+    completion_tokens: int = 0
+    worker: str = ""
+    events: int = 0
+    error: str = ""
+
+
+async def stream(cluster: Cluster, number: int, seen: dict[int, Seen]) -> None:
+    seen[number] = each = Seen()
+    body = question(number, stream=True, stream_options={"include_usage": True})
+    url = f"{cluster.url}/v1/chat/completions"
+    async with cluster.client.stream("POST", url, json=body) as response:
+        each.worker = response.headers.get("x-trinamo-worker", "")
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                take(each, json.loads(line.removeprefix("data: ")))
+
+
+def take(each: Seen, event: dict[str, Any]) -> None:
+    each.events += 1
+    if "error" in event:
+        each.error = event["error"]["message"]
+    elif event.get("usage"):
+        each.completion_tokens += event["usage"]["completion_tokens"]
+    else:
+        (choice,) = event["choices"]
+        each.text += choice["delta"].get("content") or ""
+        each.finish_reason = choice["finish_reason"] or ""
+
+
+async def ask(cluster: Cluster, number: int, answers: dict[int, Any]) -> None:
+    """The whole answer, not streamed."""
+    url = f"{cluster.url}/v1/chat/completions"
+    response = await cluster.client.post(url, json=question(number))
+    answers[number] = (response.status_code, response.json())
+
+
+def question(number: int, **more: Any) -> dict[str, Any]:
+    # Half of them sampled: whoever goes on with one draws what the first would have drawn.
+    sampling = {"temperature": 0} if number % 2 else {"temperature": 0.7, "seed": number}
+    return chat(f"tell me number {number}", max_tokens=TOKENS, **sampling, **more)
+
+
+async def undisturbed(cluster: Cluster) -> dict[int, Any]:
+    """What the answers are while nobody dies."""
+    answers: dict[int, Any] = {}
+    async with trio.open_nursery() as nursery:
+        for number in range(STREAMS):
+            nursery.start_soon(ask, cluster, number, answers)
+    return answers
+
+
+def check_equal(seen: dict[int, Seen], answers: dict[int, Any]) -> None:
+    assert {number: each.error for number, each in seen.items() if each.error} == {}
+    for number, each in seen.items():
+        (choice,) = answers[number][1]["choices"]
+        assert each.text == choice["message"]["content"]
+        assert each.finish_reason == choice["finish_reason"] == "length"
+        assert each.completion_tokens == TOKENS
+
+
+async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    """I11 across processes: exact counts and the very text, streamed or whole."""
+    async with open_cluster(tmp_path, engine="exact") as cluster:
+        answers = await undisturbed(cluster)
+        seen: dict[int, Seen] = {}
+        whole: dict[int, Any] = {}
+        victim = cluster.workers[0]
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for number in range(STREAMS):
+                    nursery.start_soon(stream, cluster, number, seen)
+                for number in range(4):
+                    nursery.start_soon(ask, cluster, number, whole)
+                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 10:
+                    await trio.sleep(0.005)
+                victim.kill()
+                await victim.process.wait()
+        moved = [each for each in seen.values() if each.worker == victim.facts["instance_id"]]
+        migrated = await cluster.metric(cluster.url, "migrations_total", outcome="migrated")
+        labels = {"kind": "ongoing", "outcome": "migrated"}
+        ongoing = await cluster.metric(cluster.url, "migrations_total", **labels)
+
+        async def is_quiet() -> bool:
+            url = cluster.workers[1].facts["status_url"]
+            gauges = [await cluster.metric(cluster.url, "requests_in_flight")]
+            gauges += [await cluster.metric(url, "worker_requests_in_flight")]
+            gauges += [await cluster.metric(url, "engine_kv_blocks", state="used")]
+            return not any(gauges)
+
+        await until(is_quiet, "nothing is left of the answers")
+
+    check_equal(seen, answers)
+    assert 10 <= len(moved) <= 22
+    assert migrated >= ongoing >= len(moved)
+    for number, (status, body) in whole.items():
+        assert (status, body["choices"]) == (200, answers[number][1]["choices"])
+        assert body["usage"] == answers[number][1]["usage"]
+
+
+async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_time(
+    tmp_path: Path,
+) -> None:
+    """The drain's deadline is far too short; nobody is cut off, and the worker leaves early."""
+    settings = {"shutdown.drain_timeout_s": 0.2, "shutdown.stop_timeout_s": 20}
+    async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
+        answers = await undisturbed(cluster)
+        seen: dict[int, Seen] = {}
+        leaving = cluster.workers[0]
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for number in range(STREAMS):
+                    nursery.start_soon(stream, cluster, number, seen)
+                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 5:
+                    await trio.sleep(0.005)
+                leaving.process.send_signal(signal.SIGTERM)
+                with trio.fail_after(10):
+                    code = await leaving.process.wait()
+        moved = [each for each in seen.values() if each.worker == leaving.facts["instance_id"]]
+        migrated = await cluster.metric(cluster.url, "migrations_total", outcome="migrated")
+        log = leaving.log.read_text()
+
+    check_equal(seen, answers)
+    assert code == 0
+    assert 10 <= len(moved) <= 22
+    assert migrated == len(moved)
+    assert f"{len(moved)} streams go on at other workers" in log
+    steps = ("leave discovery", "drain", "hand over", "drain transfers", "revoke the lease")
+    places = [log.index(f"shutdown: {step} ") for step in steps]
+    assert places == sorted(places)
+    assert "shutdown: stop " not in log
