@@ -56,7 +56,7 @@ docs: $(STAMPS)/dev ## Write the pages that are made from the code.
 
 bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md. One: ONLY=rpc ARGS=--help
 	@$(if $(ONLY),,$(if $(ARGS),$(error ARGS are options of one benchmark: say which with ONLY=name)))
-	for each in bench/bench_$(or $(ONLY),*).py; do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
+	for each in $(wildcard bench/bench_$(or $(ONLY),*).py bench/serving/bench_$(or $(ONLY),*).py); do echo "== $$each"; $(BIN)/python "$$each" $(ARGS); done
 
 peers: $(BIN)/python ## Install what the benchmarks compare with, apart: Dynamo, routers, uvicorn.
 	$(BIN)/python bench/peers.py install

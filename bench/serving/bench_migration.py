@@ -1,6 +1,6 @@
 """The pause that a client sees when the worker of its stream is killed and another goes on.
 
-python bench/bench_migration.py --streams 32 --rounds 3
+python bench/serving/bench_migration.py --streams 32 --rounds 3
 
 Two workers, one frontend, etcd and NATS, each a process. Each round streams over HTTP, kills the
 worker of every other stream with SIGKILL once all have begun, and starts another.
@@ -18,10 +18,11 @@ from typing import Any
 
 import attrs
 import trio
-from roles.processes import percentile
 
 # The processes are those of the tests, so that both mean the same by "a worker".
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from roles.processes import percentile
 
 from tests.cluster.processes import Cluster, chat, open_cluster, start
 
