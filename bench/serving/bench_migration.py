@@ -20,9 +20,7 @@ import attrs
 import trio
 
 # The processes are those of the tests, so that both mean the same by "a worker".
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
-from roles.processes import percentile
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cluster.processes import Cluster, chat, open_cluster, start
 
@@ -122,6 +120,11 @@ async def measure(options: argparse.Namespace) -> None:
     numbers += [percentile(others, 99), percentile(paces, 50)]
     cells = " | ".join(f"{number * 1e3:.1f}" for number in numbers)
     print(f"| {options.engine} | {len(moved)} | {wrong} | {cells} |", flush=True)
+
+
+def percentile(values: list[float], share: int) -> float:
+    """The value that `share` per cent are not above; 0 of none."""
+    return sorted(values)[(len(values) - 1) * share // 100] if values else 0.0
 
 
 def main() -> None:
