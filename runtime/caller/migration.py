@@ -205,7 +205,7 @@ class MigratingAnswer(Sink[Delta]):
             while not await self._run_stream():
                 pass
         except TrinamoError:
-            self._settle("failed")
+            self._settle("cancelled" if self._context.is_killed else "failed")
             raise
         finally:
             self._settle("cancelled")
