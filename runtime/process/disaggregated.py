@@ -83,7 +83,10 @@ class DecodeRole(_Role):
         self._prefills: Client | None = None
 
     async def run(
-        self, *, task_status: trio.TaskStatus[DisaggregatedEngine] = trio.TASK_STATUS_IGNORED
+        self,
+        metadata: Mapping[str, str],
+        *,
+        task_status: trio.TaskStatus[DisaggregatedEngine] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Be ready to have prompts computed elsewhere, until cancelled."""
         runtime, section = self._runtime, self._section
@@ -98,11 +101,13 @@ class DecodeRole(_Role):
         async with runtime.queues.open(
             self.pairing.queue, limits=QUEUE_LIMITS, read_interval_s=_DEPTH_INTERVAL_S
         ) as queue:
-            flow = await self._decode_first(queue, block_tokens)
+            flow = await self._decode_first(queue, block_tokens, metadata)
             task_status.started(self._engine(flow, prefills))
             await trio.sleep_forever()
 
-    async def _decode_first(self, queue: CountedQueue, block_tokens: int) -> DecodeFirst:
+    async def _decode_first(
+        self, queue: CountedQueue, block_tokens: int, metadata: Mapping[str, str]
+    ) -> DecodeFirst:
         flow = DecodeFirst(
             self._host,
             self._transfers,
@@ -116,7 +121,7 @@ class DecodeRole(_Role):
             self.pairing.handoff_endpoint,
             flow.lend,
             request_type=Claim,
-            metadata={"role": "decode"},
+            metadata=metadata,
             serves_admitted=True,
         )
         return flow

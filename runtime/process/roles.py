@@ -176,7 +176,7 @@ async def _offer(
     if isinstance(role, PrefillRole):
         await role.offer(nursery, about)
         return
-    answering = engine if role is None else await nursery.start(role.run)
+    answering = engine if role is None else await nursery.start(role.run, about)
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     instance = await runtime.serve_push(
         endpoint,

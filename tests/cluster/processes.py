@@ -160,14 +160,17 @@ async def open_cluster(
     directory: Path,
     *,
     workers: int = 2,
+    roles: Sequence[str] = (),
     engine: str = "echo",
     settings: dict[str, Any] | None = None,
     linked: bool = False,
 ) -> AsyncIterator[Cluster]:
     """Start a cluster; leaving ends every process of it, by force if it must.
 
-    If `linked`, the processes reach etcd and NATS through links that can be cut.
+    `roles` are those of the workers, one each, instead of so many that do all. If `linked`, the
+    processes reach etcd and NATS through links that can be cut.
     """
+    roles = roles or ["aggregated"] * workers
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(open_etcd_server())
         nats = await stack.enter_async_context(open_nats_server())
@@ -186,33 +189,34 @@ async def open_cluster(
         }
         members: list[Member] = []
         stack.push_async_callback(_end, members)
-        await _start_all(members, common, directory, workers)
+        await _start_all(members, common, directory, roles)
         *served, frontend = members
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
         )
         cluster = Cluster(etcd, nats, served, frontend, client, links)
-        if workers:
+        answering = len([role for role in roles if role != "prefill"])
+        if answering:
             await cluster.wait_models()
-            await cluster.wait_live(workers)
+            await cluster.wait_live(answering)
         yield cluster
 
 
 async def _start_all(
-    members: list[Member], settings: dict[str, Any], directory: Path, workers: int
+    members: list[Member], settings: dict[str, Any], directory: Path, roles: Sequence[str]
 ) -> None:
     """Start everything together: the workers, and as the last of `members` the frontend."""
-    names = [*(f"worker{number}" for number in range(workers)), "frontend"]
+    names = {f"worker{number}": role for number, role in enumerate(roles)} | {"frontend": ""}
     started: dict[str, Member] = {}
 
-    async def start_one(name: str) -> None:
-        role = name.rstrip("0123456789")
-        started[name] = await start(role, settings, directory / f"{name}.log")
+    async def start_one(name: str, role: str) -> None:
+        own = {**settings, "worker.role": role} if role else settings
+        started[name] = await start(name.rstrip("0123456789"), own, directory / f"{name}.log")
 
     try:
         async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(start_one, name)
+            for name, role in names.items():
+                nursery.start_soon(start_one, name, role)
     finally:
         members += [started[name] for name in names if name in started]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -12,8 +13,9 @@ import trio
 from tests.runtime.one_process import OneProcess, config, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact.engine import open_exact_engine
-from trinamo.runtime.engines.loop.host import EngineHost
+from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
+from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
+from trinamo.runtime.engines.loop.step import StepItem
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import serve_worker
@@ -24,12 +26,47 @@ from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 MODES = ("decode_first", "prefill_first")
 MODEL = EndpointName("trinamo", "backend", "generate")
-BLOCK_TOKENS = 16
+SMALL = Dims(layers=1, width=16, hidden=16, heads=2, kv_heads=1)
+BLOCK_TOKENS = 4
+CHUNK_TOKENS = 32
 SETTINGS: dict[str, Any] = {
     "disaggregation__prefill_tokens_local_max": 32,
     "worker__status_port": None,
     "data_plane__transfer__quarantine_after_s": 1.0,
 }
+
+
+def make_engine() -> ExactEngine:
+    return ExactEngine(
+        dims=SMALL, context_tokens_max=1024, block_tokens=BLOCK_TOKENS, block_count=512
+    )
+
+
+class Steps:
+    """A hop that lets as many steps happen as the test allows: all, until it says otherwise."""
+
+    def __init__(self) -> None:
+        self.allowed = math.inf
+        self.count = 0
+        self.is_inside = False
+        self._changed = trio.Event()
+
+    def allow(self, count: float) -> None:
+        self.allowed = count
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def hop(
+        self, step: Callable[[Sequence[StepItem]], list[int | None]], items: Sequence[StepItem]
+    ) -> list[int | None]:
+        self.is_inside = True
+        await trio.lowlevel.checkpoint()
+        while self.allowed < 1:
+            await self._changed.wait()
+        self.allowed -= 1
+        self.count += 1
+        self.is_inside = False
+        return step(items)
 
 
 @attrs.define(eq=False)
@@ -38,6 +75,7 @@ class Served:
 
     role: str
     engine: EngineHost
+    steps: Steps
     metrics: WorkerMetrics
     stop: StopRequest = attrs.field(factory=StopRequest)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -59,7 +97,12 @@ class Served:
         self.scope.cancel()
 
     def prefills(self, where: str, reason: str, mode: str) -> float:
+        """Requests of a decode worker, by where their prompt was computed and why."""
         return self.metrics.value("prefills_total", mode=mode, where=where, reason=reason)
+
+    def jobs(self, outcome: str, mode: str) -> float:
+        """Prompts that a prefill worker was asked for."""
+        return self.metrics.value("prefill_jobs_total", mode=mode, outcome=outcome)
 
 
 @attrs.define(eq=False)
@@ -108,9 +151,7 @@ async def _serve(
 
 
 @asynccontextmanager
-async def open_workers(
-    *roles: str, engine: dict[str, Any] | None = None, **overrides: Any
-) -> AsyncIterator[Workers]:
+async def open_workers(*roles: str, **overrides: Any) -> AsyncIterator[Workers]:
     """Workers with these roles, and a caller; `overrides` are of the configuration."""
     transports = OneProcess()
     async with AsyncExitStack() as stack:
@@ -119,8 +160,11 @@ async def open_workers(
         caller = await stack.enter_async_context(open_process(transports))
         served = []
         for role in roles:
-            host = await stack.enter_async_context(open_exact_engine(**(engine or {})))
-            served.append(Served(role, host, WorkerMetrics(RealEnv())))
+            steps = Steps()
+            host = await stack.enter_async_context(
+                open_engine_host(make_engine(), hop=steps.hop, chunk_tokens_max=CHUNK_TOKENS)
+            )
+            served.append(Served(role, host, steps, WorkerMetrics(RealEnv())))
         for each in served:
             ready = trio.Event()
             nursery.start_soon(_serve, each, transports, overrides, ready)
@@ -148,5 +192,12 @@ def tokens(deltas: list[Delta]) -> list[int]:
 
 async def alone(request: GenerateRequest) -> list[int]:
     """The tokens of one engine that does all by itself."""
-    async with open_exact_engine() as host:
+    async with open_engine_host(make_engine()) as host:
         return tokens([delta async for delta in host.generate(request, Context("alone"))])
+
+
+async def until(is_true: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Poll what no event of ours announces."""
+    with trio.fail_after(timeout_s):
+        while not is_true():
+            await trio.sleep(0.002)

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 
-from tests.runtime.disaggregation.serving import MODES, alone, open_workers, prompt, tokens
+from tests.runtime.disaggregation.serving import (
+    MODES,
+    alone,
+    make_engine,
+    open_workers,
+    prompt,
+    tokens,
+)
+from tests.runtime.one_process import OneProcess, config
+from trinamo.runtime.engines import open_echo_engine
+from trinamo.runtime.engines.loop.host import open_engine_host
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.process.roles import serve_worker
+from trinamo.runtime.process.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
+from trinamo.runtime.process.stopping import StopRequest
 
 pytestmark = pytest.mark.slow
 
@@ -27,3 +43,48 @@ async def test_a_long_prompt_is_computed_elsewhere_and_answered_alike(
         assert prefill.prompt_tokens == length
         assert decode.prefills("remote", "long_prompt", mode) == 1
         await workers.wait_blocks_free()
+
+
+async def test_a_short_prompt_is_computed_here_and_the_bound_can_be_changed() -> None:
+    request = prompt(32)
+    async with open_workers("decode", "prefill") as workers:
+        decode = workers.of("decode")
+        assert tokens(await workers.ask(request)) == await alone(request)
+        assert decode.prefills("local", "short_prompt", "decode_first") == 1
+
+        assert decode.runtime is not None
+        control = decode.runtime.control
+        await write_setting(control, PREFILL_TOKENS_LOCAL_MAX.name, "31")
+        await decode.runtime.settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, -1)
+        assert tokens(await workers.ask(request)) == await alone(request)
+        assert decode.prefills("remote", "long_prompt", "decode_first") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_goes_on_behind_tokens_that_were_delivered(mode: str) -> None:
+    """What a migrated request brings with it is computed elsewhere, too, and counted as before."""
+    request = prompt(100)
+    whole = await alone(request)
+    again = msgspec.structs.replace(request, delivered_ids=whole[:5])
+    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+        answered = await workers.ask(again)
+
+        assert workers.of("decode").prefills("remote", "long_prompt", mode) == 1
+        assert tokens(answered) == whole[5:]
+        assert answered[0].prompt_tokens == 100
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_role_that_the_engine_cannot_play_is_refused_at_the_start(role: str) -> None:
+    section = config(worker__role=role)
+    async with open_echo_engine() as engine:
+        with pytest.raises(ConfigError, match=f"worker.role is {role}.*echo"):
+            await serve_worker(
+                section, RealEnv(), OneProcess(), engine, StopRequest(), ready=lambda _: None
+            )
+    closed = config(worker__role=role, data_plane__transfer__enabled=False)
+    async with open_engine_host(make_engine()) as host:
+        with pytest.raises(ConfigError, match=r"data_plane\.transfer\.enabled"):
+            await serve_worker(
+                closed, RealEnv(), OneProcess(), host, StopRequest(), ready=lambda _: None
+            )

@@ -25,6 +25,7 @@ __all__ = [
     "ProcessEntry",
     "RunFile",
     "find_runs",
+    "is_worker_name",
     "process_started",
     "run_folder",
     "sweep",
@@ -45,6 +46,16 @@ class ProcessEntry:
     url: str = ""
     """Where it answers HTTP: the frontend's API, or the status port of a worker or of one of several
     frontends."""
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a worker, of whatever role."""
+        return is_worker_name(self.name)
+
+
+def is_worker_name(name: str) -> bool:
+    """Whether `trinamo up` calls a worker so: `worker-1`, `prefill-1`, `decode-1`."""
+    return name.startswith(("worker", "prefill", "decode"))
 
 
 @attrs.frozen

@@ -200,7 +200,7 @@ async def ask_processes(survey: Survey, processes: Sequence[ProcessEntry]) -> No
     missing: list[str] = []
     async with open_nursery() as nursery:
         for process in processes:
-            if process.name.startswith("worker"):
+            if process.is_worker:
                 nursery.start_soon(_ask_process, survey, process, missing)
     survey.away += sorted(missing)
 
@@ -337,12 +337,12 @@ def _tell_instances(survey: Survey) -> None:
 def _count_instances(survey: Survey) -> None:
     """Of each model's instances only those that answer, or were not asked, count as serving it."""
     silent = Counter(
-        each.metadata.get("model", "")
+        (each.metadata.get("model", ""), each.endpoint)
         for each in survey.instances
         if each.problem or each.seen == InstanceStatus.SUSPECTED
     )
     for model in survey.models:
-        model.instances = max(0, model.registered - silent[model.name])
+        model.instances = max(0, model.registered - silent[model.name, model.endpoint])
 
 
 def _tell_workers(survey: Survey) -> None:

@@ -85,7 +85,7 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
     if not instances:
         return Text("instances: none is registered; start one with `trinamo worker`")
     table = Table(box=box.SIMPLE_HEAD, title="Instances", title_justify="left", pad_edge=False)
-    for name in ("instance", "endpoint", "model", "engine", "state", "lease"):
+    for name in ("instance", "endpoint", "model", "engine", "role", "state", "lease"):
         table.add_column(name, overflow="fold")
     for name in ("incarnation", "active", "KV blocks", "pid"):
         table.add_column(name, justify="right")
@@ -98,6 +98,7 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
             each.endpoint,
             each.metadata.get("model", ""),
             each.metadata.get("engine", ""),
+            each.metadata.get("role", ""),
             _state(each),
             each.lease_id or "-",
             str(each.incarnation),
@@ -140,7 +141,8 @@ def _transfers(instances: list[InstanceLook]) -> RenderableType:
         table.add_column(name, overflow="fold")
     for name in ("peers", "in flight", "fallbacks", "quarantined"):
         table.add_column(name, justify="right")
-    for instance in instances[:ROWS_MAX]:
+    # Once a process, of whatever endpoints.
+    for instance in list({each.id: each for each in instances}.values())[:ROWS_MAX]:
         found = _transfers_of(instance)
         chain = found.get("chain")
         chain = chain if isinstance(chain, list) else []

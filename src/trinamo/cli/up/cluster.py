@@ -192,8 +192,8 @@ class Cluster:
     async def _start_children(self, nursery: trio.Nursery, held: ExitStack) -> None:
         plan = self.plan
         environ = plan.child_environ(self._sources)
-        for number in range(1, plan.workers + 1):
-            self.workers.append(self._child(f"worker-{number}", environ, "worker"))
+        for name, role in plan.worker_roles():
+            self.workers.append(self._child(name, environ, "worker", "--role", role))
         self._plan_frontends(environ, held)
         self._publish("starting")
         frontends = _some_frontends(plan.frontends)

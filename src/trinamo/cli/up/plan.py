@@ -29,12 +29,24 @@ class Plan:
     sources: Sources
     workers: int
     frontends: int
+    prefills: int
+    """So many of the workers compute prompts for the others; 0: each does all."""
     engine: str
     engine_reason: str
     has_etcd: bool
     """Whether an etcd of our own is started."""
     has_nats: bool
     """Whether a NATS server of our own is started."""
+
+    def worker_roles(self) -> list[tuple[str, str]]:
+        """What each worker is called, and its role."""
+        if not self.prefills:
+            return [(f"worker-{number}", "aggregated") for number in _from_1(self.workers)]
+        decodes = self.workers - self.prefills
+        return [
+            *((f"prefill-{number}", "prefill") for number in _from_1(self.prefills)),
+            *((f"decode-{number}", "decode") for number in _from_1(decodes)),
+        ]
 
     def joined(self, *, etcd: str, nats: str, nats_token: str, secret_file: str) -> Sources:
         """The sources of whoever belongs to the cluster; what is empty is as configured."""
@@ -63,13 +75,20 @@ class Plan:
         return {**_inherited(os.environ), **joined.with_overrides(**overrides).environ()}
 
 
+def _from_1(count: int) -> range:
+    return range(1, count + 1)
+
+
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     # Python's output must not wait in a buffer for the next line.
     return {**environ, "PYTHONUNBUFFERED": "1"}
 
 
-def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1) -> Plan:
-    """Decide what to start; raises `ConfigError` for what one machine cannot be."""
+def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills: int = 0) -> Plan:
+    """Decide what to start; raises `ConfigError` for what one machine cannot be.
+
+    Of the `workers`, `prefills` compute prompts for the others.
+    """
     config = sources.load()
     control, events = config.control_plane, config.event_plane
     if control.backend == "memory":
@@ -84,11 +103,17 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1) -> Plan:
             " machine cannot share; leave it 0"
         )
     choice = choose_engine(config.worker)
+    if prefills and choice.engine == "echo":
+        raise ConfigError(
+            "--disagg moves KV blocks, and the engine echo has none; choose --engine exact, mocker"
+            " or llamacpp"
+        )
     return Plan(
         config=config,
         sources=sources,
         workers=workers,
         frontends=frontends,
+        prefills=prefills,
         engine=choice.engine,
         engine_reason=choice.why,
         has_etcd=_is_ours(

@@ -22,8 +22,23 @@ def up(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, max=64, help="How many worker processes.")
-    ] = 2,
+        int | None,
+        typer.Option("--workers", min=1, max=64, help="How many worker processes [2]."),
+    ] = None,
+    disagg: Annotated[
+        bool,
+        typer.Option(
+            "--disagg", help="Workers of two roles: some compute long prompts for the others."
+        ),
+    ] = False,
+    prefill: Annotated[
+        int | None,
+        typer.Option("--prefill", min=1, max=64, help="With --disagg: prefill workers [1]."),
+    ] = None,
+    decode: Annotated[
+        int | None,
+        typer.Option("--decode", min=1, max=64, help="With --disagg: decode workers [1]."),
+    ] = None,
     frontend_processes: Annotated[
         int,
         typer.Option(
@@ -55,6 +70,11 @@ def up(
     )
     if sources.printed():
         return
+    if disagg and workers is not None:
+        raise typer.BadParameter("with --disagg say how many by --prefill and --decode")
+    if not disagg and (prefill is not None or decode is not None):
+        raise typer.BadParameter("--prefill and --decode need --disagg")
+    prefills = (prefill or 1) if disagg else 0
 
     import trio
 
@@ -65,7 +85,12 @@ def up(
     from .log_lines import show_log
     from .plan import plan_cluster
 
-    plan = plan_cluster(sources, workers=workers, frontends=frontend_processes)
+    plan = plan_cluster(
+        sources,
+        workers=prefills + (decode or 1) if disagg else workers or 2,
+        frontends=frontend_processes,
+        prefills=prefills,
+    )
     raise_descriptor_limit()
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):
@@ -79,5 +104,6 @@ def up(
 
 up.__dict__["epilog"] = (
     "Examples:  trinamo up  ·  trinamo up --engine exact --workers 4 --port 8080  ·  "
-    "trinamo up --config cluster.yaml --set http.drain_timeout_s=5"
+    "trinamo up --config cluster.yaml --set http.drain_timeout_s=5  ·  "
+    "trinamo up --engine exact --disagg --prefill 1 --decode 2"
 )

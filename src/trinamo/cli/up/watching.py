@@ -17,6 +17,7 @@ from trinamo.runtime.nurseries import open_nursery
 from ..children.shared_port import status_url_of
 from ..running.http_client import fetch
 from ..running.readings import Rates, read_usage, sum_samples
+from ..running.run_file import is_worker_name
 from .display import Display, Row
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _row(
 ) -> Row:
     now_s = trio.current_time()
     usage = read_usage(pid) if pid else None
-    role = "trinamo_worker_" if name.startswith("worker") else "trinamo_"
+    role = "trinamo_worker_" if is_worker_name(name) else "trinamo_"
     tokens = (
         "trinamo_output_tokens_total"
         if role == "trinamo_"

@@ -1,0 +1,231 @@
+"""Prefill and decode workers as real processes: the tokens of one that does all, whatever dies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
+from tests.session.needs import MOONCAKE, NIXL, Need
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines.exact.engine import open_exact_engine
+from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
+MODES = ("decode_first", "prefill_first")
+BACKENDS: Mapping[str, tuple[Need | None, dict[str, Any]]] = {
+    "tcp": (None, {}),
+    "nixl": (NIXL, {"data_plane.nixl.enabled": True}),
+    "mooncake_tcp": (MOONCAKE, {"data_plane.mooncake.enabled": True}),
+}
+ANSWER_TOKENS = 24
+# Lengths on both sides of a block's end, and some that are several chunks of a prompt.
+PROMPTS = [("abcdefgh " * 40)[:length] for length in (60, 61, 77, 140, 200, 271, 333)]
+
+
+def body(text: str, seed: int) -> dict[str, Any]:
+    """A request of this text; every other one is greedy."""
+    temperature = float(seed % 2)
+    return chat(text, max_tokens=ANSWER_TOKENS, seed=seed, temperature=temperature)
+
+
+async def alone(texts: list[str]) -> list[str]:
+    """The answers of one engine in this process."""
+    answers = []
+    async with open_exact_engine() as engine:
+        for seed, text in enumerate(texts):
+            request = GenerateRequest(
+                model="exact",
+                messages=[ChatMessage("user", text)],
+                max_tokens=ANSWER_TOKENS,
+                seed=seed,
+                temperature=float(seed % 2),
+            )
+            deltas = [delta async for delta in engine.generate(request, Context("alone"))]
+            answers.append("".join(delta.text for delta in deltas))
+    return answers
+
+
+async def answer(cluster: Cluster, text: str, seed: int) -> str:
+    response = await cluster.client.post(
+        f"{cluster.url}/v1/chat/completions", json=body(text, seed)
+    )
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    assert response.json()["usage"]["completion_tokens"] == ANSWER_TOKENS
+    return str(choice["message"]["content"])
+
+
+@asynccontextmanager
+async def disaggregated(
+    directory: Path, *roles: str, **settings: Any
+) -> AsyncIterator[tuple[Cluster, list[Member]]]:
+    """A cluster of `exact` workers with these roles, once the decode workers know the others."""
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    async with open_cluster(
+        directory,
+        roles=roles,
+        engine="exact",
+        settings={"disaggregation.prefill_tokens_local_max": 32, **given},
+    ) as cluster:
+        for member, role in zip(cluster.workers, roles, strict=True):
+            if role == "decode":
+                await until(lambda member=member: _knows_prefill(cluster, member), "it is found")
+        yield cluster, cluster.workers
+
+
+async def _knows_prefill(cluster: Cluster, decode: Member) -> bool:
+    health = (await cluster.client.get(f"{decode.facts['status_url']}/health")).json()
+    return bool(health["disaggregation"]["prefill_workers"])
+
+
+async def metric(cluster: Cluster, member: Member, name: str, **labels: str) -> float:
+    return await cluster.metric(str(member.facts["status_url"]), name, **labels)
+
+
+async def wait_no_blocks_used(cluster: Cluster, *members: Member) -> None:
+    """Every block of these workers is free: none is owned, in flight or in quarantine."""
+    for member in members:
+
+        async def is_free(member: Member = member) -> bool:
+            free = await metric(cluster, member, "engine_kv_blocks", state="free")
+            lost = await metric(cluster, member, "quarantined_blocks")
+            return (free, lost) == (512, 0)
+
+        await until(is_free, "all blocks are free")
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Iterator[dict[tuple[str, str], str]]:
+    """What became of each way to serve, printed at the end."""
+    found: dict[tuple[str, str], str] = {}
+    yield found
+    print("\n\nthe tokens are those of one engine alone:")
+    for mode, backend in itertools.product(("aggregated", *MODES), BACKENDS):
+        if (mode, backend) in found:
+            print(f"  {mode:<14} {backend:<14} {found[mode, backend]}")
+
+
+async def test_aggregated_workers_answer_as_one_engine(
+    tmp_path: Path, matrix: dict[tuple[str, str], str]
+) -> None:
+    async with open_cluster(tmp_path, workers=2, engine="exact") as cluster:
+        answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
+
+    assert answers == await alone(PROMPTS)
+    matrix["aggregated", "tcp"] = f"{len(answers)} of {len(answers)}, no block moved"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_disaggregated_workers_answer_as_one_engine(
+    tmp_path: Path, mode: str, backend: str, matrix: dict[tuple[str, str], str]
+) -> None:
+    need, settings = BACKENDS[backend]
+    if need is not None:
+        matrix[mode, backend] = f"skipped: {need.reason}"
+        need.imported()
+        del matrix[mode, backend]
+    async with disaggregated(
+        tmp_path, "decode", "prefill", disaggregation__mode=mode, **settings
+    ) as (cluster, (decode, prefill)):
+        answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
+        remote = await metric(cluster, decode, "prefills_total", where="remote", mode=mode)
+        blocks = await metric(cluster, decode, "remote_prefill_blocks_total")
+        mover = prefill if mode == "decode_first" else decode
+        # `mooncake_tcp` is Mooncake without RDMA.
+        label = backend.partition("_")[0]
+        moved = await metric(cluster, mover, "transfer_bytes_total", backend=label)
+        computed = await metric(cluster, decode, "engine_prompt_tokens_total")
+        await wait_no_blocks_used(cluster, decode, prefill)
+
+    assert answers == await alone(PROMPTS)
+    assert remote == len(PROMPTS)
+    assert moved == blocks * 16 * 1024
+    assert computed == 0
+    matrix[mode, backend] = f"{len(answers)} of {len(answers)}, {blocks:.0f} blocks moved"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_time(
+    tmp_path: Path, mode: str
+) -> None:
+    texts = [f"{number} " + PROMPTS[number % len(PROMPTS)] for number in range(60)]
+    answers: dict[int, str] = {}
+    room = trio.CapacityLimiter(12)
+
+    async def ask(cluster: Cluster, number: int) -> None:
+        async with room:
+            answers[number] = await answer(cluster, texts[number], number)
+
+    async with disaggregated(tmp_path, "decode", "prefill", disaggregation__mode=mode) as (
+        cluster,
+        (decode, prefill),
+    ):
+        with trio.fail_after(50):
+            async with trio.open_nursery() as nursery:
+                for number in range(len(texts)):
+                    nursery.start_soon(ask, cluster, number)
+                while len(answers) < 15:
+                    await trio.sleep(0.01)
+                prefill.kill()
+        await wait_no_blocks_used(cluster, decode)
+        remote = await metric(cluster, decode, "prefills_total", where="remote")
+        local = await metric(cluster, decode, "prefills_total", where="local")
+
+    expected = await alone(texts)
+    assert [answers[number] for number in range(len(texts))] == expected
+    assert remote >= 10
+    assert local >= 10
+    assert remote + local == len(texts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_clients_that_go_at_any_time_leave_no_block_behind(tmp_path: Path, mode: str) -> None:
+    async def ask(cluster: Cluster, delay_s: float) -> None:
+        with trio.move_on_after(delay_s):
+            await answer(cluster, PROMPTS[-1] * 4, 0)
+
+    async with disaggregated(tmp_path, "decode", "prefill", disaggregation__mode=mode) as (
+        cluster,
+        (decode, prefill),
+    ):
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(ask, cluster, 0.03 * number)
+        await wait_no_blocks_used(cluster, decode, prefill)
+        in_hand = await metric(cluster, prefill, "prefill_jobs_in_hand")
+        under_way = await metric(cluster, decode, "remote_prefills_under_way")
+        again = await answer(cluster, PROMPTS[0], 0)
+
+    assert (in_hand, under_way) == (0, 0)
+    assert [again] == await alone(PROMPTS[:1])
+
+
+async def test_the_job_of_a_request_that_has_ended_is_never_computed(tmp_path: Path) -> None:
+    async with disaggregated(tmp_path, "decode", "prefill") as (cluster, (decode, prefill)):
+        prefill.freeze()
+        with trio.move_on_after(0.5):
+            await answer(cluster, PROMPTS[-1], 0)
+        assert await metric(cluster, decode, "queue_operations_total", operation="put") == 1
+        prefill.thaw()
+
+        async def is_refused() -> bool:
+            unwanted = ("not_wanted", "expired")
+            counts = [
+                await metric(cluster, prefill, "prefill_jobs_total", outcome=each)
+                for each in unwanted
+            ]
+            return sum(counts) == 1
+
+        await until(is_refused, "the job is refused")
+        computed = await metric(cluster, prefill, "engine_prompt_tokens_total")
+
+    assert computed == 0

@@ -1,0 +1,248 @@
+"""Whatever happens to a prefill worker, the client gets the same tokens, and every block comes back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from tests.runtime.disaggregation.serving import (
+    MODES,
+    Workers,
+    alone,
+    open_workers,
+    prompt,
+    tokens,
+    until,
+)
+from trinamo.runtime.context import Context
+from trinamo.runtime.errors import TransferError
+from trinamo.runtime.kv.transfer.engine import EngineTransfers
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+
+pytestmark = pytest.mark.slow
+LENGTH = 200
+
+both_modes = pytest.mark.parametrize("mode", MODES)
+
+
+class Asking:
+    """One request under way, and its answer once it has come."""
+
+    def __init__(self, workers: Workers, nursery: trio.Nursery) -> None:
+        self.context = Context(workers.client.new_id())
+        self.deltas: list[Delta] | None = None
+        self.scope = trio.CancelScope()
+        nursery.start_soon(self._ask, workers)
+
+    async def _ask(self, workers: Workers) -> None:
+        with self.scope:
+            self.deltas = await workers.ask(prompt(LENGTH), self.context)
+
+
+@both_modes
+async def test_a_prompt_whose_prefill_worker_dies_in_the_middle_is_computed_here(mode: str) -> None:
+    async with (
+        open_workers("decode", "prefill", disaggregation__mode=mode) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(3)
+        asking = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 3 and prefill.steps.is_inside)
+        prefill.kill()
+        await until(lambda: asking.deltas is not None)
+
+        assert asking.deltas is not None
+        assert tokens(asking.deltas) == await alone(prompt(LENGTH))
+        assert decode.prefills("local", "prefill_lost", mode) == 1
+        assert decode.prompt_tokens == LENGTH
+        await workers.wait_blocks_free()
+
+
+@both_modes
+async def test_a_prefill_worker_that_is_too_slow_is_not_waited_for(mode: str) -> None:
+    settings = {"disaggregation__mode": mode, "disaggregation__prefill_timeout_s": 0.2}
+    async with (
+        open_workers("decode", "prefill", **settings) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(2)
+        asking = Asking(workers, nursery)
+        await until(lambda: asking.deltas is not None)
+
+        assert asking.deltas is not None
+        assert tokens(asking.deltas) == await alone(prompt(LENGTH))
+        assert decode.prefills("local", "timed_out", mode) == 1
+        prefill.steps.allow(1)
+        await workers.wait_blocks_free()
+        assert prefill.steps.count == 3
+
+
+@both_modes
+async def test_a_client_that_goes_during_a_remote_prefill_ends_it_after_one_step(mode: str) -> None:
+    async with (
+        open_workers("decode", "prefill", disaggregation__mode=mode) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(2)
+        asking = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 2 and prefill.steps.is_inside)
+        asking.scope.cancel()
+        await until(lambda: prefill.jobs("not_wanted", mode) + prefill.jobs("cancelled", mode) == 1)
+        prefill.steps.allow(100)
+        await workers.wait_blocks_free()
+
+        assert prefill.steps.count == 3
+        assert decode.steps.count == 0
+
+
+@both_modes
+async def test_a_stop_during_a_remote_prefill_ends_the_answer_as_cancelled(mode: str) -> None:
+    async with (
+        open_workers("decode", "prefill", disaggregation__mode=mode) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(2)
+        asking = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 2 and prefill.steps.is_inside)
+        asking.context.stop()
+        await until(lambda: asking.deltas is not None)
+        prefill.steps.allow(100)
+        await workers.wait_blocks_free()
+
+        assert asking.deltas is not None
+        assert asking.deltas[-1].finish_reason is FinishReason.CANCELLED
+        assert tokens(asking.deltas) == []
+        assert decode.steps.count == 0
+        assert prefill.steps.count == 3
+
+
+@both_modes
+@pytest.mark.parametrize("good_moves", [0, 1])
+async def test_a_prompt_whose_blocks_cannot_be_moved_is_computed_here(
+    mode: str, good_moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, moves = EngineTransfers.move, 0
+
+    async def move(*args: Any, **options: Any) -> object:
+        nonlocal moves
+        moves += 1
+        if moves > good_moves:
+            raise TransferError("the link is down")
+        return await original(*args, **options)
+
+    monkeypatch.setattr(EngineTransfers, "move", move)
+    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+        with trio.fail_after(20):
+            answered = await workers.ask(prompt(LENGTH))
+        decode = workers.of("decode")
+
+        assert tokens(answered) == await alone(prompt(LENGTH))
+        if mode == "decode_first" or not good_moves:
+            assert decode.prefills("remote", "long_prompt", mode) == 0
+            assert decode.prompt_tokens == LENGTH
+        await workers.wait_blocks_free()
+
+
+async def test_a_job_whose_request_has_ended_is_never_computed() -> None:
+    """The prefill worker is busy with one prompt while the request of the next one ends."""
+    async with (
+        open_workers("decode", "prefill", disaggregation__jobs_max=1) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        prefill = workers.of("prefill")
+        prefill.steps.allow(1)
+        first = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 1 and prefill.steps.is_inside)
+        second = Asking(workers, nursery)
+        decode = workers.of("decode")
+        assert decode.runtime is not None
+        (tally,) = decode.runtime.queues.tallies.values()
+        await until(lambda: tally.operations.get(("put", "added")) == 2)
+        second.scope.cancel()
+        prefill.steps.allow(1000)
+        await until(lambda: prefill.jobs("not_wanted", "decode_first") == 1)
+        await until(lambda: first.deltas is not None)
+
+        assert prefill.prompt_tokens == LENGTH
+        await workers.wait_blocks_free()
+
+
+async def test_a_job_that_nobody_takes_is_computed_here() -> None:
+    settings = {"disaggregation__jobs_max": 1, "disaggregation__queue_timeout_s": 0.1}
+    async with (
+        open_workers("decode", "prefill", **settings) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(1)
+        first = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 1 and prefill.steps.is_inside)
+        second = Asking(workers, nursery)
+        await until(lambda: second.deltas is not None)
+        assert decode.prefills("local", "not_claimed", "decode_first") == 1
+        prefill.steps.allow(1000)
+        await until(lambda: first.deltas is not None)
+        await until(lambda: prefill.jobs("done", "decode_first") == 1)
+
+        assert second.deltas is not None
+        assert tokens(second.deltas) == await alone(prompt(LENGTH))
+        assert prefill.prompt_tokens == LENGTH
+
+
+@both_modes
+async def test_without_a_prefill_worker_prompts_are_computed_here_at_once(mode: str) -> None:
+    async with open_workers("decode", disaggregation__mode=mode) as workers:
+        answered = await workers.ask(prompt(LENGTH))
+
+        assert tokens(answered) == await alone(prompt(LENGTH))
+        assert workers.of("decode").prefills("local", "no_prefill_worker", mode) == 1
+
+
+@both_modes
+async def test_a_prefill_worker_that_leaves_finishes_what_it_has(mode: str) -> None:
+    async with (
+        open_workers("decode", "prefill", disaggregation__mode=mode) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(2)
+        asking = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 2 and prefill.steps.is_inside)
+        prefill.stop.request()
+        await trio.sleep(0.05)
+        prefill.steps.allow(1000)
+        with trio.fail_after(10):
+            await prefill.ended.wait()
+        await until(lambda: asking.deltas is not None)
+
+        assert decode.prefills("remote", "long_prompt", mode) == 1
+        again = await workers.ask(prompt(LENGTH, offset=1))
+        assert tokens(again) == await alone(prompt(LENGTH, offset=1))
+        assert decode.prefills("local", "no_prefill_worker", mode) == 1
+
+
+@both_modes
+async def test_many_prompts_at_once_are_answered_as_each_alone(mode: str) -> None:
+    answers: dict[int, list[int]] = {}
+
+    async def ask(workers: Workers, offset: int) -> None:
+        answers[offset] = tokens(await workers.ask(prompt(LENGTH + offset, offset=offset)))
+
+    async with open_workers("decode", "prefill", "prefill", disaggregation__mode=mode) as workers:
+        async with trio.open_nursery() as nursery:
+            for offset in range(24):
+                nursery.start_soon(partial(ask, workers, offset))
+        decode = workers.of("decode")
+        await workers.wait_blocks_free()
+
+    assert answers == {
+        offset: await alone(prompt(LENGTH + offset, offset=offset)) for offset in range(24)
+    }
+    assert decode.prefills("remote", "long_prompt", mode) >= 8

@@ -1,0 +1,79 @@
+"""What decode and prefill workers say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.protocol.disaggregation.messages import (
+    Pairing,
+    PrefillDone,
+    RemotePrefillRequest,
+    decode_done,
+    decode_job,
+    encode,
+    prefill_request,
+)
+from trinamo.runtime.protocol.openai.generate import GenerateRequest
+from trinamo.runtime.protocol.queue.work_queue import check_queue_name
+
+ASKED = GenerateRequest(
+    model="m", prompt="hello", max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=["x"]
+)
+
+
+def test_a_job_and_its_end_survive_the_wire() -> None:
+    job = RemotePrefillRequest(
+        id="a1",
+        request_id="r",
+        request=prefill_request(ASKED, [1, 2, 3]),
+        instance_id="f" * 16,
+        timeout_s=2.0,
+    )
+
+    assert decode_job(encode(job)) == job
+    assert decode_done(encode(PrefillDone(first_token=7))).first_token == 7
+
+
+def test_a_prefill_worker_draws_the_token_that_was_to_be_drawn_and_no_other() -> None:
+    asked = prefill_request(ASKED, [1, 2, 3])
+
+    assert asked == GenerateRequest(
+        model="m", token_ids=[1, 2, 3], max_tokens=1, temperature=0.5, top_p=0.9, seed=3
+    )
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_message_are_the_peer_s_fault(data: bytes) -> None:
+    """Decoding gives a message or `RemoteProtocolError`, whatever the bytes."""
+    for decode in (decode_job, decode_done):
+        try:
+            decode(data)
+        except RemoteProtocolError:
+            continue
+
+
+def test_a_token_that_none_can_be_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_done(msgspec.msgpack.encode({"first_token": -1}))
+
+
+def test_only_equal_fingerprints_of_one_namespace_meet() -> None:
+    """The names are valid, and differ in every way that two workers may not fit."""
+    pairings = [
+        Pairing.of(namespace, fingerprint)
+        for namespace in ("one", "two")
+        for fingerprint in ("exact/a", "exact/b")
+    ]
+    for names in zip(
+        *(
+            (each.queue, str(each.prefill_endpoint), str(each.handoff_endpoint))
+            for each in pairings
+        ),
+        strict=True,
+    ):
+        assert len(set(names)) == 4
+    check_queue_name(Pairing.of("n" * 63, "f" * 500).queue)
+    assert Pairing.of("one", "exact/a") == pairings[0]
