@@ -1,5 +1,7 @@
 """KV events: what it costs a worker to tell its blocks, and a router to keep an index of them.
 
+What the index costs by itself is in `bench_index.py`.
+
 Starts its own NATS on loopback; worker and router are one process with a connection each. CPU is the
 process's, so both ends together and without the server.
 """
@@ -22,21 +24,22 @@ from tests.servers import session_nats  # noqa: E402
 from trinamo.runtime.kv.events import KvEventSource  # noqa: E402
 from trinamo.runtime.kv.index import KvIndex  # noqa: E402
 from trinamo.runtime.protocol.discovery.instances import EndpointName  # noqa: E402
-from trinamo.runtime.protocol.kv.blocks import BlockTable  # noqa: E402
+from trinamo.runtime.protocol.kv.blocks import BlockSet  # noqa: E402
 from trinamo.runtime.protocol.kv.events import (  # noqa: E402
     HASH_BYTES,
     KvEvent,
     Removed,
     Stored,
+    block_keys,
     decode_batch,
     encode_batch,
 )
+from trinamo.runtime.protocol.kv.holders import BlockHolders  # noqa: E402
 from trinamo.transports.nats import open_nats  # noqa: E402
 
 BLOCKS = 8
 """Stored by every step, and as many removed: a prefill of 512 tokens into a cache that is full."""
 HELD = 16_384
-INSTANCES = 64
 
 
 def names(first: int, count: int) -> tuple[bytes, ...]:
@@ -78,7 +81,7 @@ async def run_events(url: str, told: list[list[KvEvent]]) -> None:
         await until(lambda: index.statistics().events == done + 2 * steps)
         elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
         messages = source.statistics().messages - before
-        assert set(index.blocks("a")) == set(names(steps * BLOCKS, HELD))
+        assert index.blocks("a") == set(block_keys(names(steps * BLOCKS, HELD)))
         assert index.statistics().gaps == 0
         row(
             f"KV events: {BLOCKS} blocks stored and {BLOCKS} removed a step",
@@ -124,9 +127,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def run_tables(told: list[list[KvEvent]]) -> None:
     """What each end does by itself, without numbers and broker."""
-    ours, theirs, bodies = BlockTable(), BlockTable(), []
-    for table in (ours, theirs):
-        table.apply(Stored(b"", names(0, HELD)))
+    ours, theirs, bodies = BlockSet(), BlockHolders(), []
+    bit = theirs.join()
+    ours.apply(Stored(b"", names(0, HELD)))
+    theirs.store(bit, block_keys(names(0, HELD)), HELD)
     cpu = time.process_time()
     for events in told:
         for event in events:
@@ -136,32 +140,18 @@ def run_tables(told: list[list[KvEvent]]) -> None:
     cpu = time.process_time()
     for body in bodies:
         for event in decode_batch(body):
-            theirs.apply(event)
+            match event:
+                case Stored(_, hashes):
+                    theirs.store(bit, block_keys(hashes), HELD + BLOCKS)
+                case Removed(hashes):
+                    theirs.remove(bit, block_keys(hashes))
+                case _:
+                    raise AssertionError
     following = time.process_time() - cpu
-    assert ours.parents == theirs.parents
+    assert theirs.blocks(bit) == set(block_keys(tuple(ours.hashes)))
     row(
-        "KV events: of that, table and codec",
+        "KV events: of that, blocks and codec",
         f"{telling / len(told) * 1e6:.1f} µs a step told, {following / len(told) * 1e6:.1f} followed",
-    )
-    cpu = time.process_time()
-    theirs.replace([ours.encode_part(0, 1)])
-    row(f"KV events: a snapshot of {HELD:,} blocks", f"{(time.process_time() - cpu) * 1e3:.1f} ms")
-
-
-def run_questions() -> None:
-    """What a router would pay for one request."""
-    prompt = names(0, 64)
-    tables = [BlockTable() for _ in range(INSTANCES)]
-    for number, table in enumerate(tables):
-        table.apply(Stored(b"", prompt[: number + 1]))
-    rounds = 1000
-    cpu = time.process_time()
-    for _ in range(rounds):
-        found = [table.leading(prompt) for table in tables]
-    assert found == list(range(1, INSTANCES + 1))
-    row(
-        f"KV index: overlap of 64 blocks with {INSTANCES} instances that hold 1 to 64 of them",
-        f"{(time.process_time() - cpu) / rounds * 1e6:.0f} µs",
     )
 
 
@@ -177,7 +167,6 @@ def main() -> None:
             trio.run(run_plain, nats.url, told)
             trio.run(run_events, nats.url, told)
     run_tables(told)
-    run_questions()
 
 
 def row(what: str, result: str) -> None:

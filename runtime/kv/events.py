@@ -2,7 +2,7 @@
 
 An engine calls `tell` between its steps and never waits for the event plane; one task numbers and
 sends what was told, several steps in one message if the plane is slower than the engine. What it
-is told is kept in a table, so that every snapshot is exactly what the events up to its number add
+is told is kept in a set, so that every snapshot is exactly what the events up to its number add
 up to, whatever the engine does meanwhile. The other end is `index.py`.
 """
 
@@ -20,7 +20,7 @@ from ..events.subjects import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.kv.blocks import BlockTable
+from ..protocol.kv.blocks import BlockSet
 from ..protocol.kv.events import KvEvent, encode_batch, hash_count, next_batch
 
 __all__ = ["KV_TOPIC", "KvEventSource", "KvSourceStatistics"]
@@ -67,7 +67,7 @@ class KvEventSource:
         outbox_blocks_max: int = _OUTBOX_BLOCKS_MAX,
         beat_s: float = 1.0,
     ) -> None:
-        self._table = BlockTable()
+        self._held = BlockSet()
         self._waiting: deque[KvEvent] = deque()
         self._waiting_blocks = 0
         self._outbox_blocks_max = outbox_blocks_max
@@ -79,7 +79,7 @@ class KvEventSource:
             topic_of(KV_TOPIC, endpoint),
             publisher=instance_id,
             incarnation=incarnation,
-            snapshot=self._table.encode_part,
+            snapshot=self._held.encode_part,
             beat_s=beat_s,
         )
 
@@ -94,7 +94,7 @@ class KvEventSource:
 
     def _give_up(self) -> None:
         for event in self._waiting:
-            self._table.apply(event)
+            self._held.apply(event)
         self._waiting.clear()
         self._waiting_blocks = 0
         self._source.skip()
@@ -112,16 +112,16 @@ class KvEventSource:
 
     async def _publish(self, batch: list[KvEvent]) -> None:
         for event in batch:
-            self._table.apply(event)
+            self._held.apply(event)
         self._waiting_blocks -= sum(map(hash_count, batch))
         self._messages += 1
-        # Takes its number before it waits for anything, so that table and number change together.
+        # Takes its number before it waits for anything, so that set and number change together.
         await self._source.publish(encode_batch(batch))
 
     def statistics(self) -> KvSourceStatistics:
         """The counts as of now."""
         return KvSourceStatistics(
-            blocks=len(self._table),
+            blocks=len(self._held),
             waiting_blocks=self._waiting_blocks,
             told=self._told,
             messages=self._messages,

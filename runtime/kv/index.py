@@ -3,12 +3,13 @@
 `KvIndex` follows the events of every instance of one endpoint that discovery knows. What it says of
 an instance is what that one held a moment ago, or a part of it, or nothing, but never what was true
 before an event that was missed: from a gap on an instance has no blocks here until its snapshot has
-come. The worker's end is `events.py`; what is in an event is `protocol/kv/events.py`.
+come. The worker's end is `events.py`; what is in an event is `protocol/kv/events.py`, the map itself
+`protocol/kv/holders.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -16,10 +17,12 @@ import trio
 
 from ..events.follower import EventFollower
 from ..events.subjects import topic_of
+from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.kv.blocks import BlockTable
-from ..protocol.kv.events import decode_batch
+from ..protocol.kv.blocks import decode_part
+from ..protocol.kv.events import Cleared, Removed, Stored, block_keys, decode_batch
+from ..protocol.kv.holders import BlockHolders
 from .events import KV_TOPIC
 
 __all__ = ["KvIndex", "KvIndexStatistics"]
@@ -67,7 +70,7 @@ class KvIndex:
     """The blocks of every instance of one endpoint.
 
     Follows at most `instances_max` instances and keeps at most `instance_blocks_max` blocks of
-    each and `blocks_max` of all, about 120 bytes a block; what is beyond is counted and not kept.
+    each and `blocks_max` of all, at most 100 bytes a block; what is beyond is counted and not kept.
     """
 
     def __init__(
@@ -83,16 +86,21 @@ class KvIndex:
         self._instance_blocks_max = instance_blocks_max
         self._blocks_max = blocks_max
         self._joined: dict[str, None] = {}
-        self._tables: dict[str, BlockTable] = {}
+        self._map = BlockHolders()
+        self._bits: dict[str, int] = {}
+        """Of each instance that has said something; without one it has no blocks here."""
+        self._instances: dict[int, str] = {}
+        """By bit."""
         self._blocks = 0
         self._events = 0
         self._refused = 0
+        self._dirt = trio.Event()
         self._follower = EventFollower(
             events,
             topic_of(KV_TOPIC, endpoint),
             on_event=self._on_event,
             on_snapshot=self._on_snapshot,
-            on_lost=self._on_lost,
+            on_lost=self._empty,
             follows=self._joined.__contains__,
             publishers_max=instances_max,
             pending_max=_PENDING_MAX,
@@ -108,71 +116,104 @@ class KvIndex:
         """The instance has left the live set: forget it."""
         self._joined.pop(instance_id, None)
         self._follower.forget(instance_id)
-        table = self._tables.pop(instance_id, None)
-        if table is not None:
-            self._blocks -= len(table)
+        self._drop(instance_id)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow until cancelled. While the broker is away, what is known stays known."""
-        await self._follower.run(task_status=task_status)
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._sweep)
+            await self._follower.run(task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+    async def _sweep(self) -> None:
+        """Give the memory of forgotten blocks back, a millisecond's work at a time."""
+        while True:
+            await self._dirt.wait()
+            self._dirt = trio.Event()
+            while self._map.is_dirty:
+                self._map.sweep()
+                await trio.lowlevel.checkpoint()
 
     # --- events in ---
 
-    def _table(self, instance_id: str) -> BlockTable:
-        """The instance's table, with the room that there is for it now."""
-        table = self._tables.get(instance_id)
-        if table is None:
-            table = self._tables[instance_id] = BlockTable()
-        left = self._blocks_max - self._blocks
-        table.blocks_max = min(self._instance_blocks_max, len(table) + left)
-        return table
+    def _bit(self, instance_id: str) -> int:
+        bit = self._bits.get(instance_id)
+        if bit is None:
+            bit = self._bits[instance_id] = self._map.join()
+            self._instances[bit] = instance_id
+        return bit
+
+    def _drop(self, instance_id: str) -> None:
+        """What the instance holds is not known any more, nor that it holds anything."""
+        bit = self._bits.pop(instance_id, None)
+        if bit is None:
+            return
+        del self._instances[bit]
+        self._blocks -= self._map.count(bit)
+        self._map.leave(bit)
+        if self._map.is_dirty:
+            self._dirt.set()
+
+    def _empty(self, instance_id: str) -> None:
+        """The instance holds no block, or what it holds is not known."""
+        self._drop(instance_id)
+        self._bit(instance_id)
 
     def _on_event(self, instance_id: str, body: bytes) -> None:
         batch = decode_batch(body)
-        table = self._table(instance_id)
-        before, refused = len(table), table.refused
         for event in batch:
-            table.apply(event)
+            match event:
+                case Stored(_, hashes):
+                    self._store(instance_id, hashes)
+                case Removed(hashes):
+                    bit = self._bit(instance_id)
+                    before = self._map.count(bit)
+                    self._map.remove(bit, block_keys(hashes))
+                    self._blocks += self._map.count(bit) - before
+                case Cleared():
+                    self._empty(instance_id)
         self._events += len(batch)
-        self._settle(table, before, refused)
 
     def _on_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
-        table = self._table(instance_id)
-        before, refused = len(table), table.refused
-        table.replace(bodies)
-        self._settle(table, before, refused)
+        parts = [decode_part(body) for body in bodies]
+        self._empty(instance_id)
+        for hashes in parts:
+            self._store(instance_id, hashes)
 
-    def _on_lost(self, instance_id: str) -> None:
-        table = self._table(instance_id)
-        before = len(table)
-        table.clear()
-        self._settle(table, before, table.refused)
-
-    def _settle(self, table: BlockTable, before: int, refused: int) -> None:
-        self._blocks += len(table) - before
-        self._refused += table.refused - refused
+    def _store(self, instance_id: str, hashes: Sequence[bytes]) -> None:
+        bit = self._bit(instance_id)
+        before = self._map.count(bit)
+        blocks_max = min(self._instance_blocks_max, before + self._blocks_max - self._blocks)
+        self._refused += self._map.store(bit, block_keys(hashes), blocks_max)
+        self._blocks += self._map.count(bit) - before
 
     # --- questions ---
 
-    def overlap(self, hashes: Sequence[bytes]) -> dict[str, int]:
+    def overlap(self, keys: Sequence[int]) -> dict[str, int]:
         """How many leading blocks of a sequence each instance holds; those with none are left out.
 
-        `hashes` are the sequence's full blocks from its start, as `block_hashes` names them with
-        the tokens per block of the endpoint's engines. Costs one look-up an instance, and one for
-        each block found.
+        `keys` are `block_keys` of the sequence's full blocks from its start, named with the tokens
+        per block of the endpoint's engines. Costs a look-up for every two blocks at most.
         """
-        found = {instance_id: table.leading(hashes) for instance_id, table in self._tables.items()}
-        return {instance_id: count for instance_id, count in found.items() if count}
+        instances = self._instances
+        found: dict[str, int] = {}
+        for mask, depth in self._map.depths(keys):
+            while mask:
+                bit = mask & -mask
+                mask ^= bit  # noqa: PLW2901 -- bit by bit
+                found[instances[bit]] = depth
+        return found
 
-    def blocks(self, instance_id: str) -> Mapping[bytes, bytes]:
-        """The blocks of an instance, each with its parent (empty for a first one); live."""
-        return self._table(instance_id).parents if instance_id in self._tables else {}
+    def blocks(self, instance_id: str) -> set[int]:
+        """The keys of all blocks of an instance, for checks: goes through the whole map."""
+        bit = self._bits.get(instance_id)
+        return set() if bit is None else self._map.blocks(bit)
 
     def statistics(self) -> KvIndexStatistics:
         """The counts as of now."""
         follower, counts = self._follower, self._follower.counts
         return KvIndexStatistics(
-            instances=len(self._tables),
+            instances=len(self._bits),
             lost=follower.lost_count,
             blocks=self._blocks,
             events=self._events,

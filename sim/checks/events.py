@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.protocol.kv.blocks import BlockSet
+from trinamo.runtime.protocol.kv.events import block_keys
 
 from ..cluster.services import BROKER
 
@@ -77,11 +78,11 @@ def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterato
     engine: Any = process.engine
     if router.kv_index is None or engine is None:
         return
-    table = BlockTable()
+    blocks = BlockSet()
     for event in engine._steps._cache.held_blocks():  # noqa: SLF001 -- looks inside
-        table.apply(event)
-    held = set(table.parents)
-    known = set(router.kv_index.blocks(instance_id))
+        blocks.apply(event)
+    held = set(block_keys(tuple(blocks.hashes)))
+    known = router.kv_index.blocks(instance_id)
     if known - held:
         yield f"it believes in {len(known - held)} blocks that are not there"
     if held - known:

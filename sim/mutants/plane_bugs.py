@@ -12,11 +12,11 @@ from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
+from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.protocol.discovery.presence import Presence
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
-from trinamo.runtime.protocol.kv.blocks import BlockTable
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane
@@ -201,14 +201,7 @@ def gaps_unseen() -> list[Patch]:
 @bug
 def snapshot_adds_only() -> list[Patch]:
     """A snapshot adds to what was known; what is gone meanwhile stays."""
-    replace = BlockTable.replace
-
-    def add(self: Any, bodies: Any) -> None:
-        before = dict(self.parents)
-        replace(self, bodies)
-        self._parents = before | self._parents
-
-    return [(BlockTable, "replace", add), (BlockTable, "clear", lambda _: None)]
+    return [(KvIndex, "_empty", lambda *_: None)]
 
 
 @bug

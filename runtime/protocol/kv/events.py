@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 import attrs
@@ -30,6 +30,8 @@ __all__ = [
     "Stored",
     "block_hash",
     "block_hashes",
+    "block_keys",
+    "chained_hashes",
     "decode_batch",
     "encode_batch",
     "hash_count",
@@ -44,6 +46,7 @@ BATCH_EVENTS_MAX: Final = 256
 BATCH_HASHES_MAX: Final = 1024
 _EVENT_BYTES_MAX: Final = 32
 """What an event adds to its hashes: kind, lengths, parent."""
+_KEY_MASK: Final = (1 << 60) - 1
 _BATCH_BYTES_MAX: Final = BATCH_HASHES_MAX * HASH_BYTES + BATCH_EVENTS_MAX * _EVENT_BYTES_MAX
 
 
@@ -78,16 +81,32 @@ def block_hash(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def block_hashes(token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The names of all full blocks of a sequence, in order."""
+    """The names of all full blocks of a sequence, in order: as `block_hash` would name each."""
+    count = len(token_ids) // block_tokens
+    packed = struct.pack(f">{count * block_tokens}I", *token_ids[: count * block_tokens])
+    return chained_hashes(packed, block_tokens * 4)
+
+
+def chained_hashes(text: bytes, chunk_bytes: int) -> list[bytes]:
+    """A name for each full chunk of `text` and all before it."""
     hashes: list[bytes] = []
-    parent = b""
-    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
-        parent = block_hash(parent, token_ids[end - block_tokens : end])
-        hashes.append(parent)
+    append, blake2b, parent = hashes.append, hashlib.blake2b, b""
+    for end in range(chunk_bytes, len(text) + 1, chunk_bytes):
+        parent = blake2b(parent + text[end - chunk_bytes : end], digest_size=HASH_BYTES).digest()
+        append(parent)
     return hashes
 
 
-def join_hashes(hashes: Sequence[bytes]) -> bytes:
+def block_keys(hashes: Sequence[bytes]) -> tuple[int, ...]:
+    """The blocks as a router's index knows them: the last 60 bits of each name.
+
+    Four bits less, because a number of 60 bits takes 32 bytes of memory and one of 64 takes 48.
+    """
+    numbers = struct.unpack(f">{len(hashes)}Q", b"".join(hashes))
+    return tuple([number & _KEY_MASK for number in numbers])
+
+
+def join_hashes(hashes: Iterable[bytes]) -> bytes:
     """One string of bytes, `HASH_BYTES` for each."""
     return b"".join(hashes)
 

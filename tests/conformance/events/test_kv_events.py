@@ -21,7 +21,7 @@ from tests.worlds import in_world
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.events import HASH_BYTES, Cleared, Removed, Stored
+from trinamo.runtime.protocol.kv.events import HASH_BYTES, Cleared, Removed, Stored, block_keys
 from trinamo.transports.servers.binaries import find_nats_server
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
@@ -48,7 +48,7 @@ def hashes(start: int, stop: int) -> tuple[bytes, ...]:
 
 async def until_known(index: KvIndex, truth: dict[str, tuple[bytes, ...]]) -> None:
     with trio.fail_after(20):
-        while any(set(index.blocks(name)) != set(held) for name, held in truth.items()):
+        while any(index.blocks(name) != set(block_keys(held)) for name, held in truth.items()):
             await trio.sleep(0.005)
 
 

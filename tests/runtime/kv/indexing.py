@@ -12,7 +12,7 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
-from trinamo.runtime.protocol.kv.events import HASH_BYTES
+from trinamo.runtime.protocol.kv.events import HASH_BYTES, block_keys
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
@@ -64,7 +64,10 @@ class Cluster:
         await self.plane.publish(f"{TOPIC}.event.{instance_id}", encode_event(event))
 
     def held(self, instance_id: str) -> set[bytes]:
-        return set(self.index.blocks(instance_id))
+        return {key.to_bytes(HASH_BYTES, "big") for key in self.index.blocks(instance_id)}
+
+    def overlap(self, *hashes: bytes) -> dict[str, int]:
+        return self.index.overlap(block_keys(hashes))
 
 
 @asynccontextmanager

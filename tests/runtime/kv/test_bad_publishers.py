@@ -12,7 +12,7 @@ import trio.testing
 from tests.runtime.kv.indexing import TOPIC, A, B, C, D, cluster, hashes
 from trinamo.runtime.events.source import EventSource
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
-from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.protocol.kv.blocks import BlockSet
 from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, encode_batch
 
 # --- bad publishers --------------------------------------------------------------------------
@@ -77,7 +77,7 @@ async def test_a_newer_one_that_says_nothing_of_use_hides_the_instance_for_a_whi
         await trio.sleep(0.1)
         await made.say("a", 6, 77, encode_batch([Stored(b"", (D,))]))
         await trio.sleep(0.1)
-        assert made.index.overlap((A,)) == made.index.overlap((D,)) == {}
+        assert made.overlap(A) == made.overlap(D) == {}
         await trio.sleep(20)
         assert made.held("a") == {A}
         assert made.index.statistics().outdated > 0
@@ -119,14 +119,14 @@ async def test_an_event_of_a_kind_that_we_do_not_know_leads_to_a_snapshot(
     """As from a worker of a later version: what it did we cannot tell, what it holds we can."""
     async with cluster() as made:
         made.index.join("a")
-        table = BlockTable()
+        held = BlockSet()
         source = EventSource(
-            made.plane, TOPIC, publisher="a", incarnation=1, snapshot=table.encode_part
+            made.plane, TOPIC, publisher="a", incarnation=1, snapshot=held.encode_part
         )
         await made.nursery.start(source.run)
-        table.apply(Stored(b"", (A,)))
+        held.apply(Stored(b"", (A,)))
         await source.publish(encode_batch([Stored(b"", (A,))]))
-        table.apply(Stored(A, (B,)))
+        held.apply(Stored(A, (B,)))
         await source.publish(msgspec.msgpack.encode([["moved", B]]))
         await trio.sleep(0.5)
         assert made.held("a") == {A, B}
@@ -189,13 +189,13 @@ async def test_blocks_beyond_the_bounds_are_refused_and_the_rest_is_true(
         await trio.sleep(0.1)
         source.tell([Stored(b"", (A, B, C, D))])
         await trio.sleep(0.1)
-        assert made.index.overlap((A, B, C, D)) == {"a": 3, "b": 2}
+        assert made.overlap(A, B, C, D) == {"a": 3, "b": 2}
         statistics = made.index.statistics()
         assert (statistics.blocks, statistics.refused_blocks) == (5, 3)
         made.index.leave("a")
         source.tell([Cleared(), Stored(b"", (A, B, C))])
         await trio.sleep(0.1)
-        assert made.index.overlap((A, B, C, D)) == {"b": 3}
+        assert made.overlap(A, B, C, D) == {"b": 3}
         assert made.index.statistics().blocks == 3
 
 
@@ -207,11 +207,11 @@ async def test_instances_beyond_the_bound_are_followed_as_soon_as_another_leaves
             made.index.join(name)
             (await made.source(name)).tell([Stored(b"", (A,))])
             await trio.sleep(0.1)
-        assert made.index.overlap((A,)) == {"a": 1}
+        assert made.overlap(A) == {"a": 1}
         assert made.index.statistics().ignored == 1
         made.index.leave("a")
         await trio.sleep(3)
-        assert made.index.overlap((A,)) == {"b": 1}
+        assert made.overlap(A) == {"b": 1}
 
 
 async def test_a_snapshot_larger_than_a_message_comes_in_parts(

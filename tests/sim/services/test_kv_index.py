@@ -15,8 +15,8 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.blocks import BlockTable
-from trinamo.runtime.protocol.kv.events import KvEvent
+from trinamo.runtime.protocol.kv.blocks import BlockSet
+from trinamo.runtime.protocol.kv.events import KvEvent, block_keys
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services import SimulatedNats, open_simulated_nats
 
@@ -44,11 +44,11 @@ class Worker:
         self.told.clear()
 
     @property
-    def held(self) -> set[bytes]:
-        table = BlockTable()
+    def held(self) -> set[int]:
+        blocks = BlockSet()
         for event in self.cache.held():
-            table.apply(event)
-        return set(table.parents)
+            blocks.apply(event)
+        return set(block_keys(tuple(blocks.hashes)))
 
 
 class Cluster:
@@ -97,7 +97,7 @@ class Cluster:
                 self.nats.restart()
             await trio.sleep(QUIET_S)
             for name in WORKERS:
-                assert set(index.blocks(name)) == self.workers[name].held
+                assert index.blocks(name) == self.workers[name].held
             self.gaps = index.statistics().gaps
             self.restarts = index.statistics().restarts
             nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""KV events as bytes, and the table they add up to: bounds, and what peers may get wrong."""
+"""KV events as bytes, and the set they add up to: bounds, and what peers may get wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.kv.blocks import BlockTable
+from trinamo.runtime.protocol.kv.blocks import BlockSet, decode_part
 from trinamo.runtime.protocol.kv.events import (
     BATCH_EVENTS_MAX,
     BATCH_HASHES_MAX,
@@ -20,6 +20,7 @@ from trinamo.runtime.protocol.kv.events import (
     Stored,
     block_hash,
     block_hashes,
+    block_keys,
     decode_batch,
     encode_batch,
     hash_count,
@@ -102,54 +103,31 @@ def test_what_waits_leaves_in_batches_within_both_bounds() -> None:
     assert batches[1] == [Stored(long[1023], long[1024:2048])]
 
 
-# --- the table -------------------------------------------------------------------------------
-
-
-def test_the_leading_blocks_end_at_the_first_gap() -> None:
-    table = BlockTable()
-    table.apply(Stored(b"", (A, B, C)))
-    assert table.leading((A, B, C, D)) == 3
-    table.apply(Removed((B,)))
-    assert table.leading((A, B, C)) == 1
-    assert table.leading((B, C)) == 0
-    # A block that is held, but behind another parent, is not this one.
-    assert table.leading((A, C)) == 1
-    table.apply(Cleared())
-    assert table.leading((A,)) == 0
+# --- the blocks of one worker --------------------------------------------------------------------
 
 
 def test_applying_again_and_removing_what_is_not_there_change_nothing() -> None:
-    table = BlockTable()
+    blocks = BlockSet()
     for _ in range(2):
-        table.apply(Stored(b"", (A, B)))
-        table.apply(Removed((C, B)))
-    assert dict(table.parents) == {A: b""}
+        blocks.apply(Stored(b"", (A, B)))
+        blocks.apply(Removed((C, B)))
+    assert blocks.hashes == {A}
+    blocks.apply(Cleared())
+    assert len(blocks) == 0
 
 
-def test_a_full_table_refuses_and_stays_a_subset() -> None:
-    table = BlockTable(blocks_max=3)
-    table.apply(Stored(b"", (A, B)))
-    table.apply(Stored(B, (C, D)))
-    assert (len(table), table.refused) == (3, 1)
-    assert D not in table
-    # What is there already may be told again.
-    table.apply(Stored(b"", (A, B, C)))
-    assert (len(table), table.refused) == (3, 1)
-    table.replace([BlockTable().encode_part(0, 1)])
-    assert len(table) == 0
-
-
-def test_a_snapshot_that_makes_no_sense_changes_nothing() -> None:
-    table = BlockTable()
-    table.apply(Stored(b"", (A,)))
-    for body in (b"", b"\xc1", pack([A, B]), pack([A, B, b""]), pack([b"x", b"", b""]), pack(7)):
-        with pytest.raises(RemoteProtocolError):
-            table.replace([table.encode_part(0, 1), body])
-    assert dict(table.parents) == {A: b""}
+@pytest.mark.parametrize("body", [b"", b"\xc1", pack([]), pack([b"x"]), pack([7]), pack(7)])
+def test_what_is_no_part_of_a_snapshot_is_refused_as_such(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_part(body)
 
 
 def test_the_parts_of_a_snapshot_are_of_about_the_same_size() -> None:
-    table = BlockTable()
-    table.apply(Stored(b"", tuple(block_hashes(range(4000), 2))))
-    sizes = [len(table.encode_part(part, 4)) for part in range(4)]
+    blocks = BlockSet()
+    blocks.apply(Stored(b"", tuple(block_hashes(range(4000), 2))))
+    sizes = [len(blocks.encode_part(part, 4)) for part in range(4)]
     assert max(sizes) < 1.25 * min(sizes)
+
+
+def test_a_key_is_60_bits_of_a_name() -> None:
+    assert block_keys((A, b"\xff" * HASH_BYTES)) == (1, (1 << 60) - 1)
