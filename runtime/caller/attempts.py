@@ -15,6 +15,7 @@ from ..errors import DisconnectedError, KilledError, TrinamoError
 from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
+from ..protocol.kv.hints import RoutingHint
 from ..protocol.streams.request import Answer, ConnectionInfo, Envelope, raise_for_nack
 from .router import Router
 
@@ -111,9 +112,10 @@ class StreamAttempt(InFlight):
         plane: ResponsePlane,
         calls: Deadlines[StreamAttempt],
         router: Router,
+        hint: RoutingHint | None = None,
     ) -> None:
         super().__init__(is_waiting=True)
-        router.begin(instance, self)
+        router.begin(instance, self, hint)
         self._leg = context.trace.begin("attempt", instance=instance.id)
         self.instance = instance
         self.input: InputRegistration | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
@@ -34,6 +35,7 @@ from ..errors import (
 from ..logs.fields import add_fields
 from ..planes import RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
+from ..protocol.kv.hints import RoutingHint
 from ..protocol.streams.request import (
     Envelope,
     RequestKind,
@@ -97,22 +99,27 @@ class Client:
         instance_id: str | None = None,
         among: Container[str] | None = None,
         migrates: bool = False,
+        hint: RoutingHint | None = None,
     ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. With `migrates` the worker may hand the
-        stream over when it leaves: the caller will ask another one. Raises `UnavailableError` if
-        nobody is live, `DeadlineError` once `context.deadline` is over, else the last attempt's
-        error.
+        stream over when it leaves: the caller will ask another one. `hint` is what the policy `kv`
+        is told about the prompt. Raises `UnavailableError` if nobody is live, `DeadlineError` once
+        `context.deadline` is over, else the last attempt's error.
         """
 
         def found(attempt: StreamAttempt) -> ResponseStream[T]:
             decoder = self._decoder(item_type)
-            return ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+            stream = ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+            if hint is not None:
+                stream.tell_first(partial(self.router.first_item, attempt))
+            return stream
 
         context = context or Context(self.new_id())
-        asked = _Asked(context, self._encode(request), instance_id, among, migrates=migrates)
+        payload = self._encode(request)
+        asked = _Asked(context, payload, instance_id, among, hint, migrates=migrates)
         return _Opening(self._dispatch, asked, found)
 
     def exchange(
@@ -205,11 +212,11 @@ class Client:
         tried: list[str] = []
         failed: TrinamoError | None = None
         while True:
-            instance = self._choose(asked.instance_id, tried, failed, asked.among)
+            instance = self._choose(asked.instance_id, tried, failed, asked.among, asked.hint)
             tried.append(instance.id)
             add_fields(instance_id=instance.id)
             attempt = StreamAttempt(
-                instance, asked.context, self._response_plane, self._calls, self.router
+                instance, asked.context, self._response_plane, self._calls, self.router, asked.hint
             )
             try:
                 await attempt.run(
@@ -245,9 +252,12 @@ class Client:
         tried: list[str],
         failed: TrinamoError | None,
         among: Container[str] | None = None,
+        hint: RoutingHint | None = None,
     ) -> Instance:
         try:
-            return self.router.choose(instance_id=instance_id, exclude=tried, among=among)
+            return self.router.choose(
+                instance_id=instance_id, exclude=tried, among=among, hint=hint
+            )
         except UnavailableError:
             # The reason of the last attempt says more than "nobody is left".
             if failed is not None:
@@ -291,6 +301,7 @@ class _Asked:
     payload: bytes
     instance_id: str | None
     among: Container[str] | None = None
+    hint: RoutingHint | None = None
     takes_input: bool = False
     migrates: bool = False
     """The caller asks another instance if this one hands the stream over."""

@@ -14,7 +14,6 @@ import trio
 
 from ..config.config import Config
 from ..env import Env
-from ..kv.index import KvIndex
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -23,6 +22,7 @@ from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.routing import Policy
 from .client import Client
+from .kv.routing import KvRouting
 from .router import Router
 
 __all__ = ["Clients"]
@@ -119,19 +119,22 @@ class Clients:
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
         config = self._config.router
-        index = KvIndex(self._events, endpoint) if config.kv_index else None
+        policy = Policy(config.policy)
+        kv: KvRouting | None = None
+        if policy is Policy.KV:
+            kv = KvRouting(self._events, endpoint, config.kv, self._env.rng)
         router = Router(
             self._control,
             endpoint,
             self._env,
-            policy=Policy(config.policy),
+            policy=policy,
             inhibit_s=config.inhibit_s,
             silence_grace_s=config.silence_grace_s,
             stale_grace_s=config.stale_grace_s,
             metrics=self._metrics,
             request_planes=self._data.request_planes,
             events=self._events,
-            kv_index=index,
+            kv=kv,
         )
         client = Client(
             router,
@@ -140,10 +143,10 @@ class Clients:
             attempts_max=config.attempts_max,
             call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,
         )
-        with self._series.showing_index(index):
+        with self._series.showing_routing(str(endpoint), kv):
             async with open_nursery() as nursery:
-                if index is not None:
-                    await nursery.start(index.run)
+                if kv is not None:
+                    await nursery.start(kv.run)
                 await nursery.start(router.run)
                 nursery.start_soon(client.run)
                 task_status.started((client, nursery.cancel_scope))

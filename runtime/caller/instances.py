@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from ..env import Env
 from ..errors import DisconnectedError, UnavailableError
-from ..events.load import LoadFollower, LoadReport
-from ..kv.index import KvIndex
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.presence import InFlight, Presence, Sign
+from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
+from .reports import InstanceReports
 
 __all__ = ["Instances"]
 
@@ -57,19 +58,17 @@ class Instances:
         transports: Collection[str] | None = None,
         metrics: Metrics | None = None,
         events: EventPlane | None = None,
-        kv_index: KvIndex | None = None,
+        kv: KvRouting | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._env = env
         self._grace_s, self._stale_grace_s = grace_s, stale_grace_s
         self._transports = transports
         self._metrics = metrics
-        self.kv_index = kv_index
-        self.loads: LoadFollower | None = None
+        self._kv = kv
+        self.reports: InstanceReports | None = None
         if events is not None:
-            self.loads = LoadFollower(
-                events, endpoint, follows=self.__contains__, take=self._take_report
-            )
+            self.reports = InstanceReports(events, endpoint, self.get, self._drains)
         self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._records: dict[str, InstanceRecord] = {}
         self._open: list[InstanceRecord] | None = None
@@ -128,6 +127,8 @@ class Instances:
         if record is None:
             self._join(instance)
             return
+        if record.is_leaving:
+            instance = replace(instance, draining=True)
         known, record.instance = record.instance, instance
         self._open = None
         is_back = record.presence is Presence.STALE
@@ -167,8 +168,8 @@ class Instances:
         self._records[instance.id] = record
         self._open = None
         self.joined.append(record)
-        if self.kv_index is not None:
-            self.kv_index.join(instance.id)
+        if self._kv is not None:
+            self._kv.join(instance.id)
         self._log.info("instance %s joined %s", instance)
         self._env.note("instance.join", instance=instance.id)
         self._check_transports(record)
@@ -182,6 +183,15 @@ class Instances:
         if record.is_foreign:
             text = "instance %s of %s speaks %s, which is not spoken here: it is passed over"
             self._log.warning(text, record.instance, ", ".join(spoken)[:80] or "nothing")
+
+    def _drains(self, record: InstanceRecord) -> None:
+        """It says so itself, which comes first where the store is away, and is final."""
+        record.is_leaving = True
+        if not record.instance.draining:
+            record.instance = replace(record.instance, draining=True)
+            self._open = None
+            record.wake()
+            self._announce()
 
     def _announce(self) -> None:
         self.change_count += 1
@@ -282,10 +292,10 @@ class Instances:
         for request in [each for each in record.requests if each.is_waiting and not each.is_lost]:
             request.is_lost = True
             request.fail(DisconnectedError(f"instance {instance.id} vanished from discovery"))
-        if self.loads is not None:
-            self.loads.follower.forget(instance.id)
-        if self.kv_index is not None:
-            self.kv_index.leave(instance.id)
+        if self.reports is not None:
+            self.reports.forget(instance.id)
+        if self._kv is not None:
+            self._kv.leave(instance.id)
         self._forget_if_over(record)
         self._announce()
 
@@ -380,8 +390,3 @@ class Instances:
         """The requests under way to an instance, as far as is known."""
         record = self.get(instance_id)
         return 0 if record is None else record.load
-
-    def _take_report(self, instance_id: str, report: LoadReport) -> None:
-        record = self.get(instance_id)
-        if record is not None:
-            record.report = report

@@ -22,6 +22,7 @@ from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError, error_from_wire
 from ..metrics.migrations import MigrationSeries
+from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .client import ELSEWHERE, Client
@@ -109,7 +110,7 @@ class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
     `servers` says who may be asked now, None for anybody; `tell` is called with the id of each worker
-    that takes the request up.
+    that takes the request up; `hint` makes what the router is told about the prompt, once a stream.
     """
 
     __slots__ = (
@@ -118,6 +119,7 @@ class MigratingAnswer(Sink[Delta]):
         "_client",
         "_context",
         "_has_brought",
+        "_hint",
         "_instance_id",
         "_is_finished",
         "_is_long",
@@ -146,11 +148,12 @@ class MigratingAnswer(Sink[Delta]):
         servers: Callable[[], Container[str] | None] = lambda: None,
         tell: Callable[[str], None] | None = None,
         can_resume: bool = False,
+        hint: Callable[[GenerateRequest], RoutingHint | None] | None = None,
     ) -> None:
         super().__init__()
         self._client, self._context, self._policy = client, context, policy
         self._instance_id, self._servers, self._tell = instance_id, servers, tell
-        self._can_resume = can_resume
+        self._can_resume, self._hint = can_resume, hint
         self._request = _seeded(request, client.env) if can_resume else request
         self._sink, self._take = sink, sink.take
         self._token_ids: list[int] = []
@@ -213,13 +216,15 @@ class MigratingAnswer(Sink[Delta]):
     async def _run_stream(self) -> bool:
         """Whether the answer is complete; raises if it cannot go on."""
         self._is_taken = self._has_brought = False
+        request = self._resumed()
         stream = self._client.stream(
-            self._resumed(),
+            request,
             Delta,
             context=self._context,
             instance_id=self._instance_id,
             among=self._servers(),
             migrates=self._would_migrate(),
+            hint=None if self._hint is None else self._hint(request),
         )
         worker = ""
         try:

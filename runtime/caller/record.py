@@ -50,6 +50,8 @@ class InstanceRecord(Liveness):
         """It answered nonsense, of which a connection says nothing."""
         self.report: LoadReport | None = None
         """What it said last of its load."""
+        self.is_leaving = False
+        """It has said that it drains."""
         self.is_over = False
         """It has left and nothing is under way to it: its task ends."""
         self.moves = 0

@@ -18,8 +18,7 @@ import trio
 
 from ..env import Env
 from ..errors import RemoteProtocolError, UnavailableError
-from ..events.load import LoadFollower, LoadReport
-from ..kv.index import KvIndex
+from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -36,11 +35,14 @@ from ..planes import (
 )
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
 from ..protocol.discovery.presence import InFlight, Presence, Sign
-from ..protocol.discovery.routing import Policy, pick
+from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
+from ..protocol.kv.hints import RoutingHint
 from ..retries import Retries
 from .instances import Instances
+from .kv.routing import KvRouting
 from .liveness import Monitor, Route, best_route
 from .record import InstanceStatus
+from .reports import InstanceReports
 
 __all__ = ["Router"]
 
@@ -50,7 +52,8 @@ _log = logging.getLogger("trinamo.router")
 class Router:
     """The instances of one endpoint, and the choice among them.
 
-    With `events`, instances are asked to tell their load under `Policy.LEAST_LOADED`.
+    With `events`, instances are asked to tell their load under the policies `TOLD_LOAD`; the policy
+    `kv` needs `kv`, which the caller runs.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Router:
         metrics: Metrics | None = None,
         request_planes: Mapping[str, RequestPlane] | None = None,
         events: EventPlane | None = None,
-        kv_index: KvIndex | None = None,
+        kv: KvRouting | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.policy = policy
@@ -84,11 +87,13 @@ class Router:
             stale_grace_s=stale_grace_s,
             transports=request_planes,
             metrics=metrics,
-            events=events if policy is Policy.LEAST_LOADED else None,
-            kv_index=kv_index,
+            events=events if policy in TOLD_LOAD else None,
+            kv=kv,
         )
         self._monitor = Monitor(self._known, self._planes, env)
         self._discovery = Retries(_log, f"the instances of {endpoint} are not followed")
+        self.kv = kv
+        """What the policy `kv` knows; None under others."""
         self._turn = 0
 
     # --- discovery in ---
@@ -101,8 +106,8 @@ class Router:
         """
         try:
             async with open_nursery() as nursery:
-                if self._known.loads is not None:
-                    await nursery.start(self._known.loads.run)
+                if self._known.reports is not None:
+                    await nursery.start(self._known.reports.run)
                 attempt = partial(self._discover, nursery)
                 await self._discovery.run(attempt, task_status=task_status)
         finally:
@@ -142,14 +147,9 @@ class Router:
     # --- what is known ---
 
     @property
-    def kv_index(self) -> KvIndex | None:
-        """Which instance holds which blocks, where `router.kv_index` says so; no policy asks it."""
-        return self._known.kv_index
-
-    @property
-    def loads(self) -> LoadFollower | None:
-        """Where instances say how busy they are, if the policy asks for it."""
-        return self._known.loads
+    def reports(self) -> InstanceReports | None:
+        """Where instances say how busy they are and whether they drain, if the policy asks for it."""
+        return self._known.reports
 
     def report(self, instance_id: str) -> LoadReport | None:
         """What an instance said last of its load; None if it has said nothing."""
@@ -192,10 +192,12 @@ class Router:
         instance_id: str | None = None,
         exclude: Collection[str] = (),
         among: Container[str] | None = None,
+        hint: RoutingHint | None = None,
     ) -> Instance:
         """Pick an instance, not among `exclude` (those this request has tried).
 
-        With `among`, only those ids are chosen from. Raises `UnavailableError` if there is nobody,
+        With `among`, only those ids are chosen from. `hint` is what is known of the prompt, for the
+        policy `kv`. Raises `UnavailableError` if there is nobody,
         or not the one named.
         """
         candidates: Sequence[Instance]
@@ -211,6 +213,8 @@ class Router:
             which = "another live instance" if exclude else "a live instance"
             why = f": discovery fails, {self._discovery.cause}" if self._discovery.cause else ""
             raise UnavailableError(f"{self.endpoint} does not have {which} that can be asked{why}")
+        if self.kv is not None and hint is not None and instance_id is None:
+            return self.kv.choose(candidates, hint)
         chosen = pick(
             self.policy,
             candidates,
@@ -245,16 +249,25 @@ class Router:
             if record.presence is not Presence.LISTED:
                 self._known.step(record, Sign.ACCEPTED)
 
-    def begin(self, instance: Instance, request: InFlight) -> None:
-        """Count `request` as under way to `instance` until `end`.
+    def begin(self, instance: Instance, request: InFlight, hint: RoutingHint | None = None) -> None:
+        """Count `request` as under way to `instance` until `end`, and under `kv` what it will cost.
 
         Raises `UnavailableError` if it has left.
         """
         self._known.begin(instance.id, request)
+        if self.kv is not None and hint is not None:
+            self.kv.begin(instance.id, request, hint)
+
+    def first_item(self, request: InFlight) -> None:
+        """The first item of its answer has come."""
+        if self.kv is not None:
+            self.kv.first_token(request)
 
     def end(self, instance: Instance, request: InFlight) -> None:
         """It is under way no more."""
         self._known.end(instance.id, request)
+        if self.kv is not None:
+            self.kv.end(request)
 
     def flight(self, instance: Instance, request: InFlight) -> AbstractContextManager[None]:
         """Count `request` as under way to `instance` while inside."""

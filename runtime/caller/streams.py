@@ -26,7 +26,7 @@ class ResponseStream(Generic[T]):
     Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
     """
 
-    __slots__ = ("_channel", "_decode", "_router", "instance")
+    __slots__ = ("_channel", "_decode", "_on_first", "_router", "instance")
 
     def __init__(
         self,
@@ -40,6 +40,11 @@ class ResponseStream(Generic[T]):
         self._channel = channel
         self._decode = decoder.decode
         self._router = router
+        self._on_first: Callable[[], None] | None = None
+
+    def tell_first(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the first item comes by `forward`; to be said before that."""
+        self._on_first = listener
 
     def __aiter__(self) -> Self:
         return self
@@ -67,7 +72,10 @@ class ResponseStream(Generic[T]):
         iterating raises, or what `sink` does.
         """
         try:
-            await self._channel.forward(_Decoding(self._decode, sink))
+            decoding: Sink[bytes] = _Decoding(self._decode, sink)
+            if self._on_first is not None:
+                decoding = _Telling(decoding, self._on_first)
+            await self._channel.forward(decoding)
         except (DisconnectedError, RemoteProtocolError) as error:
             self._inhibit(error)
             raise
@@ -98,6 +106,26 @@ class _Decoding(Sink[bytes]):
                 self._sink.take(decoded)
             raise _undecodable(error) from error
         return self._sink.take(decoded)
+
+
+class _Telling(Sink[bytes]):
+    """Tells of the first items that come, and hands all on."""
+
+    __slots__ = ("_on_first", "_sink")
+
+    def __init__(self, sink: Sink[bytes], on_first: Callable[[], None]) -> None:
+        super().__init__()
+        self._sink = sink
+        self._on_first: Callable[[], None] | None = on_first
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[bytes]) -> bool:
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+        return self._sink.take(items)
 
 
 def _undecodable(error: Exception) -> RemoteProtocolError:

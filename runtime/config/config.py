@@ -3,7 +3,8 @@
 `load_config` is the only door. It starts nothing and connects to nothing; whatever is wrong is a
 `ConfigError` that names the key, where it was written, and the nearest key that exists.
 `docs/configuration.md` lists every key (`make docs` writes it). The plane sections are in
-`planes.py`, the HTTP frontend's in `http.py`, the worker's in `worker.py`, the reading in `source.py`.
+`planes.py`, the HTTP frontend's in `http.py`, the worker's in `worker.py`, the router's in
+`router.py`, the reading in `source.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from .keys import (
     Secret,
     Section,
     Text,
-    Tokens,
     about,
     is_name,
 )
@@ -39,6 +39,7 @@ from .planes import (
     TlsConfig,
     TransferConfig,
 )
+from .router import RouterConfig, RouterKvConfig
 from .source import (
     RESERVED_VARIABLES,
     ConfigValue,
@@ -66,6 +67,7 @@ __all__ = [
     "NatsConfig",
     "NixlConfig",
     "RouterConfig",
+    "RouterKvConfig",
     "Secret",
     "SecurityConfig",
     "ShutdownConfig",
@@ -80,55 +82,6 @@ __all__ = [
 ]
 
 PRESETS = ("small", "medium", "large")
-
-
-class RouterConfig(Section, frozen=True, kw_only=True):
-    """Which instance gets a request."""
-
-    policy: Annotated[
-        Literal["round_robin", "random", "direct", "least_loaded"],
-        about("`direct` serves requests that name their instance and refuses others."),
-    ] = "round_robin"
-    inhibit_s: Annotated[
-        Seconds, about("An instance that failed is not chosen this long while others live.")
-    ] = 5.0
-    attempts_max: Annotated[
-        Annotated[int, Meta(ge=1, le=32)],
-        about("Instances tried for one request before its first item."),
-    ] = 3
-    migrations_max: Annotated[
-        Annotated[int, Meta(ge=0, le=32)],
-        about(
-            "How often an answer whose worker is lost, or leaves, is replayed at another behind the"
-            " tokens that the client has. 0: it ends with an error."
-        ),
-    ] = 3
-    migration_tokens_max: Annotated[
-        Tokens, about("A longer sequence, prompt and answer together, is not replayed.")
-    ] = 131_072
-    kv_index: Annotated[
-        bool,
-        about(
-            "Workers tell their KV blocks and callers keep an index of them, which"
-            " `/metrics` shows. No policy uses it in this version."
-        ),
-    ] = False
-    silence_grace_s: Annotated[
-        Seconds,
-        about(
-            "A request that brings nothing this long is given up if its worker left discovery; if"
-            " not, the worker is asked, and given up after as long without an answer. At least"
-            " `lease_ttl_s`: a worker takes half of it to register again."
-        ),
-    ] = 10.0
-    stale_grace_s: Annotated[
-        Seconds | None,
-        about(
-            "A worker that discovery deleted, but that answers over its standing connection, is"
-            " kept this long with its models. Longer than it takes to register again: half of"
-            " `lease_ttl_s`. `null` drops it at once."
-        ),
-    ] = 10.0
 
 
 class ShutdownConfig(Section, frozen=True, kw_only=True):

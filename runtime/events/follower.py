@@ -49,6 +49,7 @@ CALM_S: Final = 4.0
 @attrs.define(eq=False)
 class _Followed:
     view: SequencedView
+    heard_at: float = -math.inf
     is_whole: bool = True
     """Whether `on_lost` is still to be called for the next loss."""
     is_asking: bool = False
@@ -109,6 +110,10 @@ class EventFollower:
         """Publishers that a snapshot is being asked of now."""
         return sum(followed.view.needs_snapshot for followed in self._followed.values())
 
+    def silent(self, since: float) -> list[str]:
+        """Publishers of which nothing has come, not even a beat, since that time of trio's clock."""
+        return [name for name, each in self._followed.items() if each.heard_at < since]
+
     def forget(self, publisher: str) -> None:
         """The publisher has left; should it come again, it is followed from a snapshot."""
         followed = self._followed.pop(publisher, None)
@@ -160,6 +165,7 @@ class EventFollower:
                 self._notices.warn(f"{self._topic}: too many publishers", publisher[:_LINE_MAX])
                 return
             followed = self._followed[publisher] = _Followed(SequencedView(self.counts))
+        followed.heard_at = trio.current_time()
         self._apply(publisher, followed, followed.view.receive(event))
         if followed.view.trouble:
             self._tell(followed.view.trouble, event)

@@ -97,10 +97,6 @@ class LoadFollower:
         )
         """What was missed, and counted."""
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled."""
-        await self.follower.run(task_status=task_status)
-
     def receive(self, instance_id: str, body: bytes) -> None:
         """Take one report as it was published; raises `RemoteProtocolError` for nonsense."""
         try:

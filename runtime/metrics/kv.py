@@ -1,4 +1,4 @@
-"""What `/metrics` shows of engines and KV blocks: an engine's, those told, those a router knows.
+"""What `/metrics` shows of engines and KV blocks: an engine's, those told, and what a router knows.
 
 Each counts for itself; here it is only read, when `/metrics` is. The label `endpoint` is its path.
 """
@@ -13,9 +13,9 @@ import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ..caller.kv.routing import KvRouting
 from ..engines.generation import GenerationEngine
 from ..kv.events import KvEventSource
-from ..kv.index import KvIndex
 from .metrics import Metrics
 
 __all__ = ["KvSeries"]
@@ -30,6 +30,19 @@ _SOURCE_COUNTERS: Final = {
     "dropped": "Messages not sent: a gap to every follower",
     "snapshots": "Snapshots, or parts of one, that were sent",
     "malformed": "Requests for a snapshot that were none",
+}
+_ROUTING_GAUGES: Final = {
+    "active_requests": "Requests under way as predicted, those of other routers included",
+    "active_blocks": "Blocks in use as predicted, over all instances",
+    "waiting_prefill_tokens": "Prompt tokens that await their prefill, as predicted",
+    "routers": "Other routers that tell what they send",
+    "recent_blocks": "Blocks thought to be held, because they were sent lately",
+}
+_ROUTING_COUNTERS: Final = {
+    "requests": "Requests sent by the blocks of their prompts",
+    "hits": "Requests sent to an instance that had their first block",
+    "prompt_blocks": "Full blocks of the prompts sent",
+    "overlap_blocks": "Of these, blocks that the instance had already",
 }
 _INDEX_GAUGES: Final = {
     "instances": "Instances that blocks are known of, or might be",
@@ -58,7 +71,7 @@ class KvSeries:
     def __init__(self, metrics: Metrics) -> None:
         self._engines: dict[str, GenerationEngine] = {}
         self._sources: dict[str, KvEventSource] = {}
-        self._indexes: dict[str, KvIndex] = {}
+        self._routings: dict[str, KvRouting] = {}
         metrics.registry.register(self)
 
     def show_engine(self, endpoint: str, engine: GenerationEngine) -> None:
@@ -70,19 +83,18 @@ class KvSeries:
         self._sources[endpoint] = source
 
     @contextmanager
-    def showing_index(self, index: KvIndex | None) -> Iterator[None]:
-        """Show what is known of the blocks of an endpoint's instances, while inside."""
-        if index is None:
+    def showing_routing(self, endpoint: str, routing: KvRouting | None) -> Iterator[None]:
+        """Show what is known of the blocks and loads of an endpoint's instances, while inside."""
+        if routing is None:
             yield
             return
-        key = str(index.endpoint)
-        self._indexes[key] = index
+        self._routings[endpoint] = routing
         try:
             yield
         finally:
             # Another client of the endpoint may have been opened meanwhile.
-            if self._indexes.get(key) is index:
-                del self._indexes[key]
+            if self._routings.get(endpoint) is routing:
+                del self._routings[endpoint]
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
@@ -90,7 +102,13 @@ class KvSeries:
             yield from _engine_series(self._engines)
         told = {name: attrs.asdict(each.statistics()) for name, each in self._sources.items()}
         yield from _series("trinamo_kv_events", told, _SOURCE_GAUGES, _SOURCE_COUNTERS)
-        known = {name: attrs.asdict(each.statistics()) for name, each in self._indexes.items()}
+        chosen = {name: attrs.asdict(each.statistics()) for name, each in self._routings.items()}
+        yield from _series("trinamo_kv_routing", chosen, _ROUTING_GAUGES, _ROUTING_COUNTERS)
+        known = {
+            name: attrs.asdict(each.index.statistics())
+            for name, each in self._routings.items()
+            if each.index is not None
+        }
         yield from _series("trinamo_kv_index", known, _INDEX_GAUGES, _INDEX_COUNTERS)
 
 

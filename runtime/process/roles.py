@@ -193,6 +193,8 @@ async def _offer(
         engine=info.engine,
         fingerprint=info.fingerprint,
         can_resume=info.can_resume,
+        tokenizer=info.tokenizer,
+        block_tokens=info.block_tokens,
         created=int(runtime.env.clock.wall()),
         aliases=list(section.model_aliases),
     )

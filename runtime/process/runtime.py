@@ -325,6 +325,8 @@ class Runtime:
 
     def _steps(self, worker: Worker) -> Iterator[Step]:
         limits = self.config.shutdown
+        if self._reports is not None:
+            self._reports.drain()
         yield Step("leave discovery", limits.leave_timeout_s, self._leave_discovery)
         worker.refuse_new()
         self.env.note("drain.begin", active=worker.active_count)

@@ -1,8 +1,8 @@
-"""What a worker tells routers about itself: how busy it is, and which KV blocks it holds.
+"""What a worker tells routers about itself: how busy it is, its state, and which KV blocks it holds.
 
-Both are for routers that want them, so they go by the configuration, which workers and callers must
-share: load with `router.policy: least_loaded`, blocks with `router.kv_index`. What travels is in
-`events/load.py` and `kv/events.py`.
+All are for routers that want them, so they go by the configuration, which workers and callers must
+share: load and state with `router.policy` `kv` and `least_loaded`, blocks with `kv` unless
+`router.kv.events` is false. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from ..config.config import RouterConfig
 from ..engines.generation import GenerationEngine, TellsBlocks
 from ..env import Env
 from ..events.load import LoadReport, LoadSource
+from ..events.status import StatusSource
 from ..kv.events import KvEventSource
 from ..metrics.kv import KvSeries
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.discovery.routing import Policy
+from ..protocol.discovery.routing import TOLD_LOAD, Policy
 from .worker import Worker
 
 __all__ = ["Reports"]
@@ -41,6 +42,7 @@ class Reports:
         self._worker = worker
         self._series = series
         self._begun: dict[str, None] = {}
+        self._states: list[StatusSource] = []
         # New in every process, and growing should one ever come back under the same instance id.
         self._incarnation = int(env.clock.wall() * 1e3)
 
@@ -55,12 +57,20 @@ class Reports:
         self._begun[str(endpoint)] = None
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
-        if Policy(self._config.policy) is Policy.LEAST_LOADED:
+        policy = Policy(self._config.policy)
+        if policy in TOLD_LOAD:
             self._tell_load(endpoint, engine)
+            self._tell_state(endpoint)
         # Two protocols at once are more than mypy can tell apart.
         teller: object = engine
-        if self._config.kv_index and isinstance(teller, TellsBlocks):
+        tells = policy is Policy.KV and self._config.kv.events
+        if tells and isinstance(teller, TellsBlocks):
             self._tell_blocks(endpoint, teller)
+
+    def drain(self) -> None:
+        """Tell that this process takes no more requests. Synchronous, final."""
+        for state in self._states:
+            state.drain()
 
     def _tell_load(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
         source = LoadSource(
@@ -70,6 +80,16 @@ class Reports:
             incarnation=self._incarnation,
             read=lambda: self._load(engine),
         )
+        self._nursery.start_soon(source.run)
+
+    def _tell_state(self, endpoint: EndpointName) -> None:
+        source = StatusSource(
+            self._events,
+            endpoint,
+            instance_id=self._worker.instance_id,
+            incarnation=self._incarnation,
+        )
+        self._states.append(source)
         self._nursery.start_soon(source.run)
 
     def _load(self, engine: GenerationEngine | None) -> LoadReport:

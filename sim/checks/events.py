@@ -41,11 +41,11 @@ def missed(outcome: Outcome) -> Iterator[tuple[str, int, int]]:
     """By host: how many gaps its routers met, and how many snapshots they took."""
     for name, router in _routers(outcome):
         gaps = snapshots = 0
-        if router.kv_index is not None:
-            statistics = router.kv_index.statistics()
+        if router.kv is not None and router.kv.index is not None:
+            statistics = router.kv.index.statistics()
             gaps, snapshots = statistics.gaps, statistics.snapshots
-        if router.loads is not None:
-            follower = router.loads.follower
+        if router.reports is not None:
+            follower = router.reports.loads.follower
             gaps, snapshots = gaps + follower.counts.gaps, snapshots + follower.snapshot_count
         yield name, gaps, snapshots
 
@@ -76,13 +76,13 @@ def _is_heard(outcome: Outcome, name: str) -> bool:
 
 def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterator[str]:
     engine: Any = process.engine
-    if router.kv_index is None or engine is None:
+    if router.kv is None or router.kv.index is None or engine is None:
         return
     blocks = BlockSet()
     for event in engine._steps._cache.held_blocks():  # noqa: SLF001 -- looks inside
         blocks.apply(event)
     held = set(block_keys(tuple(blocks.hashes)))
-    known = router.kv_index.blocks(instance_id)
+    known = router.kv.index.blocks(instance_id)
     if known - held:
         yield f"it believes in {len(known - held)} blocks that are not there"
     if held - known:
@@ -91,7 +91,7 @@ def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterato
 
 def _wrong_load(router: Router, instance_id: str, process: Process) -> Iterator[str]:
     runtime, engine = process.runtime, process.engine
-    if router.loads is None or runtime is None or runtime.worker is None:
+    if router.reports is None or runtime is None or runtime.worker is None:
         return
     report = router.report(instance_id)
     active = runtime.worker.active_count

@@ -42,9 +42,9 @@ KNOWN = {
         "entered acked died expired forgotten extensions broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
         cancellations waiting_blocks refused_blocks usable_peers fallbacks blocks_in_flight
+        active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
         quarantined_blocks waiting_count""",
-    "routing and migration read it of an engine": "tokenizer tokenizer_of",
-    "of an index that routing will ask, and of memory that peers will name": "overlap device_memory",
+    "of memory that peers will name": "device_memory",
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",

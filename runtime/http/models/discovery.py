@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from ...caller.client import Client
+from ...caller.kv.hints import make_hint
 from ...caller.migration import MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...errors import TrinamoError
@@ -23,6 +24,7 @@ from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
+from ...protocol.kv.hints import RoutingHint
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...retries import Retries
 from ...sinks import Sink
@@ -45,18 +47,17 @@ class RoutedEngine(RemoteEngine):
         self,
         client: Client,
         table: ModelTable,
-        model: str,
+        card: ModelCard,
         migration: MigrationPolicy,
         *,
-        can_resume: bool = False,
         instance_id: str | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.client = client
         self._table = table
-        self._model = model
+        self._card = card
+        self._model = card.name
         self._migration = migration
-        self._can_resume = can_resume
         self._instance_id = instance_id
         self._tell = tell
 
@@ -75,9 +76,8 @@ class RoutedEngine(RemoteEngine):
         return RoutedEngine(
             self.client,
             self._table,
-            self._model,
+            self._card,
             self._migration,
-            can_resume=self._can_resume,
             instance_id=instance_id,
             tell=tell,
         )
@@ -93,8 +93,12 @@ class RoutedEngine(RemoteEngine):
             instance_id=self._instance_id,
             servers=self._servers,
             tell=self._tell,
-            can_resume=self._can_resume,
+            can_resume=self._card.can_resume,
+            hint=None if self.client.router.kv is None else self._hint,
         ).run()
+
+    def _hint(self, request: GenerateRequest) -> RoutingHint | None:
+        return make_hint(request, self._card)
 
     def _servers(self) -> Collection[str] | None:
         servers = self._table.servers(self._model)
@@ -255,9 +259,7 @@ class _ModelWatch:
         manager = self._manager
         try:
             client = await self._client(card.endpoint)
-            engine = RoutedEngine(
-                client, self._table, card.name, self._migration, can_resume=card.can_resume
-            )
+            engine = RoutedEngine(client, self._table, card, self._migration)
             if manager.has_model_any(card.name):
                 manager.update_model(card, engine)
             else:

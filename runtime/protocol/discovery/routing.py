@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ...errors import RequestError, UnavailableError
 from .instances import Instance
 
-__all__ = ["Policy", "pick"]
+__all__ = ["TOLD_LOAD", "Policy", "pick"]
 
 
 class Policy(enum.StrEnum):
@@ -21,6 +22,13 @@ class Policy(enum.StrEnum):
     """The caller names the instance; inhibition is ignored."""
     LEAST_LOADED = "least_loaded"
     """The fewest requests under way; the first of the least loaded after the last pick."""
+    KV = "kv"
+    """By the blocks that each holds of a prompt and by predicted load, which `caller/kv/` weighs; as
+    `LEAST_LOADED` for requests of which no prompt is known."""
+
+
+TOLD_LOAD: Final = frozenset({Policy.LEAST_LOADED, Policy.KV})
+"""Under these, workers tell how busy they are and whether they drain."""
 
 
 def pick(
@@ -57,7 +65,7 @@ def pick(
             return candidates[turn % count]
         case Policy.RANDOM:
             return candidates[rng.randrange(count)]
-        case Policy.LEAST_LOADED:
+        case Policy.LEAST_LOADED | Policy.KV:
             # Rotated by the turn, so that ties do not all fall on the first instance.
             order = (candidates[(turn + i) % count] for i in range(count))
             return min(order, key=lambda instance: load(instance.id))

@@ -146,6 +146,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str = ""
     fingerprint: str = ""
     """Of what computes the answers: workers of one model whose fingerprints differ disagree."""
+    block_tokens: int = 0
+    """Of one KV block; 0 where the engine keeps none."""
+    tokenizer: str = ""
+    """How a frontend can make the prompt's tokens itself (`engines/prompts.py`); empty: it cannot."""
     created: int = 0
     """Unix seconds."""
     can_resume: bool = False

@@ -191,8 +191,8 @@ async def test_least_loaded_believes_the_larger_of_our_count_and_the_instance_s_
     made.apply(Snapshot(1, [entry(instance(each)) for each in "123"]))
 
     def says(instance_id: str, active: int) -> None:
-        assert made.loads is not None
-        made.loads.receive(instance_id, msgspec.msgpack.encode(LoadReport(active)))
+        assert made.reports is not None
+        made.reports.loads.receive(instance_id, msgspec.msgpack.encode(LoadReport(active)))
 
     says("1", 2)
     says("2", 1)

@@ -207,7 +207,7 @@ async def test_the_last_known_load_stays_while_the_broker_is_away(
         MemoryEventPlane(broker), ENDPOINT, follows=known.__contains__, take=reports.__setitem__
     )
     async with trio.open_nursery() as nursery:
-        await nursery.start(loads.run)
+        await nursery.start(loads.follower.run)
         assert reports == {}
         await nursery.start(source.run)
         await trio.sleep(0.5)

@@ -12,6 +12,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.loop.host import open_engine_host
 from trinamo.runtime.engines.mocker.engine import MockerEngine, MockerOptions, costed_hop
+from trinamo.runtime.protocol.kv.blocks import BlockSet
 from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, block_hashes, block_keys
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
 
@@ -61,8 +62,10 @@ async def test_an_engine_s_blocks_are_in_the_index_step_by_step(
             held |= set(model.blocks.held())
             await generate(prompt)
             await trio.sleep(0.1)
-            now = [digest for stored in model.blocks.held() for digest in stored.block_hashes]
-            assert made.index.blocks("a") == set(block_keys(now))
+            now = BlockSet()
+            for event in model.blocks.held():
+                now.apply(event)
+            assert made.index.blocks("a") == set(block_keys(tuple(now.hashes)))
         assert len(held | set(model.blocks.held())) > len(model.blocks.held()), "none was evicted"
         last = block_hashes([256, *b"something else altogether"], 4)
         assert made.overlap(*last) == {"a": len(last)}

@@ -48,9 +48,7 @@ async def test_a_client_whose_opening_was_cancelled_is_opened_when_asked_for_aga
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     transports = Faulty()
-    async with open_process(
-        transports, router__policy="least_loaded", router__kv_index=True
-    ) as caller:
+    async with open_process(transports, router__policy="kv") as caller:
         await caller.settings.wait_loaded()
         before = task_count()
         with transports.faults.outage():
@@ -99,9 +97,7 @@ async def test_a_client_is_closed_with_its_last_holder_and_opened_anew_after_tha
 ) -> None:
     transports = Faulty()
     await transports.register(1)
-    async with open_process(
-        transports, router__policy="least_loaded", router__kv_index=True
-    ) as caller:
+    async with open_process(transports, router__policy="kv") as caller:
         before = task_count()
         client = await caller.client(NAME)
         assert await caller.client(NAME) is client

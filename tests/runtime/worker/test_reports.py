@@ -15,12 +15,12 @@ from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_eng
 from trinamo.runtime.events.load import LoadFollower, LoadReport
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.events import block_hashes
+from trinamo.runtime.protocol.kv.events import block_hashes, block_keys
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 GENERATE = EndpointName("test", "backend", "generate")
 FAST = MockerOptions(num_gpu_blocks=64, block_size=4, speedup_ratio=1000)
-WANTED: dict[str, Any] = {"router__kv_index": True, "router__policy": "least_loaded"}
+WANTED: dict[str, Any] = {"router__policy": "kv"}
 
 
 @asynccontextmanager
@@ -49,10 +49,11 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() -> None:
     transports = OneProcess()
     prompt = "the same beginning, and more"
-    hashes = block_hashes([256, *prompt.encode()], FAST.block_size)
+    hashes = block_keys(block_hashes([256, *prompt.encode()], FAST.block_size))
     async with open_process(transports, **WANTED) as caller:
         client = await caller.client(GENERATE)
-        index = client.router.kv_index
+        assert client.router.kv is not None
+        index = client.router.kv.index
         assert index is not None
         async with serving(transports, **WANTED) as server:
             await client.router.wait_instances()
@@ -91,7 +92,7 @@ async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
         loads = LoadFollower(
             caller.events, GENERATE, follows=lambda _: True, take=reports.__setitem__
         )
-        await nursery.start(loads.run)
+        await nursery.start(loads.follower.run)
         async with open_process(transports, serving=True, **WANTED) as server:
             assert server.instance_id is not None
             instance = await server.serve(
@@ -112,5 +113,5 @@ async def test_nobody_tells_anything_that_is_not_asked_for() -> None:
         client = await caller.client(GENERATE)
         await client.router.wait_instances()
         await ask(client, "hello")
-        assert client.router.kv_index is None
+        assert client.router.kv is None
         assert transports.broker.subscription_count == 0

@@ -1,0 +1,183 @@
+"""What a router knows under the policy `kv`, and what it chooses by it.
+
+`KvRouting` puts together who holds which blocks (`kv/index.py`, or `recent.py` where nobody tells),
+how busy each is predicted to be (`loads.py`) and what that costs (`cost.py`). Which instances may
+be chosen at all is the router's business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+
+import attrs
+import trio
+
+from ...config.router import RouterKvConfig
+from ...kv.index import KvIndex
+from ...nurseries import open_nursery
+from ...planes import EventPlane
+from ...protocol.discovery.instances import EndpointName, Instance
+from ...protocol.kv.hints import RoutingHint
+from .agreement import Agreement
+from .cost import Candidate, Weights, choose, costs
+from .loads import ActiveRequest, PredictedLoads, leading
+from .recent import RecentBlocks
+
+__all__ = ["KvRouting", "KvRoutingStatistics"]
+
+_ID_BITS = 64
+
+
+@attrs.frozen
+class KvRoutingStatistics:
+    """Gauges and counters at one moment."""
+
+    active_requests: int
+    """Under way as predicted, those of other routers included; zero at quiescence."""
+    active_blocks: int
+    """That these use, each counted once an instance."""
+    waiting_prefill_tokens: int
+    """Of prompts whose first token has not come."""
+    routers: int
+    """Other routers that tell what they send."""
+    recent_blocks: int
+    """Blocks that are only thought to be held, because they were sent there lately."""
+    requests: int
+    """Sent, with their prompts known; those that were sent again counted again."""
+    hits: int
+    """Of these, how many went to an instance that had their first block."""
+    prompt_blocks: int
+    """Full blocks of their prompts."""
+    overlap_blocks: int
+    """Of these, how many were there already."""
+
+
+class KvRouting:
+    """The knowledge of one router; everything but `run` is synchronous.
+
+    A request costs, beyond the naming of its blocks, look-ups in the index and some microseconds
+    for each instance that may be chosen.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        endpoint: EndpointName,
+        config: RouterKvConfig,
+        rng: random.Random,
+    ) -> None:
+        self._rng = rng
+        self._weights = Weights(
+            overlap_credit=config.overlap_credit,
+            overlap_credit_decay=config.overlap_credit_decay,
+            prefill_load_scale=config.prefill_load_scale,
+            active_request_weight=config.active_request_weight,
+            temperature=config.temperature,
+        )
+        self.index = KvIndex(events, endpoint) if config.events else None
+        """None with `router.kv.events: false`."""
+        self._recent = RecentBlocks(config.ttl_s)
+        self._loads = PredictedLoads()
+        router_id = f"{rng.getrandbits(_ID_BITS):016x}"
+        self._agreement = (
+            Agreement(events, endpoint, router_id, self._loads) if config.sync else None
+        )
+        self._number = 0
+        self._ours: dict[Hashable, int] = {}
+        self._requests = self._hits = self._prompt_blocks = self._overlap_blocks = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow the workers' events and other routers until cancelled."""
+        async with open_nursery() as nursery:
+            if self.index is not None:
+                await nursery.start(self.index.run)
+            if self._agreement is not None:
+                await nursery.start(self._agreement.run)
+            task_status.started()
+            await trio.sleep_forever()
+
+    # --- instances ---
+
+    def join(self, instance_id: str) -> None:
+        """The instance is in the live set."""
+        if self.index is not None:
+            self.index.join(instance_id)
+
+    def leave(self, instance_id: str) -> None:
+        """The instance has left the live set."""
+        self._recent.leave(instance_id)
+        if self.index is not None:
+            self.index.leave(instance_id)
+
+    # --- requests ---
+
+    def choose(self, instances: Sequence[Instance], hint: RoutingHint) -> Instance:
+        """The instance, of at least one, that a prompt is sent to at the least cost."""
+        overlap = self._overlap(hint)
+        candidates = [self._candidate(each.id, hint, overlap) for each in instances]
+        found = costs(self._weights, candidates, tokens=hint.tokens, block_tokens=hint.block_tokens)
+        return instances[choose(found, self._weights.temperature, self._rng)]
+
+    def _candidate(self, instance_id: str, hint: RoutingHint, overlap: dict[str, int]) -> Candidate:
+        load = self._loads.load(instance_id)
+        keys = hint.keys
+        return Candidate(
+            overlap_blocks=overlap.get(instance_id, 0),
+            prefill_tokens=load.prefill_tokens,
+            decode_blocks=len(load.blocks) + len(keys) - leading(load.blocks, keys),
+            active_requests=load.requests,
+        )
+
+    def _overlap(self, hint: RoutingHint) -> dict[str, int]:
+        if self.index is not None and hint.is_exact:
+            return self.index.overlap(hint.keys)
+        return self._recent.overlap(hint.keys, trio.current_time())
+
+    def begin(self, instance_id: str, request: Hashable, hint: RoutingHint) -> int:
+        """`request` is sent to the instance; returns how many of its blocks are there."""
+        blocks = self._overlap(hint).get(instance_id, 0)
+        prefill_tokens = max(hint.tokens - blocks * hint.block_tokens, 0)
+        active = ActiveRequest(instance_id, hint.keys, prefill_tokens)
+        self._number += 1
+        self._ours[request] = number = self._number
+        self._loads.begin(number, active)
+        if self._agreement is not None:
+            self._agreement.began(number, active)
+        if self.index is None or not hint.is_exact:
+            self._recent.send(instance_id, hint.keys, trio.current_time())
+        self._requests += 1
+        self._hits += blocks > 0
+        self._prompt_blocks += len(hint.keys)
+        self._overlap_blocks += blocks
+        return blocks
+
+    def first_token(self, request: Hashable) -> None:
+        """Its first item has come; nothing if it is not ours, or has ended."""
+        number = self._ours.get(request)
+        if number is not None and self._loads.first_token(number) and self._agreement is not None:
+            self._agreement.first_token(number)
+
+    def end(self, request: Hashable) -> None:
+        """It is under way no more; nothing if it was not, as one without a hint."""
+        number = self._ours.pop(request, None)
+        if number is None:
+            return
+        self._loads.end(number)
+        if self._agreement is not None:
+            self._agreement.ended(number)
+
+    def statistics(self) -> KvRoutingStatistics:
+        """The counts as of now."""
+        waiting, blocks = self._loads.totals
+        return KvRoutingStatistics(
+            active_requests=len(self._loads),
+            active_blocks=blocks,
+            waiting_prefill_tokens=waiting,
+            routers=0 if self._agreement is None else self._agreement.router_count,
+            recent_blocks=len(self._recent),
+            requests=self._requests,
+            hits=self._hits,
+            prompt_blocks=self._prompt_blocks,
+            overlap_blocks=self._overlap_blocks,
+        )

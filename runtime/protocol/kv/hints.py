@@ -1,0 +1,45 @@
+"""What a router is told about a prompt: the names of its blocks, and how long it is. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from .events import block_hashes, block_keys, chained_hashes
+
+__all__ = ["HINT_BLOCKS_MAX", "RoutingHint", "hint_of_text", "hint_of_tokens"]
+
+HINT_BLOCKS_MAX: Final = 4096
+"""Blocks beyond are not named: naming one costs about a microsecond, and the caller waits for it."""
+_TOKEN_BYTES: Final = 4
+"""Of text, on average; where the tokens are not known."""
+
+
+@attrs.frozen
+class RoutingHint:
+    """One prompt, made once for a request however often it is sent."""
+
+    keys: Sequence[int]
+    """Of its full blocks, from its start, as `block_keys` makes them."""
+    tokens: int
+    """Of the whole prompt."""
+    block_tokens: int
+    """Tokens of one block."""
+    is_exact: bool
+    """Whether the keys are those of the workers' own blocks; if not, of pieces of the text."""
+
+
+def hint_of_tokens(token_ids: Sequence[int], block_tokens: int) -> RoutingHint:
+    """Of a prompt whose tokens are known."""
+    named = token_ids[: HINT_BLOCKS_MAX * block_tokens]
+    keys = block_keys(block_hashes(named, block_tokens))
+    return RoutingHint(keys, len(token_ids), block_tokens, is_exact=True)
+
+
+def hint_of_text(text: bytes, block_tokens: int) -> RoutingHint:
+    """Of one of which only the text is: in pieces that are about as long as a block."""
+    chunk_bytes = block_tokens * _TOKEN_BYTES
+    keys = block_keys(chained_hashes(text[: HINT_BLOCKS_MAX * chunk_bytes], chunk_bytes))
+    return RoutingHint(keys, -(-len(text) // _TOKEN_BYTES), block_tokens, is_exact=False)
