@@ -25,6 +25,7 @@ from ..metrics.migrations import MigrationSeries
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
+from ..traces.trace import Leg
 from .client import ELSEWHERE, Client
 
 __all__ = ["VERDICTS", "MigratingAnswer", "MigrationPolicy", "Progress", "Verdict", "may_migrate"]
@@ -164,7 +165,7 @@ class MigratingAnswer(Sink[Delta]):
         self._is_taken = self._has_brought = False
         self._tried: list[str] = []
         """What became of the streams before it, in words."""
-        self._broken: tuple[float, bool] | None = None
+        self._broken: tuple[float, bool, Leg] | None = None
         """When the last stream broke, and whether it had brought nothing; until the next one does."""
 
     # --- a sink, in plain calls: each token costs a loop's turn and the extension of a list ---
@@ -276,7 +277,10 @@ class MigratingAnswer(Sink[Delta]):
 
     def _break(self, worker: str, error: TrinamoError) -> None:
         delivered = len(self._token_ids)
-        self._broken = self._policy.series.now(), not delivered
+        leg = self._context.trace.begin(
+            "migration", left=worker, delivered_tokens=delivered, reason=error.code
+        )
+        self._broken = self._policy.series.now(), not delivered, leg
         self._tried.append(f"{worker}: {error.message}")
         self._client.env.note(
             "migration", request=self._context.id, instance=worker, delivered=delivered
@@ -299,7 +303,8 @@ class MigratingAnswer(Sink[Delta]):
 
     def _settle(self, outcome: str) -> None:
         if self._broken is not None:
-            (since, is_new), self._broken = self._broken, None
+            (since, is_new, leg), self._broken = self._broken, None
+            leg.finish("success" if outcome == "migrated" else outcome)
             self._policy.series.ended(is_new=is_new, outcome=outcome, since=since)
 
 

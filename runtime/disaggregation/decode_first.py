@@ -56,6 +56,8 @@ from ..protocol.disaggregation.messages import (
 )
 from ..protocol.openai.generate import GenerateRequest
 from ..queues.queues import CountedQueue
+from ..traces.ring import Traces
+from ..traces.trace import Leg
 from .flow import Filled, first_item, missing_blocks, wait_end
 
 __all__ = ["MODE", "QUEUE_LIMITS", "DecodeFirst", "QueuedPrefills"]
@@ -165,16 +167,17 @@ class DecodeFirst:
                     instance_id=self._transfers.engine_id,
                     timeout_s=self._section.queue_timeout_s,
                 )
-                found = await self._wait_claimed(job, waiting) or await self._lend(
-                    reservation, waiting
-                )
+                with context.trace.begin("queue", queue=self._queue.name, job=job_id) as leg:
+                    reason = await self._wait_claimed(job, waiting, leg)
+                    leg.finish("success" if reason is None else reason.value)
+                found = reason or await self._lend(reservation, waiting)
         finally:
             del self._waiting[job_id]
             waiting.end(is_filled=isinstance(found, Filled))
         return found
 
     async def _wait_claimed(
-        self, job: RemotePrefillRequest, waiting: _Waiting
+        self, job: RemotePrefillRequest, waiting: _Waiting, leg: Leg
     ) -> PrefillReason | None:
         """Put the job into the queue until a prefill worker has it; why, if none has."""
         with trio.move_on_after(job.timeout_s):
@@ -184,6 +187,7 @@ class DecodeFirst:
                 return PrefillReason.QUEUE_FULL
             except TrinamoError:
                 return PrefillReason.QUEUE_AWAY
+            leg.mark("put")
             await waiting.claimed.wait()
         return None if waiting.claimed.is_set() else PrefillReason.NOT_CLAIMED
 
@@ -240,11 +244,13 @@ class QueuedPrefills:
         handoffs: Client,
         *,
         metrics: PrefillMetrics,
+        traces: Traces,
     ) -> None:
         self._host = host
         self._transfers = transfers
         self._handoffs = handoffs
         self._metrics = metrics
+        self._traces = traces
 
     async def work(self, job: LeasedJob, asked: RemotePrefillRequest) -> None:
         """Compute one prompt, and write it to whoever waits for it. Nothing is tried again.
@@ -256,6 +262,7 @@ class QueuedPrefills:
                 record.outcome = PrefillOutcome.EXPIRED
                 return
             context = Context(asked.request_id)
+            context.trace = self._traces.begin(asked.request_id)
             claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
             try:
                 async with self._handoffs.stream(
@@ -289,16 +296,19 @@ class QueuedPrefills:
                     f"{len(theirs)} blocks beyond {skip} were lent; the prompt fills {len(ours)}"
                 )
             written = skip
-            while written < len(ours):
-                filled = await kept.wait_filled(written)
-                word: bytes | None = None
-                if filled == len(ours):
-                    word = encode(PrefillDone(first_token=await kept.first_token()))
-                await self._transfers.write(
-                    asked.instance_id,
-                    ours[written:filled],
-                    theirs[written - skip : filled - skip],
-                    ticket=lent.ticket,
-                    notify=word,
-                )
-                written = filled
+            with context.trace.begin("transfer", direction="write", blocks=len(theirs)) as leg:
+                while written < len(ours):
+                    filled = await kept.wait_filled(written)
+                    word: bytes | None = None
+                    if filled == len(ours):
+                        word = encode(PrefillDone(first_token=await kept.first_token()))
+                        leg.mark("computed")
+                    reports = await self._transfers.write(
+                        asked.instance_id,
+                        ours[written:filled],
+                        theirs[written - skip : filled - skip],
+                        ticket=lent.ticket,
+                        notify=word,
+                    )
+                    written = filled
+                    leg.tell(backend=reports[-1].backend)

@@ -93,10 +93,13 @@ class DisaggregatedEngine:
         self, request: GenerateRequest, prompt: Prompt, context: Context, sink: Sink[Delta]
     ) -> PrefillReason | None:
         """Answer from blocks that come from elsewhere; why not, if none came."""
-        with self._metrics.under_way() as record:
+        leg = context.trace.begin("remote_prefill", mode=self._flow.mode)
+        with leg, self._metrics.under_way() as record:
             async with self._flow.filled(request, prompt, context) as found:
                 if not isinstance(found, Filled):
+                    leg.finish(found.value)
                     return found
+                leg.finish("success", blocks=found.block_count)
                 record.came(found.block_count)
                 self._metrics.decided(PrefillReason.LONG_PROMPT)
                 self._env.note("prefill.remote", request=context.id, blocks=found.block_count)

@@ -162,15 +162,18 @@ class PrefillFirst:
         skip, blocks = missing_blocks(reservation, self._block_tokens)
 
         async def read() -> PrefillReason | None:
+            leg = context.trace.begin("transfer", direction="read", blocks=len(blocks))
             try:
-                await self._transfers.read(
-                    kept.engine_id,
-                    blocks,
-                    kept.block_ids[skip:],
-                    ticket=kept.ticket,
-                    deadline_s=max(0.001, ends_at - trio.current_time()),
-                    notify=_READ,
-                )
+                with leg:
+                    reports = await self._transfers.read(
+                        kept.engine_id,
+                        blocks,
+                        kept.block_ids[skip:],
+                        ticket=kept.ticket,
+                        deadline_s=max(0.001, ends_at - trio.current_time()),
+                        notify=_READ,
+                    )
+                    leg.tell(backend=reports[-1].backend)
             except (DeadlineError, StaleMemoryError):
                 return PrefillReason.TIMED_OUT
             except TrinamoError:

@@ -188,7 +188,13 @@ class PrefillRole(_Role):
         )
 
     async def _consume(self, handoffs: Client, *, task_status: trio.TaskStatus[None]) -> None:
-        queued = QueuedPrefills(self._host, self._transfers, handoffs, metrics=self._metrics)
+        queued = QueuedPrefills(
+            self._host,
+            self._transfers,
+            handoffs,
+            metrics=self._metrics,
+            traces=self._runtime.traces,
+        )
         limits = ConsumerLimits(
             jobs_max=self._section.jobs_max,
             drain_timeout_s=self._runtime.config.shutdown.drain_timeout_s,
