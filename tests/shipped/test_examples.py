@@ -89,6 +89,22 @@ def test_a_killed_worker_is_a_typed_error_and_then_avoided() -> None:
 
 
 @pytest.mark.services
+def test_an_answer_goes_on_when_its_worker_is_killed() -> None:
+    lines = run("migrate.py").splitlines()
+
+    assert lines == ["the worker was killed after 50 events", "the same text: True"]
+
+
+@pytest.mark.services
+def test_a_prompt_is_computed_by_one_worker_and_answered_by_another() -> None:
+    lines = run("disaggregated.py").splitlines()
+
+    assert 'reason="long_prompt",where="remote"} 1.0' in lines[0]
+    assert lines[1].endswith("} 13.0")
+    assert lines[2] == "tokens as of one engine alone: True"
+
+
+@pytest.mark.services
 def test_one_worker_reads_blocks_of_another() -> None:
     lines = run("read_blocks.py").splitlines()
 
