@@ -96,8 +96,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     kv_layout: Annotated[
         Literal["block_first", "layer_first", "per_layer"],
         about(
-            "How `exact` lays KV blocks out: whole, by layer in one buffer, or in a buffer a layer. "
-            "Peers must have the same."
+            "How `exact` and `llamacpp` lay KV blocks out: whole, by layer in one buffer, or in a "
+            "buffer a layer. Peers must have the same."
         ),
     ] = "block_first"
     threads: Annotated[

@@ -1,9 +1,9 @@
 """A real language model on the CPU: llama.cpp through cyllama, one batched decode a step.
 
 Needs the extra: `pip install 'trinamo[llamacpp]'`, and a GGUF file with a byte-level BPE
-vocabulary (`model_file.py` knows how to get one). llama.cpp keeps the KV in cells of its own; the
-blocks the scheduler hands out only count them, so nothing can be read from or sent to another
-worker here.
+vocabulary (`model_file.py` knows how to get one). llama.cpp keeps the KV in cells of its own, which
+the scheduler's blocks only count; what another worker is to have of it is copied to and from blocks
+of memory beside it (`blocks.py`).
 
 Its tokens may differ in the last digit of a logit with the batch they are computed in. For answers
 that are the same everywhere, take `engines/exact/engine.py`.
@@ -12,6 +12,7 @@ that are the same everywhere, take `engines/exact/engine.py`.
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,14 +20,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
 from ...env import Env
 from ...errors import ConfigError, RequestError
+from ...kv.memory import KvLayout, KvMemory
 from ...protocol.openai.generate import ChatMessage, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem
+from .blocks import StagedBlocks
 from .model_file import MODEL_NAME, find_model, sample_digest
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaCppEngine", "open_llamacpp_engine"]
 
+_log = logging.getLogger("trinamo.engine")
 BLOCK_TOKENS = 16
 PROMPT_BYTES_PER_TOKEN_MAX = 16
 """A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
@@ -60,6 +65,7 @@ class LlamaCppEngine:
         running_max: int,
         step_tokens_max: int,
         threads: int,
+        layout: KvLayout = KvLayout.BLOCK_FIRST,
     ) -> None:
         llama = _import_llama()
         self._llama = llama
@@ -99,6 +105,39 @@ class LlamaCppEngine:
         self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=running_max)
         self._greedy = llama.LlamaSampler(llama.LlamaSamplerChainParams())
         self._greedy.add_greedy()
+        self._blocks = self._stage(layout)
+        if self._blocks is not None:
+            fingerprint = self._blocks.fingerprint(self.info.fingerprint)
+            self.info = attrs.evolve(self.info, kv_fingerprint=fingerprint)
+
+    def _stage(self, layout: KvLayout) -> StagedBlocks | None:
+        try:
+            return StagedBlocks(
+                self._context,
+                self._batch,
+                heads=self._model.n_head_kv,
+                block_tokens=BLOCK_TOKENS,
+                block_count=self.info.block_count,
+                layout=layout,
+            )
+        except ValueError as error:
+            _log.warning("the KV of %s cannot leave llama.cpp: %s", self.info.model, error)
+            return None
+
+    @property
+    def memory(self) -> KvMemory | None:
+        """Blocks that KV is copied to and from; None for a model where that cannot be."""
+        return None if self._blocks is None else self._blocks.memory
+
+    def save(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """See `StagesKv.save`."""
+        assert self._blocks is not None, "there are no blocks to copy to"
+        self._blocks.save(slot, tokens, block_ids)
+
+    def load(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """See `StagesKv.load`."""
+        assert self._blocks is not None, "there are no blocks to copy from"
+        self._blocks.load(slot, tokens, block_ids)
 
     def _chat_template(self) -> ChatTemplate | None:
         from .chat_template import ChatTemplate  # noqa: PLC0415 -- needs the extra
@@ -226,7 +265,7 @@ class LlamaCppEngine:
         self._context.cancel = True
 
     def close(self) -> None:
-        """Free llama.cpp's memory."""
+        """Free llama.cpp's memory; the blocks stay for as long as a transfer names them."""
         self._greedy.close()
         self._batch.close()
         self._context.close()
@@ -308,6 +347,7 @@ async def open_llamacpp_engine(
     step_tokens_max: int = 64,
     chunk_tokens_max: int = 64,
     queued_deltas_max: int = 256,
+    layout: KvLayout = KvLayout.BLOCK_FIRST,
 ) -> AsyncIterator[EngineHost]:
     """The model at `path`, or where `find_model` finds it, behind the step loop.
 
@@ -326,6 +366,7 @@ async def open_llamacpp_engine(
             running_max=running_max,
             step_tokens_max=step_tokens_max,
             threads=threads,
+            layout=layout,
         )
 
     engine = await trio.to_thread.run_sync(load)

@@ -26,7 +26,7 @@ from .pinned import Pinned, Reserved
 from .requests import ends_with, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
 from .sequence import TokenSequence
-from .step import Hop, KeepsKv, StepEngine
+from .step import Hop, KeepsKv, StagesKv, StepEngine
 from .steps import StepLoop
 
 __all__ = ["EngineHost", "open_engine_host"]
@@ -66,11 +66,10 @@ class EngineHost:
     @property
     def kv(self) -> KvCache | None:
         """The engine's blocks, for transfers; None if their bytes cannot leave it."""
-        if not isinstance(self._engine, KeepsKv):
+        memory = self._engine.memory if isinstance(self._engine, KeepsKv) else None
+        if memory is None:
             return None
-        return KvCache(
-            memory=self._engine.memory, pool=self._pool, fingerprint=self.info.kv_fingerprint
-        )
+        return KvCache(memory=memory, pool=self._pool, fingerprint=self.info.kv_fingerprint)
 
     # --- answers ---
 
@@ -164,7 +163,10 @@ class EngineHost:
         if sequence.is_full:
             raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
-        pinned = Pinned(sequence, context, self.info.block_tokens, self._steps.stop)
+        pinned = Pinned(
+            *(sequence, context, self.info.block_tokens, self._steps.stop),
+            is_staged=isinstance(self._engine, StagesKv),
+        )
         self._steps.submit(sequence)
         self._steps.follow(pinned)
         try:

@@ -33,7 +33,10 @@ class Pinned:
         context: Context,
         block_tokens: int,
         on_stop: Callable[[Pinned], None],
+        *,
+        is_staged: bool,
     ) -> None:
+        """`is_staged`: the blocks hold nothing before the prompt is complete."""
         self.sequence = sequence
         self.block_ids: Sequence[int] = ()
         self._first_token: int | None = None
@@ -42,6 +45,7 @@ class Pinned:
         self._changed = trio.Event()
         self._context = context
         self._block_tokens = block_tokens
+        self._is_staged = is_staged
         self._on_stop = on_stop
         self._leg = context.trace.begin(
             "reservation" if sequence.is_held else "prefill", prompt_tokens=sequence.prompt_tokens
@@ -123,7 +127,7 @@ class Pinned:
         cached = self.sequence.cached_tokens
         if self.is_complete:
             return block_count_for(cached, self._block_tokens)
-        return cached // self._block_tokens
+        return 0 if self._is_staged else cached // self._block_tokens
 
     async def _wait_change(self) -> None:
         await self._changed.wait()

@@ -47,6 +47,8 @@ class TokenSequence:
     """A transfer may touch its blocks: it is never preempted."""
     is_held: bool = False
     """Pinned and left out of the steps: its prompt is complete, or computed by somebody else."""
+    is_in_blocks_only: bool = False
+    """Adopted, and not yet where an engine that stages its KV computes with it."""
     is_dead: bool = False
     """Nobody wants another token: it is gone before the next step."""
 

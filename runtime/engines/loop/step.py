@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     # numpy comes with it, which most engines' processes do not need.
     from ...kv.memory import KvMemory
 
-__all__ = ["CachesBlocks", "Hop", "KeepsKv", "Sampling", "StepEngine", "StepItem", "scramble"]
+__all__ = [
+    "CachesBlocks",
+    "Hop",
+    "KeepsKv",
+    "Sampling",
+    "StagesKv",
+    "StepEngine",
+    "StepItem",
+    "scramble",
+]
 
 _MASK = (1 << 64) - 1
 
@@ -143,8 +152,24 @@ class KeepsKv(Protocol):
     """A step engine whose KV blocks are bytes that transfers may move."""
 
     @property
-    def memory(self) -> KvMemory:
-        """The blocks that `StepItem.block_ids` names."""
+    def memory(self) -> KvMemory | None:
+        """The blocks that `StepItem.block_ids` names; None if they have no bytes after all."""
+        ...
+
+
+@runtime_checkable
+class StagesKv(StepEngine, Protocol):
+    """A step engine that computes with KV in a place of its own, not in the blocks of its `memory`.
+
+    Called between steps, in the thread that runs them, and only if it has memory.
+    """
+
+    def save(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """Copy the KV of the first `tokens` tokens of the sequence in `slot` into its blocks."""
+        ...
+
+    def load(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """The reverse: `slot` holds nothing, and has the KV of `tokens` tokens afterwards."""
         ...
 
 

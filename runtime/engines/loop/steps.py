@@ -19,7 +19,8 @@ from .answer import Answer
 from .pinned import Pinned
 from .scheduler import Plan, Scheduler, Work
 from .sequence import TokenSequence
-from .step import CachesBlocks, Hop, StepEngine
+from .staging import Step, staged_step
+from .step import CachesBlocks, Hop, StagesKv, StepEngine
 
 __all__ = ["Asked", "StepLoop"]
 
@@ -35,6 +36,7 @@ class StepLoop:
     def __init__(self, engine: StepEngine, *, hop: Hop, scheduler: Scheduler) -> None:
         self._engine = engine
         self._cache = engine if isinstance(engine, CachesBlocks) else None
+        self._stages = engine if isinstance(engine, StagesKv) else None
         self._listener: BlockListener | None = None
         self._is_listener_new = False
         self._hop = hop
@@ -100,6 +102,7 @@ class StepLoop:
     def adopt(self, answer: Answer, first_token: int) -> None:
         """The blocks of a reserved sequence are filled: go on behind `first_token`."""
         self._scheduler.adopt(answer.sequence, first_token)
+        answer.sequence.is_in_blocks_only = self._stages is not None
         self.follow(answer)
         self._take(answer, first_token)
         self._wakeup.set()
@@ -165,7 +168,10 @@ class StepLoop:
         self._tell_blocks()
         if not plan.work:
             return []
-        token_ids = await self._hop(self._engine.step, [work.to_item() for work in plan.work])
+        step: Step = self._engine.step
+        if self._stages is not None:
+            step = staged_step(self._stages, plan.work)
+        token_ids = await self._hop(step, [work.to_item() for work in plan.work])
         if len(token_ids) != len(plan.work):
             raise ValueError(f"{len(token_ids)} tokens for {len(plan.work)} sequences")
         self._steps += 1

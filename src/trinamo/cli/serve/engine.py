@@ -115,11 +115,13 @@ def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[G
         case _:
             from trinamo.runtime.engines.llamacpp.engine import open_llamacpp_engine
             from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME
+            from trinamo.runtime.kv.memory import KvLayout
 
             return open_llamacpp_engine(
                 section.model_path,
                 model=section.model_name or MODEL_NAME,
                 threads=section.threads,
+                layout=KvLayout(section.kv_layout),
                 **_given(kv_tokens=blocks and blocks * block_tokens),
                 **bounds,
             )
