@@ -49,6 +49,7 @@ from .source import (
     read_yaml,
     read_yaml_file,
 )
+from .weights import WeightsConfig
 from .worker import WorkerConfig
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "TlsConfig",
     "TracesConfig",
     "TransferConfig",
+    "WeightsConfig",
     "WorkerConfig",
     "config_notices",
     "load_config",
@@ -145,6 +147,7 @@ class Config(Section, frozen=True, kw_only=True):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     http: HttpConfig = HttpConfig()
     worker: WorkerConfig = WorkerConfig()
+    weights: WeightsConfig = WeightsConfig()
     router: RouterConfig = RouterConfig()
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     shutdown: ShutdownConfig = ShutdownConfig()

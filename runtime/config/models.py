@@ -22,12 +22,13 @@ class ModelLine:
     name: str
     engine: str
     path: str | None = None
+    sha256: str | None = None
     aliases: tuple[str, ...] = ()
     endpoint: str | None = None
 
 
 def parse_model(line: str) -> ModelLine:
-    """Take `NAME=ENGINE` apart, with `path`, `alias` (repeatable) and `endpoint` after it.
+    """Take `NAME=ENGINE` apart, with `path`, `sha256`, `endpoint` and `alias` (repeatable) after it.
 
     Raises `ValueError` with a sentence.
     """
@@ -41,10 +42,12 @@ def parse_model(line: str) -> ModelLine:
     aliases: list[str] = []
     for part in filter(None, more):
         key, _, value = (each.strip() for each in part.partition("="))
-        if key not in ("path", "alias", "endpoint") or not value or key in given:
-            raise ValueError(f"{line!r}: {part!r} is not one path=, one endpoint= or an alias=")
+        if key not in ("path", "sha256", "alias", "endpoint") or not value or key in given:
+            raise ValueError(
+                f"{line!r}: {part!r} is not path=, sha256= or endpoint=, once, or alias="
+            )
         if key == "alias":
             aliases.append(value)
         else:
             given[key] = value
-    return ModelLine(name, engine, given.get("path"), tuple(aliases), given.get("endpoint"))
+    return ModelLine(name, engine, aliases=tuple(aliases), **given)

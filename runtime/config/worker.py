@@ -38,6 +38,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Text | None, about("The name clients ask for; null: the engine's own.")
     ] = None
     model_path: Annotated[Text | None, about("A GGUF file; null: the fetched model.")] = None
+    model_sha256: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None,
+        about(
+            "Of the file, where it is taken from a peer (`weights`); null: that of the fetched model,"
+            " or what the cluster's members hold under `model_name`."
+        ),
+    ] = None
     model_aliases: Annotated[
         Annotated[tuple[ModelName, ...], Meta(max_length=32)],
         about("Other names that clients may ask for; answers carry the name that was asked for."),
@@ -45,8 +52,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     models: Annotated[
         Annotated[tuple[Text, ...], Meta(max_length=32)],
         about(
-            "Several models in one process, `NAME=ENGINE` each, with `;alias=…`, `;path=…` and"
-            " `;endpoint=…` behind it as needed; without `endpoint` each has one that is called"
+            "Several models in one process, `NAME=ENGINE` each, with `;alias=…`, `;path=…`,"
+            " `;sha256=…` and `;endpoint=…` behind it as needed; without `endpoint` each has one that is called"
             " after it. `engine`, `model_name`, `model_path` and `model_aliases` are for one model."
         ),
     ] = ()
@@ -135,6 +142,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         changes: dict[str, Any] = {
             "models": (),
             "model_name": said.name,
+            "model_sha256": said.sha256,
             "engine": said.engine,
             "model_path": said.path,
             "model_aliases": said.aliases,

@@ -9,7 +9,8 @@ are theirs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -40,6 +41,7 @@ from .disaggregated import DecodeRole, PrefillRole, check_role
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
+from .weights import WorkerWeights, lend_weights
 
 __all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]
 
@@ -79,6 +81,7 @@ async def serve_worker(
     opened: Callable[[Runtime], object] = lambda _: None,
     metrics: WorkerMetrics | None = None,
     metadata: Mapping[str, str] | None = None,
+    weights: WorkerWeights | None = None,
 ) -> None:
     """Serve the model of `engine`, which stays the caller's, until `stop`; then leave in order.
 
@@ -88,7 +91,8 @@ async def serve_worker(
     finds it.
 
     `opened` is called once the planes are open, `ready` once frontends find the model; `metadata`
-    is for people, beside what the engine says of itself. Raises `ConfigError` or `ConnectError`,
+    is for people, beside what the engine says of itself; `weights` are the model files to offer to
+    peers. Raises `ConfigError` or `ConnectError`,
     with a sentence saying what to do, if it cannot start.
     """
     engines = engine if isinstance(engine, Sequence) else (engine,)
@@ -103,12 +107,22 @@ async def serve_worker(
         role = _role(runtime, engines[0])
         with stop.starting():
             status_url = ""
+            parts: dict[str, Callable[[], Mapping[str, Any]]] = {}
+            lend: Callable[[Mapping[str, str]], Awaitable[None]] | None = None
+            if role is not None:
+                parts["disaggregation"] = role.describe
+            if weights is not None and weights.files and config.weights.enabled:
+                lender = weights.lender(config, runtime)
+                parts["weights"] = lender.describe
+                lend = partial(lend_weights, config, runtime, transports, weights, lender)
             if config.worker.status_port is not None:
-                port = await nursery.start(_status_server(config, runtime, engines, role).serve)
+                port = await nursery.start(_status_server(config, runtime, engines, parts).serve)
                 status_url = _url(config.worker.status_host, port)
             told = {**(metadata or {}), "status": status_url}
             for section, each in _sections(config.worker, engines):
                 await _offer(section, runtime, each, role, nursery, told)
+            if lend is not None:
+                nursery.start_soon(lend, told)
             env.note("worker.ready", instance=runtime.instance_id)
             ready(
                 WorkerReady(
@@ -205,7 +219,7 @@ def _status_server(
     config: Config,
     runtime: Runtime,
     engines: Sequence[GenerationEngine],
-    role: DecodeRole | PrefillRole | None,
+    parts: Mapping[str, Callable[[], Mapping[str, Any]]],
 ) -> Server:
     worker = runtime.worker
     assert worker is not None
@@ -224,7 +238,7 @@ def _status_server(
                 "incarnation": state.incarnation,
                 **_describe_blocks(engines),
                 **_describe_transfers(runtime),
-                **({} if role is None else {"disaggregation": role.describe()}),
+                **{name: describe() for name, describe in parts.items()},
                 **describe_planes(runtime),
             },
         )

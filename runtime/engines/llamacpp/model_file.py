@@ -19,7 +19,16 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
-__all__ = ["FILE_NAME", "MODEL_NAME", "cache_folder", "fetch_model", "find_model", "sample_digest"]
+__all__ = [
+    "FILE_NAME",
+    "FILE_SHA256",
+    "MODEL_NAME",
+    "cache_folder",
+    "fetch_model",
+    "find_model",
+    "missing_model",
+    "sample_digest",
+]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -57,6 +66,16 @@ def find_model(path: str | Path | None = None) -> Path:
             return place
     looked = " nor ".join(str(place) for place in places)
     raise ConfigError(f"no model file at {looked}; fetch it with `{FETCH_COMMAND}`")
+
+
+def missing_model(path: str | Path | None = None) -> Path | None:
+    """Where the file belongs that `find_model` does not find; None if it finds one."""
+    try:
+        find_model(path)
+    except ConfigError:
+        named = path or os.environ.get("TRINAMO_MODEL")
+        return Path(named).expanduser() if named else cache_folder() / FILE_NAME
+    return None
 
 
 def sample_digest(path: Path) -> str:

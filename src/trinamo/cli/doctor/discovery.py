@@ -1,56 +1,69 @@
-"""What `trinamo doctor` says about the models of a cluster that runs."""
+"""What `trinamo doctor` says about the models of a cluster that runs, and their files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import trio
 
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.planes import Entry
-from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX
-from trinamo.transports.assembly.planes import open_control_plane
 
 from ..running.locating import Target, somebody_listens
-from ..status.models import look_at_models
+from ..status.survey import Survey, survey_cluster
+from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 
-__all__ = ["discovery_findings", "model_findings"]
+__all__ = ["cluster_findings", "discovery_findings"]
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 6.0
 TOLD_MAX: Final = 8
 
 
 async def discovery_findings(target: Target) -> list[Finding]:
-    """Look into etcd, if there is one; nothing if it does not answer, which is told elsewhere."""
+    """Look into the cluster, if there is one; nothing if etcd is away, which is told elsewhere."""
     section = target.config.control_plane
     if section.backend != "etcd":
         return []
-    endpoints = list(section.etcd.endpoints)
-    if not any([await somebody_listens(each) for each in endpoints]):
+    if not any([await somebody_listens(each) for each in section.etcd.endpoints]):
         return []
     with trio.move_on_after(TIMEOUT_S):
         try:
-            async with open_control_plane(section.etcd, endpoints) as control:
-                return model_findings((await control.range(MODEL_PREFIX)).entries)
+            return list(cluster_findings(await survey_cluster(target)))
         except TrinamoError:
             return []
     return []
 
 
-def model_findings(entries: Sequence[Entry]) -> list[Finding]:
-    """One finding for all models, and one for each card or alias that frontends refuse."""
-    models, refused = look_at_models(entries)
+def cluster_findings(survey: Survey) -> Iterator[Finding]:
+    """One finding for all models, one for each card that frontends refuse, one for each file."""
+    models = survey.models
     names = ", ".join(
         each.name + (f" (also {', '.join(each.aliases)})" if each.aliases else "")
         for each in models[:TOLD_MAX]
     )
-    more = f" and {len(models) - TOLD_MAX} more" if len(models) > TOLD_MAX else ""
-    found = [Finding("models", Verdict.GOOD, f"{names}{more}")] if models else []
+    if models:
+        more = f" and {len(models) - TOLD_MAX} more" if len(models) > TOLD_MAX else ""
+        yield Finding("models", Verdict.GOOD, f"{names}{more}")
     remedy = "give the workers of one model one engine, one bound of context and one endpoint"
-    found += [Finding("models", Verdict.WARNING, why, remedy) for why in refused[:TOLD_MAX]]
-    if len(refused) > TOLD_MAX:
-        text = f"{len(refused) - TOLD_MAX} more cards or aliases are refused"
-        found.append(Finding("models", Verdict.WARNING, text, "trinamo status --json"))
-    return found
+    for why in survey.refused[:TOLD_MAX]:
+        yield Finding("models", Verdict.WARNING, why, remedy)
+    if len(survey.refused) > TOLD_MAX:
+        text = f"{len(survey.refused) - TOLD_MAX} more cards or aliases are refused"
+        yield Finding("models", Verdict.WARNING, text, "trinamo status --json")
+    yield from _weights(list(weights_rows((each.id, each.health) for each in survey.instances)))
+
+
+def _weights(rows: Sequence[WeightsRow]) -> Iterator[Finding]:
+    """Each file once, with its holders and who takes it from them."""
+    files = dict.fromkeys((row.sha256, row.model, row.byte_count) for row in rows)
+    for sha256, model, byte_count in list(files)[:TOLD_MAX]:
+        holders = [row for row in rows if row.sha256 == sha256]
+        text = (
+            f"{model} ({byte_count // 1_000_000} MB, sha256 {sha256[:16]}…) is held by"
+            f" {len(holders)} workers; one without the file takes it from them"
+        )
+        takers = [taker for row in holders for taker in row.takers]
+        if takers:
+            text += f", as do now {'; '.join(takers[:TOLD_MAX])}"
+        yield Finding("weights", Verdict.GOOD, text)

@@ -14,6 +14,7 @@ from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.metrics.tallies import Counts
+from trinamo.runtime.metrics.weights import WeightsMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import (
     FrontendReady,
@@ -27,6 +28,7 @@ from trinamo.transports.assembly.planes import RealTransports
 from .engine import choose_engine, open_engine
 from .garbage import collect_seldom
 from .output import LogLosses
+from .weights import held_weights, take_missing_weights
 
 __all__ = ["run_frontend", "run_worker"]
 
@@ -40,24 +42,27 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     _tell_notices(config)
-    choices = [(each, choose_engine(each).engine) for each in config.worker.by_model()]
-    env = RealEnv()
+    env, transports = RealEnv(), RealTransports()
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
+    counted = WeightsMetrics(metrics.registry)
     async with (
         stopped_by_signals() as stop,
         lag_measured(metrics),
         AsyncExitStack() as opened,
     ):
+        await take_missing_weights(config, env, transports, counted)
+        sections = config.worker.by_model()
+        choices = [choose_engine(each).engine for each in sections]
         engines = [
             await opened.enter_async_context(open_engine(section, engine))
-            for section, engine in choices
+            for section, engine in zip(sections, choices, strict=True)
         ]
         models = ", ".join(each.info.model for each in engines)
         await serve_worker(
             config,
             env,
-            RealTransports(),
+            transports,
             engines,
             stop,
             ready=_settled(ready),
@@ -66,6 +71,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             ),
             metrics=metrics,
             metadata={"pid": str(os.getpid())},
+            weights=held_weights(list(zip(sections, engines, strict=True)), counted),
         )
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from trinamo.runtime.logs.text import one_line
 
 from .survey import InstanceLook, Survey
+from .weights import weights_rows
 
 __all__ = ["survey_json", "survey_tables"]
 
@@ -49,6 +50,7 @@ def survey_tables(survey: Survey) -> Iterator[RenderableType]:
         yield _transfers(survey.instances)
     if survey.instances:
         yield _models(survey)
+    yield from _weights(survey)
     for why in survey.refused[:ROWS_MAX]:
         yield _text(f"refused: {why}", style="yellow")
     if len(survey.refused) > ROWS_MAX:
@@ -184,3 +186,25 @@ def _models(survey: Survey) -> RenderableType:
             f"{each.context_tokens_max} tokens" if each.context_tokens_max else "-",
         )
     return _bounded(table, len(survey.models))
+
+
+def _weights(survey: Survey) -> Iterator[RenderableType]:
+    """One line for each file of each holder; nothing if nobody holds any."""
+    rows = list(weights_rows((each.id, each.health) for each in survey.instances))
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, title="Weights", title_justify="left", pad_edge=False)
+    for name in ("held by", "model", "sha256"):
+        table.add_column(name, overflow="fold")
+    table.add_column("size", justify="right")
+    table.add_column("taken by", overflow="fold")
+    for row in rows[:ROWS_MAX]:
+        _add(
+            table,
+            row.instance_id,
+            row.model,
+            row.sha256[:16],
+            f"{row.byte_count // 1_000_000} MB",
+            "; ".join(row.takers) or "-",
+        )
+    yield _bounded(table, len(rows))

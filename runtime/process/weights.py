@@ -1,0 +1,155 @@
+"""Model files in a process: a worker lends its own, and takes one before it opens its engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from ..config.config import Config
+from ..env import Env
+from ..errors import ConfigError, TrinamoError
+from ..kv.transfer.router import open_transfer_router
+from ..metrics.transfers import TransferMetrics
+from ..metrics.weights import WeightsMetrics
+from ..planes.transports import Transports
+from ..weights.files import Hop, manifest_of, open_partial
+from ..weights.lender import HeldFile, Lender, register_window
+from ..weights.messages import Ask, Want, encode_weights_card, weights_key
+from ..weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
+from .opening import open_runtime
+from .runtime import Runtime
+
+__all__ = ["WorkerWeights", "lend_weights", "take_weights"]
+
+_log = logging.getLogger("trinamo.weights")
+_LOOK_S: Final = 0.5
+
+
+@attrs.frozen
+class WorkerWeights:
+    """The model files that a worker has, and what is counted about them."""
+
+    files: Sequence[HeldFile]
+    metrics: WeightsMetrics
+    hop: Hop = trio.to_thread.run_sync
+
+    def lender(self, config: Config, runtime: Runtime) -> Lender:
+        """What lends them, once `lend_weights` runs."""
+        worker = runtime.worker
+        return Lender(
+            config.weights,
+            self.metrics,
+            runtime.env.rng,
+            hop=self.hop,
+            is_draining=lambda: worker is None or worker.is_draining,
+        )
+
+
+async def lend_weights(
+    config: Config,
+    runtime: Runtime,
+    transports: Transports,
+    weights: WorkerWeights,
+    lender: Lender,
+    metadata: Mapping[str, str],
+) -> None:
+    """Offer the files to the cluster until cancelled; what keeps us from it is logged.
+
+    `metadata` is for people, as that of the model's endpoint. Each file is read once for its digests, beside serving.
+    """
+    try:
+        for file in weights.files:
+            section = config.weights
+            lender.add(file, await manifest_of(file.path, section.chunk_bytes, weights.hop))
+        chosen = _with_port(config, config.weights.port)
+        async with transports.open_transfers(chosen, runtime.env) as chain:
+            lender.open_with(*await register_window(chain.planes, config.weights))
+            instance = await runtime.serve_bidirectional(
+                weights_endpoint(config.worker.namespace),
+                lender.lend,
+                request_type=Ask,
+                input_type=Want,
+                metadata=metadata,
+            )
+            for sha256, card in lender.cards(config.worker.namespace):
+                await runtime.publish(weights_key(sha256, instance.id), encode_weights_card(card))
+                _log.info("the weights of %s are offered to peers: %s", card.model, sha256)
+            await trio.sleep_forever()
+    except (TrinamoError, OSError) as error:
+        _log.warning("no weights are offered to peers: %s", error)
+
+
+async def take_weights(
+    config: Config,
+    env: Env,
+    transports: Transports,
+    wanted: Wanted,
+    target: Path,
+    *,
+    metrics: WeightsMetrics,
+    patience_s: float,
+    report: Callable[[Progress], None] = lambda _: None,
+    who: str = "",
+    hop: Hop = trio.to_thread.run_sync,
+) -> bool:
+    """Take a file from whoever has it; False if nobody offers it within `patience_s` seconds.
+
+    Raises what `Taker.take` raises, `ConfigError` for a target that cannot be written, and what
+    opening the planes raises. The file appears whole and checked, or not at all.
+    """
+    async with open_runtime(config, env, transports) as runtime:
+        offers = await _wait_offers(runtime, wanted, patience_s)
+        if not offers:
+            return False
+        exact = attrs.evolve(wanted, sha256=offers[0].sha256)
+        _log.info(
+            "%s is missing; taking %d MB of weights from peers, sha256 %s",
+            target,
+            offers[0].card.byte_count // 1_000_000,
+            f"{exact.sha256} ({'pinned' if wanted.sha256 else 'as the peers say'})",
+        )
+        try:
+            async with (
+                open_partial(target, offers[0].sha256, hop) as partial,
+                transports.open_transfers(_with_port(config, 0), env) as chain,
+                open_transfer_router(
+                    chain.planes,
+                    metrics=TransferMetrics(runtime.metrics.registry),
+                    section=config.data_plane.transfer,
+                ) as router,
+            ):
+                if partial is not None:
+                    taker = Taker(
+                        control=runtime.control,
+                        clients=runtime,
+                        router=router,
+                        config=config,
+                        metrics=metrics,
+                        who=who,
+                        report=report,
+                    )
+                    await taker.take(exact, partial)
+        except OSError as error:
+            raise ConfigError(f"the model cannot be kept at {target}: {error}") from error
+        return True
+
+
+async def _wait_offers(runtime: Runtime, wanted: Wanted, patience_s: float) -> list[Offer]:
+    found: list[Offer] = []
+    with trio.move_on_after(patience_s):
+        while not (found := await find_offers(runtime.control, wanted)):  # noqa: ASYNC110 -- a store
+            await trio.sleep(_LOOK_S)
+    return found
+
+
+def _with_port(config: Config, port: int) -> Config:
+    """With transfers at another port than those of KV blocks have."""
+    transfer = msgspec.structs.replace(config.data_plane.transfer, port=port)
+    data = msgspec.structs.replace(config.data_plane, transfer=transfer)
+    return msgspec.structs.replace(config, data_plane=data)

@@ -1,0 +1,228 @@
+"""The holder: files that are offered to the cluster, and lent chunk by chunk.
+
+A chunk is read into a block of registered memory, and the block is granted for READ to the one who
+asked; bounded are the peers at once, the chunks each of them holds, and the bytes per second of all
+together. A peer that only reads can harm nobody, so a block is used again as soon as its ticket is
+revoked: who still reads it finds that it is not the chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ..config.weights import WeightsConfig
+from ..context import Context
+from ..errors import (
+    OverloadedError,
+    RemoteProtocolError,
+    TransferError,
+    TrinamoError,
+    UnavailableError,
+)
+from ..kv.transfer.routes import RoutedMemory
+from ..metrics.weights import WeightsMetrics
+from ..planes import MemoryRegion, TransferPlane
+from .files import Hop, read_chunk
+from .messages import (
+    WINDOW,
+    Ask,
+    Item,
+    Lent,
+    Manifest,
+    Opened,
+    Want,
+    WeightsCard,
+    region_fingerprint,
+)
+from .pace import Pace
+
+__all__ = ["HeldFile", "Lender", "register_window"]
+
+_log = logging.getLogger("trinamo.weights")
+_TICKET_BITS: Final = 62
+
+
+@attrs.frozen
+class HeldFile:
+    """A model file of ours."""
+
+    path: Path
+    model: str
+
+
+@attrs.define(eq=False)
+class _Loan:
+    """One peer that takes a file now."""
+
+    taker: str
+    manifest: Manifest
+    held: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    """By chunk, the block that has it and the ticket for it."""
+    done: int = 0
+
+
+async def register_window(
+    planes: Sequence[TransferPlane], section: WeightsConfig
+) -> tuple[RoutedMemory, memoryview]:
+    """The memory that chunks are lent through: a block for each chunk that may be lent at once.
+
+    Raises `TransferError` if no backend takes it.
+    """
+    # Not touched before it is used, so that a holder whom nobody asks pays nothing.
+    window = memoryview(mmap.mmap(-1, section.chunk_bytes * WINDOW * section.peers_max))
+    regions: dict[str, MemoryRegion] = {}
+    for plane in planes:
+        try:
+            regions[plane.backend] = await plane.register(
+                window,
+                block_bytes=section.chunk_bytes,
+                fingerprint=region_fingerprint(section.chunk_bytes),
+                needs_ticket=True,
+            )
+        except TrinamoError as error:
+            _log.warning("%s does not take memory for weights: %s", plane.backend, error)
+    if not regions:
+        raise TransferError("no transfer backend takes memory for weights")
+    return RoutedMemory(regions), window
+
+
+class Lender:
+    """Lends the files that are `add`ed, once it is `open_with` memory. Owns no task."""
+
+    def __init__(
+        self,
+        section: WeightsConfig,
+        metrics: WeightsMetrics,
+        rng: random.Random,
+        *,
+        hop: Hop,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._section, self._metrics, self._rng = section, metrics, rng
+        self._hop, self._is_draining = hop, is_draining
+        self._pace = Pace(section.bytes_per_second_max)
+        self._files: dict[str, tuple[HeldFile, Manifest]] = {}
+        self._loans: dict[str, _Loan] = {}
+        self._free = list(range(WINDOW * section.peers_max))
+        self._memory: RoutedMemory | None = None
+        self._window = memoryview(b"")
+
+    def open_with(self, memory: RoutedMemory, window: memoryview) -> None:
+        """Lend through this memory, as `register_window` made it."""
+        self._memory, self._window = memory, window
+
+    def add(self, file: HeldFile, manifest: Manifest) -> None:
+        """Lend this file from now on."""
+        self._files[manifest.sha256] = (file, manifest)
+
+    def cards(self, namespace: str) -> list[tuple[str, WeightsCard]]:
+        """What to publish: each file's digest and card."""
+        return [
+            (
+                sha256,
+                WeightsCard(model=file.model, byte_count=manifest.byte_count, namespace=namespace),
+            )
+            for sha256, (file, manifest) in self._files.items()
+        ]
+
+    def describe(self) -> Mapping[str, Any]:
+        """What is held, and who takes it: for `/health` and `trinamo status`."""
+        return {
+            "held": [
+                {"model": file.model, "sha256": sha256, "byte_count": manifest.byte_count}
+                for sha256, (file, manifest) in self._files.items()
+            ],
+            "lent": [
+                {
+                    "taker": loan.taker,
+                    "sha256": loan.manifest.sha256,
+                    "done": loan.done,
+                    "count": loan.manifest.count,
+                }
+                for loan in self._loans.values()
+            ],
+        }
+
+    async def lend(
+        self, ask: Ask, context: Context, wants: AsyncIterator[Want]
+    ) -> AsyncGenerator[Item, None]:
+        """One exchange, for `Runtime.serve_bidirectional`: what was lent is taken back at its end.
+
+        Raises `OverloadedError` at `weights.peers_max`, `UnavailableError` for a file that is not
+        held, and while shutting down, `RemoteProtocolError` for a taker that asks for what it may not.
+        """
+        found = self._files.get(ask.sha256)
+        if found is None or self._memory is None:
+            raise UnavailableError("this worker does not hold these weights")
+        if len(self._loans) >= self._section.peers_max:
+            raise OverloadedError(
+                "as many peers as may are taking weights from here",
+                bound="weights.peers_max",
+                value=self._section.peers_max,
+            )
+        file, manifest = found
+        with self._lending(context.id, _Loan(ask.taker, manifest), self._memory) as loan:
+            yield Opened(
+                byte_count=manifest.byte_count,
+                chunk_bytes=manifest.chunk_bytes,
+                digests=manifest.digests,
+                memory=self._memory.describe(),
+            )
+            async for want in wants:
+                if self._is_draining():
+                    raise UnavailableError("this worker is shutting down")
+                block = self._staged(loan, want, self._memory)
+                length = manifest.length(want.chunk)
+                await self._pace.take(length)
+                start = block * manifest.chunk_bytes
+                offset = want.chunk * manifest.chunk_bytes
+                into = self._window[start : start + length]
+                await self._hop(partial(read_chunk, file.path, offset, into))
+                ticket = self._grant(loan, want.chunk, block, self._memory)
+                self._metrics.lent(length)
+                yield Lent(chunk=want.chunk, block=block, ticket=ticket)
+
+    @contextmanager
+    def _lending(self, key: str, loan: _Loan, memory: RoutedMemory) -> Any:
+        self._loans[key] = loan
+        self._metrics.lending(len(self._loans))
+        try:
+            yield loan
+        finally:
+            del self._loans[key]
+            self._metrics.lending(len(self._loans))
+            self._take_back(loan, loan.manifest.count, memory)
+
+    def _staged(self, loan: _Loan, want: Want, memory: RoutedMemory) -> int:
+        """The block for a chunk that is wanted; those that are done are free before."""
+        if want.chunk >= loan.manifest.count or want.chunk < want.done or want.chunk in loan.held:
+            raise RemoteProtocolError(f"chunk {want.chunk} after {want.done} makes no sense")
+        loan.done = max(loan.done, want.done)
+        self._take_back(loan, want.done, memory)
+        if len(loan.held) >= WINDOW:
+            raise RemoteProtocolError(f"more than {WINDOW} chunks are wanted at once")
+        block = self._free.pop()
+        loan.held[want.chunk] = (block, 0)
+        return block
+
+    def _grant(self, loan: _Loan, chunk: int, block: int, memory: RoutedMemory) -> int:
+        ticket = self._rng.getrandbits(_TICKET_BITS) + 1
+        loan.held[chunk] = (block, ticket)
+        memory.grant(ticket, [block], may_write=False)
+        return ticket
+
+    def _take_back(self, loan: _Loan, before: int, memory: RoutedMemory) -> None:
+        for chunk in [each for each in loan.held if each < before]:
+            block, ticket = loan.held.pop(chunk)
+            if ticket:
+                memory.revoke(ticket)
+            self._free.append(block)
