@@ -32,7 +32,7 @@ class DisaggregationConfig(Section, frozen=True, kw_only=True):
     ] = 16
     queue_timeout_s: Annotated[
         Seconds,
-        about("How long a job waits for a prefill worker; then the decode worker computes it."),
+        about("How long a prompt waits for a prefill worker to begin with it."),
     ] = 2.0
     prefill_timeout_s: Annotated[
         Seconds,

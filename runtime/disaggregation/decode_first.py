@@ -180,16 +180,18 @@ class DecodeFirst:
         self, job: RemotePrefillRequest, waiting: _Waiting, leg: Leg
     ) -> PrefillReason | None:
         """Put the job into the queue until a prefill worker has it; why, if none has."""
+        reason = PrefillReason.QUEUE_AWAY
         with trio.move_on_after(job.timeout_s):
             try:
                 await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s)
             except OverloadedError:
                 return PrefillReason.QUEUE_FULL
             except TrinamoError:
-                return PrefillReason.QUEUE_AWAY
+                return reason
             leg.mark("put")
+            reason = PrefillReason.NOT_CLAIMED
             await waiting.claimed.wait()
-        return None if waiting.claimed.is_set() else PrefillReason.NOT_CLAIMED
+        return None if waiting.claimed.is_set() else reason
 
     async def _lend(self, reservation: Reservation, waiting: _Waiting) -> Filled | PrefillReason:
         """Lend the missing blocks to who has claimed the job, until they are filled."""

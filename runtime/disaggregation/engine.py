@@ -8,6 +8,7 @@ then, from the same seed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -27,6 +28,7 @@ from .flow import Filled, Flow
 
 __all__ = ["DecodeHost", "DisaggregatedEngine", "DisaggregationLimits"]
 
+_log = logging.getLogger("trinamo.disaggregation")
 _SEED_BITS: Final = 64
 
 
@@ -75,6 +77,7 @@ class DisaggregatedEngine:
             if found is None:
                 return
             reason = found
+            _log.info("request %s: its prompt is computed here after all: %s", context.id, reason)
         self._metrics.decided(reason)
         await self._host.forward(request, context, sink)
 

@@ -1,7 +1,8 @@
 """Prefill first: a prefill worker computes and keeps the blocks, and the decode worker reads them.
 
     decode worker                            prefill worker
-    choose one, and ask it            ──►    compute the whole prompt
+    choose one, and ask it            ──►    take a place, and say so
+                                             compute the whole prompt
                                       ◄──    the first token, the blocks, and the ticket to read them
     reserve a place and blocks
     read the missing blocks           ──►    told that they are read: give them back
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -32,6 +33,7 @@ from ..errors import (
     KilledError,
     OverloadedError,
     RefusedError,
+    RemoteProtocolError,
     RequestError,
     StaleMemoryError,
     TrinamoError,
@@ -41,9 +43,9 @@ from ..kv.transfer.engine import EngineTransfers
 from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome
 from ..nurseries import first_of, open_nursery
 from ..protocol.disaggregation.decision import PrefillReason
-from ..protocol.disaggregation.messages import Kept, PrefillAsk, prefill_request
+from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
-from .flow import Filled, first_item, missing_blocks, wait_end
+from .flow import Filled, missing_blocks
 
 __all__ = ["MODE", "KeptPrefills", "PrefillFirst"]
 
@@ -57,21 +59,27 @@ _REFUSALS: Final = (OverloadedError, RefusedError, RequestError, UnavailableErro
 class _Asked:
     """One question to a prefill worker: what both tasks know of it."""
 
+    has_begun: bool = False
     kept: Kept | None = None
     reason: PrefillReason | None = None
     """Why there are no blocks, or none any more."""
+    begun: trio.Event = attrs.field(factory=trio.Event)
     answered: trio.Event = attrs.field(factory=trio.Event)
     failed: trio.Event = attrs.field(factory=trio.Event)
+
+    def begin(self) -> None:
+        self.has_begun = True
+        self.begun.set()
 
     def answer(self, kept: Kept) -> None:
         self.kept = kept
         self.answered.set()
 
     def fail(self, error: TrinamoError) -> None:
-        is_refusal = isinstance(error, _REFUSALS) and self.kept is None
+        is_refusal = isinstance(error, _REFUSALS) and not self.has_begun
         self.reason = PrefillReason.REFUSED if is_refusal else PrefillReason.PREFILL_LOST
-        self.failed.set()
-        self.answered.set()
+        for each in (self.failed, self.begun, self.answered):
+            each.set()
 
 
 class PrefillFirst:
@@ -99,7 +107,7 @@ class PrefillFirst:
 
     @property
     def depth(self) -> int:
-        """Questions of this worker that have no answer yet, for each live prefill worker."""
+        """Prompts of this worker that wait for a place, for each prefill worker."""
         return self._asking // max(1, len(self._prefills.router.instances))
 
     @asynccontextmanager
@@ -124,8 +132,13 @@ class PrefillFirst:
             timeout_s=self._section.prefill_timeout_s,
         )
         asking.start_soon(self._ask, ask, asked, context)
-        with context.cancelled_by_stop(), trio.move_on_at(ends_at):
-            await asked.answered.wait()
+        with context.cancelled_by_stop():
+            with trio.move_on_after(self._section.queue_timeout_s):
+                await asked.begun.wait()
+            if not asked.begun.is_set():
+                return PrefillReason.NOT_CLAIMED
+            with trio.move_on_at(ends_at):
+                await asked.answered.wait()
         if context.is_stopped:
             return PrefillReason.STOPPED
         if asked.kept is None:
@@ -139,16 +152,22 @@ class PrefillFirst:
     async def _ask(self, ask: PrefillAsk, asked: _Asked, context: Context) -> None:
         """Ask a prefill worker, and hold the stream until that one ends it, or this is cancelled."""
         self._asking += 1
+        answer: Any = Begun | Kept
         try:
             with Context(context.id, parent=context) as child:
-                async with self._prefills.stream(ask, Kept, context=child) as stream:
-                    asked.answer(await first_item(stream))
+                # Entered with the first item, which is that it has begun.
+                async with self._prefills.stream(ask, answer, context=child) as stream:
                     self._asking -= 1
-                    await wait_end(stream)
+                    asked.begin()
+                    async for item in stream:
+                        if isinstance(item, Kept):
+                            asked.answer(item)
+                    if asked.kept is None:
+                        raise RemoteProtocolError("the stream ended without an answer")
         except TrinamoError as error:
             asked.fail(error)
         finally:
-            self._asking -= asked.kept is None
+            self._asking -= not asked.has_begun
 
     async def _read(
         self,
@@ -200,7 +219,9 @@ class KeptPrefills:
         self._transfers = transfers
         self._metrics = metrics
 
-    async def prefill(self, ask: PrefillAsk, context: Context) -> AsyncGenerator[Kept, None]:
+    async def prefill(
+        self, ask: PrefillAsk, context: Context
+    ) -> AsyncGenerator[Begun | Kept, None]:
         """Compute one prompt, and keep its blocks until they are read, or nobody wants them.
 
         Raises what the engine raises, and `StaleMemoryError` if they are not read in time.
@@ -208,6 +229,7 @@ class KeptPrefills:
         with self._metrics.working(MODE) as record:
             try:
                 async with self._host.prefill_and_keep(ask.request, context) as kept:
+                    yield Begun()
                     first_token = await kept.first_token()
                     blocks = list(kept.block_ids)
                     async with self._transfers.grant(

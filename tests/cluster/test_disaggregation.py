@@ -65,7 +65,7 @@ async def answer(cluster: Cluster, text: str, seed: int) -> str:
 
 @asynccontextmanager
 async def disaggregated(
-    directory: Path, *roles: str, **settings: Any
+    directory: Path, *roles: str, linked: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[Cluster, list[Member]]]:
     """A cluster of `exact` workers with these roles, once the decode workers know the others."""
     given = {key.replace("__", "."): value for key, value in settings.items()}
@@ -73,6 +73,7 @@ async def disaggregated(
         directory,
         roles=roles,
         engine="exact",
+        linked=linked,
         settings={"disaggregation.prefill_tokens_local_max": 32, **given},
     ) as cluster:
         for member, role in zip(cluster.workers, roles, strict=True):
@@ -207,6 +208,25 @@ async def test_clients_that_go_at_any_time_leave_no_block_behind(tmp_path: Path,
 
     assert (in_hand, under_way) == (0, 0)
     assert [again] == await alone(PROMPTS[:1])
+
+
+async def test_without_broker_or_store_prompts_are_answered_all_the_same(tmp_path: Path) -> None:
+    async with disaggregated(tmp_path, "decode", "prefill", linked=True) as (cluster, (decode, _)):
+        answers = [await answer(cluster, PROMPTS[0], 0)]
+        await cluster.links["etcd"].cut()
+        answers.append(await answer(cluster, PROMPTS[1], 1))
+        await cluster.links["nats"].cut()
+        later = list(enumerate(PROMPTS))[2:]
+        answers += [await answer(cluster, text, seed) for seed, text in later]
+
+        async def is_counted() -> bool:
+            remote = await metric(cluster, decode, "prefills_total", where="remote")
+            away = await metric(cluster, decode, "prefills_total", reason="queue_away")
+            return (remote, away) == (2, len(later))
+
+        await until(is_counted, "all are counted", timeout_s=5)
+
+    assert answers == await alone(PROMPTS)
 
 
 async def test_the_job_of_a_request_that_has_ended_is_never_computed(tmp_path: Path) -> None:

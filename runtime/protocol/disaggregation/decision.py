@@ -30,7 +30,7 @@ class PrefillReason(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     """As many prompts as may wait for a prefill worker do."""
     NOT_CLAIMED = "not_claimed"
-    """It was asked for, and nobody took it in time."""
+    """It was asked for, and nobody began with it in time."""
     REFUSED = "refused"
     """The prefill worker that was asked said no."""
     PREFILL_LOST = "prefill_lost"

@@ -5,7 +5,7 @@ work queue; whoever takes it opens a stream to the decode worker with a `Claim`,
 write (`Lent`). Its last write notifies with a `PrefillDone`. The stream is the life line of both.
 
 *Prefill first*: the decode worker opens a stream to a prefill worker with a `PrefillAsk`. That one
-computes, and says where the blocks can be read (`Kept`).
+says when it begins (`Begun`), computes, and says where the blocks can be read (`Kept`).
 
 Only engines whose KV fingerprints are equal can exchange blocks, so endpoints and queue are named
 after it (`Pairing`): who does not fit is not found.
@@ -26,6 +26,7 @@ from ..transfer.settlement import PEER_BYTES_MAX
 from ..undecodable import UNDECODABLE
 
 __all__ = [
+    "Begun",
     "Claim",
     "Kept",
     "Lent",
@@ -62,7 +63,7 @@ class Pairing:
 
     @property
     def prefill_endpoint(self) -> EndpointName:
-        """Prefill workers serve it; it takes a `PrefillAsk` and streams one `Kept`."""
+        """Prefill workers serve it; it takes a `PrefillAsk` and streams a `Begun` and a `Kept`."""
         return EndpointName(self.namespace, "prefill", self.digest)
 
     @property
@@ -127,7 +128,11 @@ class PrefillAsk(msgspec.Struct, frozen=True, kw_only=True):
     """How long they are kept for it."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """The prefill worker has a place for the prompt, and computes it."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prefill worker's answer: the first token, and where all blocks of the prompt are."""
 
     first_token: TokenCount

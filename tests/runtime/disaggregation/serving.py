@@ -151,7 +151,9 @@ async def _serve(
 
 
 @asynccontextmanager
-async def open_workers(*roles: str, **overrides: Any) -> AsyncIterator[Workers]:
+async def open_workers(
+    *roles: str, running_max: int = 32, **overrides: Any
+) -> AsyncIterator[Workers]:
     """Workers with these roles, and a caller; `overrides` are of the configuration."""
     transports = OneProcess()
     async with AsyncExitStack() as stack:
@@ -162,7 +164,12 @@ async def open_workers(*roles: str, **overrides: Any) -> AsyncIterator[Workers]:
         for role in roles:
             steps = Steps()
             host = await stack.enter_async_context(
-                open_engine_host(make_engine(), hop=steps.hop, chunk_tokens_max=CHUNK_TOKENS)
+                open_engine_host(
+                    make_engine(),
+                    hop=steps.hop,
+                    running_max=running_max,
+                    chunk_tokens_max=CHUNK_TOKENS,
+                )
             )
             served.append(Served(role, host, steps, WorkerMetrics(RealEnv())))
         for each in served:

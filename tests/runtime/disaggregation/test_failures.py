@@ -64,7 +64,10 @@ async def test_a_prompt_whose_prefill_worker_dies_in_the_middle_is_computed_here
 
 @both_modes
 async def test_a_prefill_worker_that_is_too_slow_is_not_waited_for(mode: str) -> None:
-    settings = {"disaggregation__mode": mode, "disaggregation__prefill_timeout_s": 0.2}
+    settings: dict[str, Any] = {
+        "disaggregation__mode": mode,
+        "disaggregation__prefill_timeout_s": 0.2,
+    }
     async with (
         open_workers("decode", "prefill", **settings) as workers,
         trio.open_nursery() as nursery,
@@ -174,8 +177,36 @@ async def test_a_job_whose_request_has_ended_is_never_computed() -> None:
         await workers.wait_blocks_free()
 
 
+async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
+    settings: dict[str, Any] = {
+        "disaggregation__mode": "prefill_first",
+        "disaggregation__queue_timeout_s": 0.1,
+    }
+    async with (
+        open_workers("decode", "prefill", running_max=1, **settings) as workers,
+        trio.open_nursery() as nursery,
+    ):
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        prefill.steps.allow(1)
+        first = Asking(workers, nursery)
+        await until(lambda: prefill.steps.count == 1 and prefill.steps.is_inside)
+        second = Asking(workers, nursery)
+        await until(lambda: second.deltas is not None)
+        assert decode.prefills("local", "not_claimed", "prefill_first") == 1
+        prefill.steps.allow(1000)
+        await until(lambda: first.deltas is not None)
+
+        assert second.deltas is not None
+        assert tokens(second.deltas) == await alone(prompt(LENGTH))
+        assert prefill.prompt_tokens == LENGTH
+        await workers.wait_blocks_free()
+
+
 async def test_a_job_that_nobody_takes_is_computed_here() -> None:
-    settings = {"disaggregation__jobs_max": 1, "disaggregation__queue_timeout_s": 0.1}
+    settings: dict[str, Any] = {
+        "disaggregation__jobs_max": 1,
+        "disaggregation__queue_timeout_s": 0.1,
+    }
     async with (
         open_workers("decode", "prefill", **settings) as workers,
         trio.open_nursery() as nursery,
