@@ -100,7 +100,7 @@ async def take_weights(
 ) -> bool:
     """Take a file from whoever has it; False if nobody offers it within `patience_s` seconds.
 
-    Raises what `Taker.take` raises, `ConfigError` for a target that cannot be written, and what
+    0 seconds are one look. Raises what `Taker.take` raises, `ConfigError` for a target that cannot be written, and what
     opening the planes raises. The file appears whole and checked, or not at all.
     """
     async with open_runtime(config, env, transports) as runtime:
@@ -141,10 +141,11 @@ async def take_weights(
 
 
 async def _wait_offers(runtime: Runtime, wanted: Wanted, patience_s: float) -> list[Offer]:
-    found: list[Offer] = []
-    with trio.move_on_after(patience_s):
-        while not (found := await find_offers(runtime.control, wanted)):  # noqa: ASYNC110 -- a store
-            await trio.sleep(_LOOK_S)
+    ends_at = trio.current_time() + patience_s
+    while not (found := await find_offers(runtime.control, wanted)):
+        if trio.current_time() >= ends_at:
+            break
+        await trio.sleep(_LOOK_S)
     return found
 
 

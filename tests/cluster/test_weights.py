@@ -197,7 +197,11 @@ async def test_a_taker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> No
         assert await answer_of(site.cluster, second)
 
 
-async def test_when_a_holder_is_killed_another_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "told to leave"])
+async def test_when_a_holder_goes_another_goes_on(
+    is_killed: bool,
+    tmp_path: Path,
+) -> None:
     async with open_site(tmp_path) as site, trio.open_nursery() as nursery:
         holders = [await site.holder(name, **SLOW) for name in ("first", "second")]
         started: list[Member] = []
@@ -209,7 +213,13 @@ async def test_when_a_holder_is_killed_another_goes_on(tmp_path: Path) -> None:
         await site.wait_part("third", 30_000_000)
         lending = [each for each in holders if (await site.health(each))["weights"]["lent"]]
         assert len(lending) == 1
-        lending[0].kill()
+        if is_killed:
+            lending[0].kill()
+        else:
+            began_at = trio.current_time()
+            assert await lending[0].stop() == 0
+            # It does not wait until the whole file is lent.
+            assert trio.current_time() - began_at < 2.5
 
         async def is_started() -> bool:
             return bool(started)

@@ -25,8 +25,6 @@ from trinamo.runtime.weights.taker import Progress, Wanted
 __all__ = ["held_weights", "take_missing_weights"]
 
 _log = logging.getLogger("trinamo.weights")
-LOOK_S: Final = 1.0
-"""How long a worker that may serve something else looks for a peer."""
 TELL_S: Final = 1.0
 
 
@@ -35,7 +33,7 @@ async def take_missing_weights(
 ) -> None:
     """Take the files of llamacpp models that are missing here and that a peer offers.
 
-    An engine that is `auto` does without, in a second. One that is llamacpp by name waits for an
+    An engine that is `auto` looks once, and does without. One that is llamacpp by name waits for an
     offer for `weights.patience_s`. What goes wrong is logged: the engine says what it misses.
     Raises `ConfigError` for what nobody but the configuration can mend.
     """
@@ -48,7 +46,7 @@ async def take_missing_weights(
         if missing is None:
             continue
         wanted, target = missing
-        patience_s = LOOK_S if section.engine == "auto" else config.weights.patience_s
+        patience_s = 0.0 if section.engine == "auto" else config.weights.patience_s
         try:
             await take_weights(
                 config,

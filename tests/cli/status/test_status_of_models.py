@@ -1,0 +1,98 @@
+"""What `trinamo status` and `trinamo doctor` say of models, aliases, and who holds files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trinamo.cli.doctor.discovery import cluster_findings
+from trinamo.cli.doctor.finding import Verdict
+from trinamo.cli.status.models import look_at_models
+from trinamo.cli.status.survey import InstanceLook, Survey
+from trinamo.cli.status.text import survey_tables
+from trinamo.cli.status.weights import weights_rows
+from trinamo.runtime.planes import Entry
+from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.openai.generate import ModelCard
+
+SHA = "ab" * 32
+HELD = {"model": "m", "sha256": SHA, "byte_count": 98_000_000}
+LENT = {"taker": "host, pid 7", "sha256": SHA, "done": 3, "count": 12}
+
+
+def instance(number: int, weights: Any = None) -> InstanceLook:
+    return InstanceLook(
+        endpoint="trinamo/backend/generate",
+        id=f"{number:x}",
+        lease_id="1",
+        incarnation=1,
+        is_draining=False,
+        transports={},
+        metadata={},
+        health={} if weights is None else {"weights": weights},
+    )
+
+
+def card(worker: str, **fields: Any) -> Entry:
+    made = ModelCard(endpoint="ns/b/g", **{"name": "m", "created": 1, **fields})
+    key = model_key(made.name, worker)
+    return Entry(key=key, value=encode_card(made), create_revision=1, mod_revision=1, lease_id=1)
+
+
+def surveyed() -> Survey:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.models, survey.refused = look_at_models(
+        [
+            card("1", engine="exact", aliases=["gpt"]),
+            card("2", engine="echo", created=2),
+            card("3", name="other", created=3, aliases=["gpt"]),
+        ]
+    )
+    survey.instances = [
+        instance(1, {"held": [HELD], "lent": [LENT]}),
+        instance(2, {"held": [HELD], "lent": []}),
+        instance(3),
+    ]
+    return survey
+
+
+def test_a_model_has_its_aliases_and_its_contradictions() -> None:
+    survey = surveyed()
+    assert [(m.name, m.registered, m.refused, m.aliases) for m in survey.models] == [
+        ("m", 2, 1, ["gpt"]),
+        ("other", 1, 0, []),
+    ]
+    assert len(survey.refused) == 2
+
+
+def test_the_tables_show_aliases_refusals_and_files() -> None:
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        for part in survey_tables(surveyed()):
+            console.print(part)
+    text = capture.get()
+    for told in ("gpt", "1 refused", "refused: alias 'gpt'", "98 MB", "host, pid 7: 25 %"):
+        assert told in text
+
+
+def test_doctor_warns_of_each_refusal_and_names_a_file_once() -> None:
+    found = list(cluster_findings(surveyed()))
+    assert [(each.what, each.verdict) for each in found] == [
+        ("models", Verdict.GOOD),
+        ("models", Verdict.WARNING),
+        ("models", Verdict.WARNING),
+        ("weights", Verdict.GOOD),
+    ]
+    assert "held by 2 workers" in found[-1].text
+    assert "host, pid 7: 25 %" in found[-1].text
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [None, 3, [], {"held": 1}, {"held": [{}]}, {"held": [{**HELD, "byte_count": -1}]}],
+)
+def test_nonsense_about_files_is_passed_over(junk: Any) -> None:
+    rows = weights_rows([("1", {"weights": junk}), ("2", {"weights": {"held": [HELD]}})])
+    assert [row.instance_id for row in rows] == ["2"]
