@@ -14,18 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import bench_http
 import bench_isolation
 import bench_rpc
-import peers
 from bench_http import Load, open_system
 from load.load import raise_descriptors
 from report.picture import draw
+from report.results import described, machine, write_results
 from report.rows import Measured, table
 
 HERE = Path(__file__).parent
@@ -37,20 +35,6 @@ SWEPT = {
 }
 RPC_LOADS = ("one", "steps", "pushed", "free")
 HTTP_LOADS = ("unary64", "steps64", "steps256", "sleeps64", "sleeps256", "burst", "open5000")
-
-
-def machine() -> dict[str, str]:
-    """Where this was measured, and with what."""
-    cpus = Path("/proc/cpuinfo").read_text("utf-8")
-    names = [line.split(":")[1].strip() for line in cpus.splitlines() if "model name" in line]
-    return {
-        "cpu": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores",
-        "kernel": platform.release(),
-        "load average": f"{os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("trio", "grpcio", "msgspec")},
-        **peers.versions(),
-    }
 
 
 def sweep(rounds: int) -> dict[str, list[tuple[int, float]]]:
@@ -108,26 +92,13 @@ def main() -> None:
     print("\n" + shown)
     if options.write:
         Path(HERE / "measured.json").write_text(text, "utf-8")
-        write_results(HERE / "README.md", shown)
+        write_results(HERE / "README.md", shown, by="bench_data_path.py")
         draw(
             HERE.parent / "docs" / "data_path.svg",
             "CPU per token against streams",
             "one token per stream every 20 ms, all streams in the same instant",
             found["sweep"],
         )
-
-
-def described(machine: dict[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
-
-
-def write_results(path: Path, shown: str) -> None:
-    """Put the table between its two marks."""
-    text = path.read_text("utf-8")
-    head, begin, rest = text.partition("<!-- measured: written by bench_data_path.py -->\n")
-    _, end, tail = rest.partition("<!-- measured: end -->")
-    assert end, f"{path} has no place for the table"
-    path.write_text(f"{head}{begin}\n{shown}\n{end}{tail}", "utf-8")
 
 
 if __name__ == "__main__":

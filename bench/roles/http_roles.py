@@ -84,6 +84,20 @@ def trinamo_control() -> None:
     trio.run(main)
 
 
+def trinamo_servers() -> None:
+    """An etcd and a NATS, likewise."""
+    import trio
+
+    from trinamo import open_etcd_server, open_nats_server
+
+    async def main() -> None:
+        async with open_etcd_server() as etcd, open_nats_server() as nats:
+            say(etcd=etcd.endpoint, nats=nats.url, token=nats.token)
+            await trio.to_thread.run_sync(sys.stdin.readline)
+
+    trio.run(main)
+
+
 def trinamo_worker(model: str) -> None:
     """A worker whose model is `plain`, an ordinary generator, or `steps`, an engine that pushes."""
     import trio

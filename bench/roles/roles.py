@@ -20,6 +20,7 @@ ROLES = {
     "dynamo-client": "dynamo_roles:client",
     "dynamo-http-worker": "dynamo_roles:http_worker",
     "trinamo-control": "http_roles:trinamo_control",
+    "trinamo-servers": "http_roles:trinamo_servers",
     "trinamo-http-worker": "http_roles:trinamo_worker",
     "trinamo-http-frontend": "http_roles:trinamo_frontend",
     "uvicorn": "http_roles:bare_uvicorn",

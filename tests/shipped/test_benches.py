@@ -49,3 +49,17 @@ def test_a_stalled_reader_and_killed_processes_are_measured(tmp_path: Path) -> N
     rows = run("bench_isolation.py", tmp_path)
 
     assert [row[0].split(" killed")[0] for row in rows] == ["a stalled reader", "caller", "worker"]
+
+
+@pytest.mark.services
+def test_prompts_that_are_computed_elsewhere_are_measured(tmp_path: Path) -> None:
+    """A prompt of 1,100 tokens fills 69 blocks, all of which come from the prefill worker."""
+    rows = run(
+        "serving/bench_disaggregation.py",
+        tmp_path,
+        *("--engine", "exact", "--kind", "prefill_first"),
+    )[2:]
+
+    row = next(row for row in rows if row[0] == "exact")
+    assert row[1] == "prefill_first"
+    assert row[-1] == "69"
