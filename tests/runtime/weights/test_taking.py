@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -17,9 +19,20 @@ from trinamo.runtime.errors import (
     CorruptedError,
     OverloadedError,
     RemoteProtocolError,
+    StaleMemoryError,
+    TrinamoError,
     UnavailableError,
 )
-from trinamo.runtime.weights.messages import Ask, Item, Want, weights_key
+from trinamo.runtime.protocol.transfer.description import Direction
+from trinamo.runtime.weights.messages import (
+    Ask,
+    Item,
+    Lent,
+    Manifest,
+    Opened,
+    Want,
+    weights_key,
+)
 from trinamo.runtime.weights.taker import Wanted, find_offers
 from trinamo.transports.memory.transfer import TransferFaults
 
@@ -207,6 +220,46 @@ async def test_a_taker_that_asks_for_what_it_may_not_is_refused(
             await read_all(items)
         assert is_at_rest(holder)
         await world.take(source.with_name("model.gguf"), digest(source))
+
+
+async def test_what_was_lent_cannot_be_read_once_the_exchange_is_over(source: Path) -> None:
+    """Nor what another peer holds, with the ticket of this one."""
+    async with open_world() as world, world.taker() as taker:
+        holder = await world.add(source)
+        ask = Ask(sha256=digest(source))
+        items = holder.lender.lend(ask, Context("x"), asking(Want(0, 0)))
+        opened, lent = await anext(items), await anext(items)
+        assert isinstance(opened, Opened)
+        assert isinstance(lent, Lent)
+        manifest = Manifest.of(digest(source), opened)
+        peer = await taker.router.connect(opened.memory)
+        async with taker._memory_of(manifest) as (memory, window):
+            read = partial(
+                taker.router.move,
+                *(Direction.READ, memory, [0], peer),
+                deadline_s=5,
+                ticket=lent.ticket,
+            )
+            await read([lent.block])
+            assert manifest.is_right(0, window[:CHUNK])
+            with pytest.raises(TrinamoError):
+                await read([lent.block ^ 1])
+            await items.aclose()
+            with pytest.raises(StaleMemoryError):
+                await read([lent.block])
+
+
+async def test_a_holder_that_lends_another_chunk_is_not_read(
+    source: Path, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    def confused(item: Item) -> Item:
+        return item if isinstance(item, Opened) else msgspec.structs.replace(item, chunk=5)
+
+    async with open_world() as world:
+        (await world.add(source)).says = confused
+        with pytest.raises(CorruptedError, match="another chunk than was wanted"):
+            await world.take(tmp_path / "model.gguf", digest(source))
+        assert world.taken_bytes == 0
 
 
 async def test_what_a_holder_lends_in_a_second_is_bounded_over_all_peers(
