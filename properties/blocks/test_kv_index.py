@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.engines.mocker.blocks import BlockCache
+from tests.runtime.kv.caching import CachedSequences
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Message
@@ -70,8 +70,7 @@ class Worker:
 
     def restart(self) -> None:
         self.incarnation += 1
-        self.told: list[KvEvent] = []
-        self.cache = BlockCache(BLOCK_COUNT, BLOCK_TOKENS, on_event=self.told.append)
+        self.cache = CachedSequences(BLOCK_COUNT, BLOCK_TOKENS)
         self.source = KvEventSource(
             # So little waits for a broker that is away that an outage drops messages.
             MemoryEventPlane(self.broker, buffered_max=2),
@@ -84,7 +83,7 @@ class Worker:
     @property
     def held(self) -> set[int]:
         blocks = BlockSet()
-        for event in self.cache.held():
+        for event in self.cache.pool.stored():
             blocks.apply(event)
         return set(block_keys(tuple(blocks.hashes)))
 
@@ -93,13 +92,11 @@ class Worker:
             await self.source.run(task_status=task_status)
 
     def tell(self) -> None:
-        self.source.tell(self.told)
-        self.told.clear()
+        self.source.tell(self.cache.take_events())
 
     def clear(self) -> None:
         """All blocks go at once, as when an engine empties its cache."""
-        self.cache = BlockCache(BLOCK_COUNT, BLOCK_TOKENS, on_event=self.told.append)
-        self.told.append(Cleared())
+        self.cache.pool.forget_prefixes()
 
 
 class Run:
@@ -144,7 +141,7 @@ class Run:
         if kind == "run":
             assert isinstance(value, tuple)
             slot, tokens = value
-            worker.cache.append(slot, 0, tokens)
+            worker.cache.run(slot, tokens)
         elif kind == "release":
             assert isinstance(value, int)
             worker.cache.release(value)

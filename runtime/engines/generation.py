@@ -49,6 +49,8 @@ class EngineInfo:
     """Of the weights: two engines of one model answer alike only if these are equal."""
     kv_fingerprint: str = ""
     """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
+    has_prefix_cache: bool = False
+    """Full blocks are kept for later requests, which begin behind those that they find."""
     tokenizer: str = ""
     """Who else can make tokens of a prompt (`engines/prompts.py`); empty: only the engine."""
     can_resume: bool = False
@@ -155,7 +157,7 @@ class TellsBlocks(Protocol):
     """A generation engine that can say which full KV blocks it keeps for later requests."""
 
     def listen_blocks(self, listener: BlockListener) -> bool:
-        """Call `listener` with every change from now on; False if this engine keeps no blocks.
+        """Call `listener` with every change from now on; False if this engine keeps none.
 
         First it is told what is held already, as somebody who knows of no block. It is called
         between two steps, must not wait, and there is one: the last that was given.

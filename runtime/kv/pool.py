@@ -1,8 +1,13 @@
-"""Which KV blocks are free: the one owner of block ids.
+"""Which KV blocks are free, and who owns the others: the one place that gives out block ids.
 
 It knows nothing of bytes (`memory.py`) nor of who should get a block when there are too few
-(`engines/loop/scheduler.py`). Every block has at most one owner; giving a block back twice, or one
-that was never taken, is a bug and fails an assertion.
+(`engines/loop/scheduler.py`). Owners are counted: whoever takes a free block is its first, and
+sequences with the same prefix share its blocks. Giving a block back more often than it was taken is
+a bug and fails an assertion.
+
+A full block can be *stored* under the name of its prefix (`prefixes.py`). When its last owner gives
+it back it is free like any other, but keeps its KV until a block is needed and no emptier one is
+there: then the one unused longest is evicted, the ends of prefixes before their beginnings.
 
 A transfer that may touch a block *leases* it (`kv/transfer/leases.py`). A leased block that its
 owner gives back becomes free only when the last lease ends; one whose transfer cannot be stopped is
@@ -11,7 +16,12 @@ put in *quarantine*, until it is proven that nothing touches it any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from ..protocol.kv.events import KvEvent
+from .prefixes import PrefixCache
 
 __all__ = ["BlockPool", "block_count_for"]
 
@@ -27,14 +37,18 @@ class BlockPool:
     `free_count + used_count + in_flight_count + quarantined_count` is always their number.
 
     The block given back last is taken first, so that a lightly loaded pool touches little memory.
-    Taking and giving back cost O(1) a block.
+    Taking, sharing and giving back cost O(1) a block.
     """
 
     def __init__(self, block_count: int) -> None:
         if block_count < 1:
             raise ValueError(f"a pool needs at least one block, not {block_count}")
         self._free = list(range(block_count - 1, -1, -1))
-        self._is_used = bytearray(block_count)
+        self._owners = [0] * block_count
+        """How many have each block."""
+        self._prefixes = PrefixCache()
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Stored blocks that nothing keeps, the one unused longest first."""
         self._leases: dict[int, int] = {}
         self._quarantined: dict[int, int] = {}
         """How many transfers keep each block there; those it has leases of, too, are not counted."""
@@ -47,12 +61,12 @@ class BlockPool:
     @property
     def block_count(self) -> int:
         """All blocks, whatever is done with them."""
-        return len(self._is_used)
+        return len(self._owners)
 
     @property
     def free_count(self) -> int:
-        """Blocks that nobody owns."""
-        return len(self._free)
+        """Blocks that can be taken: nobody owns them, and no transfer may touch them."""
+        return len(self._free) + len(self._evictable)
 
     @property
     def used_count(self) -> int:
@@ -74,9 +88,12 @@ class BlockPool:
         """Blocks that can be had when nobody else has any."""
         return self.block_count - self.quarantined_count
 
-    def count_unleased(self, block_ids: Iterable[int]) -> int:
-        """How many of these would be free at once if their owner gave them back."""
-        return sum(b not in self._leases and b not in self._quarantined for b in block_ids)
+    def count_freed(self, block_ids: Iterable[int]) -> int:
+        """How many would be free at once if these were given back, each as often as it is here."""
+        return sum(
+            count == self._owners[b] and not self._is_kept(b)
+            for b, count in Counter(block_ids).items()
+        )
 
     def take(self, count: int) -> list[int] | None:
         """The ids of `count` free blocks, now owned by the caller; None if fewer are free.
@@ -84,23 +101,73 @@ class BlockPool:
         None takes nothing: a caller never holds a part of what it asked for.
         """
         assert count >= 0, f"cannot take {count} blocks"
-        if count > len(self._free):
+        if count > self.free_count:
             return None
+        if count > len(self._free):
+            self._evict(count - len(self._free))
         taken = [self._free.pop() for _ in range(count)]
         for block_id in taken:
-            self._is_used[block_id] = 1
+            self._owners[block_id] = 1
         return taken
 
-    def give_back(self, block_ids: Iterable[int]) -> None:
-        """Give up blocks taken before. The caller must have ended its reads and writes of them.
-
-        Those that a transfer still may touch become free when their last lease ends.
-        """
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Own these stored blocks too, whoever else does; their KV stays as it is."""
         for block_id in block_ids:
+            assert block_id in self._prefixes, f"block {block_id} is shared but not stored"
+            self._owners[block_id] += 1
+            self._evictable.pop(block_id, None)
+
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        """Give up blocks taken or shared before, in the order of their sequence.
+
+        The caller must have ended its reads and writes of them. Those that a transfer still may
+        touch become free when their last lease ends.
+        """
+        # The end of a prefix is of no use without its beginning, so it is evicted first.
+        for block_id in reversed(block_ids):
             self._check_used(block_id, "given back")
-            self._is_used[block_id] = 0
-            if block_id not in self._leases and block_id not in self._quarantined:
+            self._owners[block_id] -= 1
+            self._free_if_unheld(block_id)
+
+    # --- prefixes ---
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this prefix; `share` it before anything else is taken."""
+        return self._prefixes.find(digest)
+
+    def store(self, block_ids: Sequence[int], hashes: Sequence[bytes], parent: bytes) -> list[int]:
+        """These blocks of one owner are full for good; which blocks hold their KV.
+
+        Where that is another one, of the same name and older, the caller may `share` it and give
+        its own back. `parent` is the hash before the first of them, empty if there is none.
+        """
+        return self._prefixes.store(block_ids, hashes, parent)
+
+    def forget_prefixes(self) -> None:
+        """No stored block can be trusted any more; their owners keep them."""
+        self._prefixes.clear()
+        self._free += self._evictable
+        self._evictable.clear()
+
+    def take_events(self) -> list[KvEvent]:
+        """What became of stored blocks since the last call, in order."""
+        return self._prefixes.take_events()
+
+    def stored(self) -> list[KvEvent]:
+        """All stored blocks, as the events that would tell them to somebody who knows of none."""
+        return self._prefixes.held()
+
+    def _evict(self, count: int) -> None:
+        """Make `count` more blocks empty, if so many are evictable."""
+        self._forget(list(islice(self._evictable, count)))
+
+    def _forget(self, block_ids: Sequence[int]) -> None:
+        for block_id in self._prefixes.remove(block_ids):
+            if block_id in self._evictable:
+                del self._evictable[block_id]
                 self._free.append(block_id)
+
+    # --- transfers ---
 
     def lease(self, block_ids: Iterable[int]) -> None:
         """A transfer may touch these blocks from now on; their owner must have them still.
@@ -115,22 +182,25 @@ class BlockPool:
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One transfer will not touch these blocks any more; once for every `lease`."""
-        before = len(self._free)
+        before = self.free_count
         for block_id in block_ids:
             self._end_lease(block_id, "released")
             self._free_if_unheld(block_id)
-        if len(self._free) > before:
+        if self.free_count > before:
             self.on_change()
 
     def quarantine(self, block_ids: Iterable[int]) -> int:
         """One lease of each of these blocks does not end; how many were not in quarantine before.
 
-        Nobody is given them until `readmit` has ended every quarantine of them.
+        Nobody is given them until `readmit` has ended every quarantine of them, and nobody finds
+        their prefixes any more: what they hold may be overwritten.
         """
         before = len(self._quarantined)
-        for block_id in block_ids:
+        ended = tuple(block_ids)
+        for block_id in ended:
             self._end_lease(block_id, "put in quarantine")
             self._quarantined[block_id] = self._quarantined.get(block_id, 0) + 1
+        self._forget(ended)
         added = len(self._quarantined) - before
         if added:
             self.on_change()
@@ -162,11 +232,17 @@ class BlockPool:
             del self._leases[block_id]
 
     def _free_if_unheld(self, block_id: int) -> None:
-        """Free a block that its owner has given back, if this was the last that kept it."""
-        is_held = block_id in self._leases or block_id in self._quarantined
-        if not is_held and not self._is_used[block_id]:
+        """Free a block, if what it has lost just now was the last that kept it."""
+        if self._owners[block_id] or self._is_kept(block_id):
+            return
+        if block_id in self._prefixes:
+            self._evictable[block_id] = None
+        else:
             self._free.append(block_id)
 
+    def _is_kept(self, block_id: int) -> bool:
+        return block_id in self._leases or block_id in self._quarantined
+
     def _check_used(self, block_id: int, what: str) -> None:
-        assert 0 <= block_id < len(self._is_used), f"block {block_id} is not of this pool"
-        assert self._is_used[block_id], f"block {block_id} is {what} but was free"
+        assert 0 <= block_id < len(self._owners), f"block {block_id} is not of this pool"
+        assert self._owners[block_id], f"block {block_id} is {what} but was free"

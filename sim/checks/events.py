@@ -79,7 +79,7 @@ def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterato
     if router.kv is None or router.kv.index is None or engine is None:
         return
     blocks = BlockSet()
-    for event in engine._steps._cache.held_blocks():  # noqa: SLF001 -- looks inside
+    for event in engine.kv.pool.stored():
         blocks.apply(event)
     held = set(block_keys(tuple(blocks.hashes)))
     known = router.kv.index.blocks(instance_id)

@@ -8,6 +8,7 @@ or a lease that is wrong does not hide it. Bytes are compared by the hosts thems
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -86,11 +87,13 @@ class BlockAudit:
     """Of its process, once a plane is open."""
     owners: dict[int, str] = attrs.Factory(dict)
     """Whose each block is that somebody has taken."""
+    _sharers: Counter[int] = attrs.Factory(Counter)
+    """How many have it beside the first."""
     _moves: list[tuple[Transfer, tuple[int, ...], str]] = attrs.Factory(list)
 
     def follow(self) -> None:
         """Hear of all that the pool lends and gets back from now on, whoever asks it."""
-        take, give_back = self.pool.take, self.pool.give_back
+        take, share, give_back = self.pool.take, self.pool.share, self.pool.give_back
 
         def taken(count: int) -> list[int] | None:
             blocks = take(count)
@@ -98,12 +101,16 @@ class BlockAudit:
                 self.taken(blocks, "a sequence")
             return blocks
 
-        def returned(block_ids: Iterable[int]) -> None:
+        def shared(block_ids: Iterable[int]) -> None:
             blocks = list(block_ids)
-            give_back(blocks)
-            self.returned(blocks)
+            share(blocks)
+            self.shared(blocks, "a sequence")
 
-        for name, heard in (("take", taken), ("give_back", returned)):
+        def returned(block_ids: Sequence[int]) -> None:
+            give_back(block_ids)
+            self.returned(block_ids)
+
+        for name, heard in (("take", taken), ("share", shared), ("give_back", returned)):
             setattr(self.pool, name, heard)
 
     def taken(self, blocks: Sequence[int], owner: str) -> None:
@@ -119,9 +126,23 @@ class BlockAudit:
         self.count()
 
     def returned(self, blocks: Sequence[int]) -> None:
-        """The owner gives blocks back."""
+        """One owner gives blocks back."""
         for block in blocks:
-            del self.owners[block]
+            if self._sharers[block]:
+                self._sharers[block] -= 1
+            else:
+                del self.owners[block]
+        self.count()
+
+    def shared(self, blocks: Sequence[int], owner: str) -> None:
+        """One more owner reads blocks; whoever reads them too does no harm."""
+        for block in blocks:
+            for name in self.landings.into(self.incarnation, block):
+                self._tell(f"block {block} is shared while the transfer of {name} may write it")
+            if block in self.owners:
+                self._sharers[block] += 1
+            else:
+                self.owners[block] = owner
         self.count()
 
     def moves(

@@ -101,6 +101,7 @@ class ExactEngine:
         block_tokens: int = 16,
         block_count: int = 512,
         layout: KvLayout = KvLayout.BLOCK_FIRST,
+        has_prefix_cache: bool = True,
     ) -> None:
         if not 0 <= seed < SEEDS:
             raise ValueError(f"the seed of the weights is {seed}; it must be from 0 to {SEEDS - 1}")
@@ -121,6 +122,7 @@ class ExactEngine:
             block_count=block_count,
             fingerprint=digest,
             kv_fingerprint=fingerprint("exact", KV_VERSION, digest, shape, layout),
+            has_prefix_cache=has_prefix_cache,
             tokenizer=BYTES_EXACT,
             can_resume=True,
         )

@@ -46,7 +46,7 @@ class EngineHost:
     ) -> None:
         self._engine = engine
         self._env = env
-        self._pool = scheduler.pool
+        self._scheduler = scheduler
         self._steps = StepLoop(engine, hop=hop, scheduler=scheduler)
         self._queued_deltas_max = queued_deltas_max
 
@@ -69,7 +69,9 @@ class EngineHost:
         memory = self._engine.memory if isinstance(self._engine, KeepsKv) else None
         if memory is None:
             return None
-        return KvCache(memory=memory, pool=self._pool, fingerprint=self.info.kv_fingerprint)
+        return KvCache(
+            memory=memory, pool=self._scheduler.pool, fingerprint=self.info.kv_fingerprint
+        )
 
     # --- answers ---
 
@@ -105,7 +107,7 @@ class EngineHost:
             # All was delivered but the end.
             reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
             answer.send(answer.text.finish(), reason)
-            finish(None)
+            answer.finish(None)
             return answer
         self._steps.submit(sequence)
         self._steps.follow(answer)
@@ -128,7 +130,8 @@ class EngineHost:
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
         token_ids, _ = known_tokens(self._engine, request)
-        return Prompt(token_ids=token_ids, cached_tokens=0)
+        found = self._scheduler.find_prefix(token_ids, [])
+        return Prompt(token_ids=token_ids, cached_tokens=len(found) * self.info.block_tokens)
 
     @asynccontextmanager
     async def prefill_and_keep(
@@ -252,4 +255,9 @@ async def open_engine_host(
 
 def _scheduler(info: EngineInfo, **bounds: int) -> Scheduler:
     info.check_context_fits()
-    return Scheduler(BlockPool(info.block_count), block_tokens=info.block_tokens, **bounds)
+    return Scheduler(
+        BlockPool(info.block_count),
+        block_tokens=info.block_tokens,
+        has_prefix_cache=info.has_prefix_cache,
+        **bounds,
+    )

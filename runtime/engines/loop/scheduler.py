@@ -13,6 +13,9 @@ The rules:
 * When blocks run out a victim loses all of its own and goes to the front of the queue, to be
   computed again: the newest paused sequence, else the newest. A paused one also yields to a
   waiting one that can run, so that a consumer who reads nothing holds nothing for ever.
+* A sequence begins behind the blocks that hold its prefix already, but computes its last token
+  itself, whose step yields the next one. Full blocks are stored for others as they are filled. So a
+  preempted sequence finds what nobody else needed meanwhile.
 * A pinned sequence is never a victim: a transfer may touch its blocks. It never needs more of them
   than it is admitted with, so whoever waits for blocks waits for its end at most.
 """
@@ -20,12 +23,14 @@ The rules:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import attrs
 import msgspec
 
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
+from ...protocol.kv.events import block_hash
 from .sequence import SequenceState, TokenSequence
 from .step import StepItem
 
@@ -84,6 +89,7 @@ class Scheduler:
         waiting_max: int,
         step_tokens_max: int,
         chunk_tokens_max: int,
+        has_prefix_cache: bool = False,
     ) -> None:
         if min(block_tokens, running_max, waiting_max, chunk_tokens_max) < 1:
             raise ValueError("every bound of the scheduler must be at least 1")
@@ -102,6 +108,7 @@ class Scheduler:
         self._waiting_max = waiting_max
         self._step_tokens_max = step_tokens_max
         self._chunk_tokens_max = chunk_tokens_max
+        self._has_prefix_cache = has_prefix_cache
         self._dead: list[TokenSequence] = []
         # Popped from the end: the lowest slot first.
         self._free_slots = list(range(running_max - 1, -1, -1))
@@ -165,6 +172,8 @@ class Scheduler:
         if sequence.is_dead:
             return
         cached = sequence.cached_tokens = sequence.cached_tokens + work.token_count
+        if cached // self._block_tokens > sequence.stored_blocks:
+            self._store(sequence)
         if token_id is not None:
             known = sequence.token_ids
             assert cached == len(known), "a token was sampled in the middle of a prefill"
@@ -177,8 +186,9 @@ class Scheduler:
         assert sequence.is_held, "it is not reserved"
         assert sequence.state is SequenceState.RUNNING, "it has no blocks yet"
         sequence.cached_tokens = len(sequence.token_ids)
-        sequence.token_ids.append(token_id)
         sequence.is_pinned = sequence.is_held = False
+        self._store(sequence)
+        sequence.token_ids.append(token_id)
 
     def _bury(self) -> None:
         for sequence in self._dead:
@@ -242,12 +252,9 @@ class Scheduler:
                 return
             if sequence.is_paused:
                 continue
-            if not self._make_room(sequence):
+            if not self._find_place(sequence):
                 return
-            taken = self.pool.take(self._missing_blocks(sequence, len(sequence.token_ids)))
-            assert taken is not None, "room was made for fewer blocks than needed"
             self.waiting.remove(sequence)
-            sequence.block_ids = taken
             sequence.slot = self._free_slots.pop()
             sequence.state = SequenceState.RUNNING
             self.running.append(sequence)
@@ -256,13 +263,72 @@ class Scheduler:
             if not sequence.is_held:
                 budget -= self._add_work(work, sequence, budget)
 
+    def _find_place(self, sequence: TokenSequence) -> bool:
+        """Give `sequence` its blocks, those of its prefix shared, if there are enough, and a slot."""
+        found = self.find_prefix(sequence.token_ids, sequence.block_hashes)
+        self.pool.share(found)
+        sequence.block_ids = found
+        if not self._make_room(sequence):
+            self.pool.give_back(found)
+            sequence.block_ids = []
+            return False
+        taken = self.pool.take(self._missing_blocks(sequence, len(sequence.token_ids)))
+        assert taken is not None, "room was made for fewer blocks than needed"
+        sequence.block_ids = found + taken
+        sequence.stored_blocks = len(found)
+        sequence.cached_tokens = len(found) * self._block_tokens
+        return True
+
+    def find_prefix(self, token_ids: Sequence[int], hashes: list[bytes]) -> list[int]:
+        """The stored blocks that these tokens begin with, but not of all of them.
+
+        `hashes` are those of the first blocks that are known already; what is found out is added.
+        """
+        found: list[int] = []
+        if not self._has_prefix_cache:
+            return found
+        for index in range((len(token_ids) - 1) // self._block_tokens):
+            if index == len(hashes):
+                self._add_hash(token_ids, hashes)
+            block_id = self.pool.find(hashes[index])
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def _add_hash(self, token_ids: Sequence[int], hashes: list[bytes]) -> None:
+        start = len(hashes) * self._block_tokens
+        parent = hashes[-1] if hashes else b""
+        hashes.append(block_hash(parent, token_ids[start : start + self._block_tokens]))
+
+    def _store(self, sequence: TokenSequence) -> None:
+        """Let others find the blocks that have become full."""
+        if not self._has_prefix_cache:
+            return
+        first, end = sequence.stored_blocks, sequence.cached_tokens // self._block_tokens
+        hashes, block_ids = sequence.block_hashes, sequence.block_ids
+        while len(hashes) < end:
+            self._add_hash(sequence.token_ids, hashes)
+        parent = hashes[first - 1] if first else b""
+        own = block_ids[first:end]
+        held = self.pool.store(own, hashes[first:end], parent)
+        sequence.stored_blocks = end
+        if held == own or sequence.is_pinned:
+            return
+        # Another one has computed the same meanwhile: one copy is enough.
+        for index, (mine, older) in enumerate(zip(own, held, strict=True), start=first):
+            if mine != older:
+                self.pool.share([older])
+                block_ids[index] = older
+                self.pool.give_back([mine])
+
     def _make_room(self, sequence: TokenSequence) -> bool:
         """A slot and blocks for `sequence`, taken from paused ones if need be."""
         # One token more than known, or it would be the first victim of its own first token.
         blocks = self._missing_blocks(sequence, len(sequence.token_ids) + 1)
         paused = [other for other in self.running if other.is_paused and not other.is_pinned]
-        # Blocks that a transfer may touch are not free before it has ended.
-        given_back = sum(self.pool.count_unleased(other.block_ids) for other in paused)
+        # Blocks that others share are not free, nor are those that a transfer may touch.
+        given_back = self.pool.count_freed(b for other in paused for b in other.block_ids)
         within_reach = self.pool.free_count + given_back
         if within_reach < blocks or len(self.running) - len(paused) >= self._running_max:
             return False
@@ -280,7 +346,7 @@ class Scheduler:
     def _preempt(self, victim: TokenSequence) -> None:
         self.running.remove(victim)
         self._take_away(victim)
-        victim.cached_tokens = 0
+        victim.cached_tokens = victim.stored_blocks = 0
         victim.state = SequenceState.WAITING
         self.waiting.appendleft(victim)
         self.preemptions += 1

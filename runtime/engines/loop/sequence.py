@@ -39,6 +39,10 @@ class TokenSequence:
     cached_tokens: int = 0
     """The KV of so many leading tokens is in the blocks."""
     block_ids: list[int] = attrs.Factory(list)
+    block_hashes: list[bytes] = attrs.Factory(list)
+    """Of its first full blocks, as far as anybody has asked; they stay true when it is preempted."""
+    stored_blocks: int = 0
+    """So many of its first blocks others can find, or do not need to."""
     slot: int = -1
     """-1 unless running."""
     is_paused: bool = False

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import attrs
 import msgspec
 
-from ...protocol.kv.events import KvEvent
 from ...protocol.openai.generate import GenerateRequest
 from ..generation import EngineInfo
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ...kv.memory import KvMemory
 
 __all__ = [
-    "CachesBlocks",
     "Hop",
     "KeepsKv",
     "Sampling",
@@ -128,22 +126,6 @@ class StepEngine(Protocol):
 
     def close(self) -> None:
         """Free everything. Called once."""
-        ...
-
-
-@runtime_checkable
-class CachesBlocks(Protocol):
-    """A step engine that keeps full blocks for later requests. Called between steps."""
-
-    def take_block_events(self) -> list[KvEvent]:
-        """What became of its full blocks since the last call, in order.
-
-        At most what one step and the releases after it can do: `host.py` calls it after each.
-        """
-        ...
-
-    def held_blocks(self) -> list[KvEvent]:
-        """All full blocks it holds, as events to somebody who knows of none."""
         ...
 
 

@@ -20,7 +20,7 @@ from .pinned import Pinned
 from .scheduler import Plan, Scheduler, Work
 from .sequence import TokenSequence
 from .staging import Step, staged_step
-from .step import CachesBlocks, Hop, StagesKv, StepEngine
+from .step import Hop, StagesKv, StepEngine
 
 __all__ = ["Asked", "StepLoop"]
 
@@ -35,7 +35,6 @@ class StepLoop:
 
     def __init__(self, engine: StepEngine, *, hop: Hop, scheduler: Scheduler) -> None:
         self._engine = engine
-        self._cache = engine if isinstance(engine, CachesBlocks) else None
         self._stages = engine if isinstance(engine, StagesKv) else None
         self._listener: BlockListener | None = None
         self._is_listener_new = False
@@ -78,7 +77,7 @@ class StepLoop:
         """Have the engine's full blocks told; see `TellsBlocks`."""
         self._listener, self._is_listener_new = listener, True
         self._wakeup.set()
-        return self._cache is not None
+        return self._engine.info.has_prefix_cache
 
     # --- what requests do ---
 
@@ -178,15 +177,14 @@ class StepLoop:
         return token_ids
 
     def _tell_blocks(self) -> None:
-        """Between two steps: what the last one, and the releases after it, did to full blocks."""
-        if self._cache is None:
-            return
-        events = self._cache.take_block_events()
+        """Between two steps: what became of stored blocks since the last time."""
+        pool = self._scheduler.pool
+        events = pool.take_events()
         if self._listener is None:
             return
         if self._is_listener_new:
             self._is_listener_new = False
-            events = self._cache.held_blocks()
+            events = pool.stored()
         if events:
             self._listener(events)
 
@@ -272,6 +270,8 @@ class StepLoop:
         _log.error("%s; the engine forgets its %d sequences", reason, len(self._scheduler.running))
         for sequence in self._scheduler.running:
             self._fail(sequence, EngineError(reason), error)
+        # What it wrote before it failed, nobody knows.
+        self._scheduler.pool.forget_prefixes()
         try:
             self._engine.recover()
         except Exception as fatal:  # noqa: BLE001 -- whatever a model raises is its failure

@@ -2,12 +2,12 @@
 
 For load tests and the simulator: parameters and timing are those of Dynamo's mocker (its names and
 defaults are `MockerOptions`), the step loop, its admission and its preemption are the ones every
-engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`), the cache of full blocks is
-`blocks.py`. Time is `trio.sleep`, so on a virtual clock a thousand seconds of load take none.
+engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`). Time is `trio.sleep`, so on a virtual clock a thousand seconds of load take none.
 
 The next token is a function of the seed and of all tokens before it. So an answer depends on its
 prompt alone, goes on unchanged after a preemption or on another worker, and can be computed without
-an engine (`expected_text`). Temperature and seed of a request change nothing.
+an engine (`expected_text`). It is read from KV memory: the key of each position is a digest of all
+tokens up to it, so an answer over KV that is wrong or missing where it goes on is another one. Temperature and seed of a request change nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import attrs
 import trio
 
 from ...env import Env
-from ...protocol.kv.events import KvEvent
+from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from ...protocol.openai.generate import GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem, scramble
 from ..prompts import BYTES_MOCKER, encode_mocker
-from .blocks import BlockCache
+from .usage import KvUsage
 
 __all__ = [
     "MockerEngine",
@@ -37,6 +37,9 @@ __all__ = [
     "open_mocker_engine",
 ]
 
+KV_VERSION: Final = "1"
+KV_BYTES_MIN: Final = 16
+"""A key and a value of 64 bits. In the first of the keys is the digest, the rest is weight."""
 OUTPUTS: Final = b"abcdefghijklmnopqrstuvwxyz" + b" " * 6
 
 
@@ -80,6 +83,8 @@ class MockerOptions:
     decode_speedup_ratio: float = 1.0
     """On top of `speedup_ratio`, for decoding."""
     startup_time_s: float = 0.0
+    kv_bytes_per_token: int = KV_BYTES_MIN
+    """What a transfer moves; an 8B model with bfloat16 has 131,072."""
     timing: Timing = Timing()
 
     def __attrs_post_init__(self) -> None:
@@ -87,6 +92,10 @@ class MockerOptions:
             raise ValueError("the speed-up ratios of the mocker must be more than 0")
         if self.startup_time_s < 0:
             raise ValueError("the start-up time of the mocker must not be negative")
+        if self.kv_bytes_per_token < KV_BYTES_MIN or self.kv_bytes_per_token % KV_BYTES_MIN:
+            raise ValueError(
+                f"kv_bytes_per_token of the mocker must be a multiple of {KV_BYTES_MIN}"
+            )
 
 
 class MockerEngine:
@@ -103,6 +112,13 @@ class MockerEngine:
         context_tokens_max: int = 32_768,
     ) -> None:
         self.options = options = options or MockerOptions()
+        shape = KvShape(
+            layers=1,
+            heads=1,
+            channels=options.kv_bytes_per_token // KV_BYTES_MIN,
+            block_tokens=options.block_size,
+            dtype="<u8",
+        )
         self.info = EngineInfo(
             engine="mocker",
             model=model,
@@ -110,20 +126,19 @@ class MockerEngine:
             block_tokens=options.block_size,
             block_count=options.num_gpu_blocks,
             fingerprint=str(seed),
+            kv_fingerprint=fingerprint(
+                "mocker", KV_VERSION, str(seed), shape, KvLayout.BLOCK_FIRST
+            ),
+            has_prefix_cache=options.enable_prefix_caching,
             tokenizer=BYTES_MOCKER,
             can_resume=True,
         )
-        self._block_events: list[KvEvent] = []
-        self.blocks = BlockCache(
-            options.num_gpu_blocks,
-            options.block_size,
-            has_prefix_caching=options.enable_prefix_caching,
-            on_event=self._block_events.append,
-        )
+        self.memory = KvMemory(shape, options.num_gpu_blocks)
+        self._digests: memoryview[int] = self.memory.view[0, 0, :, :, 0, 0].data
+        """`[block, slot]`: of all tokens up to the one there."""
+        self._usage = KvUsage(options.block_size)
         self.step_s = 0.0
         self._seed = seed
-        self._digests: dict[int, int] = {}
-        """Of all tokens of the sequence in a slot whose KV is there."""
 
     def encode(self, request: GenerateRequest) -> list[int]:
         """As `bytes/mocker` in `engines/prompts.py`."""
@@ -139,49 +154,51 @@ class MockerEngine:
         is_decoding = False
         chosen: list[int | None] = []
         for item in items:
-            fresh = self.blocks.append(item.slot, item.position, item.token_ids)
-            if item.position and len(item.token_ids) == 1 and item.is_sampled:
+            count, position = len(item.token_ids), item.position
+            if position and count == 1 and item.is_sampled:
                 is_decoding = True
             else:
-                prefills.append(fresh)
-            digest = self._seed if item.position == 0 else self._digests[item.slot]
-            digest = self._digests[item.slot] = _digest(digest, item.token_ids)
+                prefills.append(count)
+            self._usage.grow(item.slot, position + count, item.block_ids)
+            digest = self._write(item)
             chosen.append(_choose(digest) if item.is_sampled else None)
         options, cost_ms = self.options, 0.0
         if prefills:
             cost_ms += options.timing.prefill(prefills) / options.speedup_ratio
         if is_decoding:
-            usage = self.blocks.active_tokens / (options.num_gpu_blocks * options.block_size)
+            usage = self._usage.tokens / (options.num_gpu_blocks * options.block_size)
             speedup = options.speedup_ratio * options.decode_speedup_ratio
             cost_ms += options.timing.decode(min(usage, 1.0)) / speedup
         self.step_s = cost_ms / 1e3
         return chosen
 
+    def _write(self, item: StepItem) -> int:
+        """Go on from the digest of the token before, and leave one for each new token."""
+        digests, block_ids, block_tokens = self._digests, item.block_ids, self.options.block_size
+        position, digest = item.position, self._seed
+        if position:
+            block, slot = divmod(position - 1, block_tokens)
+            digest = digests[block_ids[block], slot]
+        for token_id in item.token_ids:
+            digest = scramble(digest ^ (token_id + 1))
+            block, slot = divmod(position, block_tokens)
+            digests[block_ids[block], slot] = digest
+            position += 1
+        return digest
+
     def release(self, slot: int) -> None:
-        """The sequence in `slot` is gone; its full blocks stay until they are evicted."""
-        self.blocks.release(slot)
-        self._digests.pop(slot, None)
+        """The sequence in `slot` is gone."""
+        self._usage.release(slot)
 
     def recover(self) -> None:
         """Forget all sequences."""
-        self.blocks.clear()
-        self._digests.clear()
-
-    def take_block_events(self) -> list[KvEvent]:
-        """What the block cache did since the last call."""
-        taken = self._block_events.copy()
-        self._block_events.clear()
-        return taken
-
-    def held_blocks(self) -> list[KvEvent]:
-        """The block cache as it is, full blocks that nobody uses included."""
-        return self.blocks.held()
+        self._usage.clear()
 
     def interrupt(self) -> None:
         """Nothing to do: the sleep of a step is cancelled with the step loop."""
 
     def close(self) -> None:
-        """Nothing to do: there is no memory."""
+        """Nothing to do: the memory goes with the object."""
 
 
 def costed_hop(engine: MockerEngine) -> Hop:

@@ -54,7 +54,8 @@ async def test_a_short_prompt_is_computed_here_and_the_bound_can_be_changed() ->
 
         assert decode.runtime is not None
         control = decode.runtime.control
-        await write_setting(control, PREFILL_TOKENS_LOCAL_MAX.name, "31")
+        # The block that is here already counts for nothing.
+        await write_setting(control, PREFILL_TOKENS_LOCAL_MAX.name, "15")
         await decode.runtime.settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, -1)
         assert tokens(await workers.ask(request)) == await alone(request)
         assert decode.prefills("remote", "long_prompt", "decode_first") == 1

@@ -9,7 +9,6 @@ import trio
 from trio.testing import MockClock
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.mocker.blocks import BlockCache
 from trinamo.runtime.engines.mocker.engine import (
     MockerOptions,
     Timing,
@@ -17,7 +16,6 @@ from trinamo.runtime.engines.mocker.engine import (
     open_mocker_engine,
 )
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.kv.events import KvEvent, Removed, Stored
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 SMALL = MockerOptions(num_gpu_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
@@ -76,37 +74,6 @@ async def test_steps_cost_virtual_time_by_the_speedup(autojump_clock: MockClock)
     assert plain == pytest.approx((18.024 + 10 * 5.747) / 1e3, rel=0.01)
     assert await duration(MockerOptions(speedup_ratio=10)) == pytest.approx(plain / 10)
     assert await duration(MockerOptions(startup_time_s=5)) == pytest.approx(plain)
-
-
-def test_a_shared_prefix_is_cached_stored_once_and_evicted_last_used_first() -> None:
-    events: list[KvEvent] = []
-    cache = BlockCache(4, 2, on_event=events.append)
-    assert cache.append(0, 0, [1, 2, 3, 4, 5]) == 5
-    assert len(events) == 1
-    assert isinstance(events[0], Stored)
-    assert len(events[0].block_hashes) == 2
-    # Two whole blocks are there already, and nobody is told of a hit.
-    assert cache.append(1, 0, [1, 2, 3, 4, 9]) == 1
-    assert len(events) == 1
-    assert (cache.active_count, cache.active_tokens) == (4, 6)
-    cache.release(0)
-    cache.release(1)
-    assert (cache.active_count, len(cache.held())) == (0, 2)
-    cache.append(0, 0, [7, 7, 7, 7, 7, 7])
-    removed = [event for event in events if isinstance(event, Removed)]
-    # The end of a chain goes before its parent.
-    assert removed == [Removed((events[0].block_hashes[1],))]
-    assert cache.append(1, 0, [1, 2, 8]) == 1
-
-
-def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
-    events: list[KvEvent] = []
-    cache = BlockCache(4, 2, has_prefix_caching=False, on_event=events.append)
-    assert cache.append(0, 0, [1, 2]) == 2
-    cache.release(0)
-    assert cache.held() == []
-    assert [type(event) for event in events] == [Stored, Removed]
-    assert cache.append(0, 0, [1, 2]) == 2
 
 
 async def test_a_chat_and_a_bad_token_id(autojump_clock: MockClock) -> None:

@@ -9,9 +9,13 @@ import trio.testing
 
 from tests.runtime.kv.indexing import A, B, C, D, cluster, hashes
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.loop.host import open_engine_host
-from trinamo.runtime.engines.mocker.engine import MockerEngine, MockerOptions, costed_hop
+from trinamo.runtime.engines.mocker.engine import (
+    MockerEngine,
+    MockerOptions,
+    costed_hop,
+    open_mocker_engine,
+)
 from trinamo.runtime.protocol.kv.blocks import BlockSet
 from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, block_hashes, block_keys
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
@@ -55,18 +59,20 @@ async def test_an_engine_s_blocks_are_in_the_index_step_by_step(
                 async for _ in deltas:
                     pass
 
+        assert engine.kv is not None
+        pool = engine.kv.pool
         await generate("not told yet, but held")
         assert engine.listen_blocks(source.tell)
-        held = set(model.blocks.held())
+        held = set(pool.stored())
         for prompt in ("the same start", "the same begin", "something else altogether"):
-            held |= set(model.blocks.held())
+            held |= set(pool.stored())
             await generate(prompt)
             await trio.sleep(0.1)
             now = BlockSet()
-            for event in model.blocks.held():
+            for event in pool.stored():
                 now.apply(event)
             assert made.index.blocks("a") == set(block_keys(tuple(now.hashes)))
-        assert len(held | set(model.blocks.held())) > len(model.blocks.held()), "none was evicted"
+        assert len(held | set(pool.stored())) > len(pool.stored()), "none was evicted"
         last = block_hashes([256, *b"something else altogether"], 4)
         assert made.overlap(*last) == {"a": len(last)}
         # All of it by events: no snapshot but the empty one that the first event stands for.
@@ -74,7 +80,8 @@ async def test_an_engine_s_blocks_are_in_the_index_step_by_step(
 
 
 async def test_an_engine_without_a_cache_of_blocks_says_so() -> None:
-    async with open_exact_engine(context_tokens_max=64, block_count=8) as engine:
+    options = MockerOptions(enable_prefix_caching=False)
+    async with open_mocker_engine(options) as engine:
         assert not engine.listen_blocks(lambda _: None)
 
 

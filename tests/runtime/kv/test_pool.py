@@ -38,14 +38,14 @@ def test_whoever_waits_is_told_when_a_transfer_s_end_frees_or_loses_blocks() -> 
     assert pool.take(4) == [0, 1, 2, 3]
     pool.lease([0, 1, 2])
     pool.give_back([0, 1])
-    assert pool.count_unleased([0, 2, 3]) == 1
+    assert pool.count_freed([0, 2, 3]) == 1
     assert told == []
     pool.release([2])
     assert told == [], "it has an owner still"
     pool.release([0])
     pool.quarantine([1])
     assert told == [(1, 4), (1, 3)]
-    assert pool.count_unleased([1, 2, 3]) == 2
+    assert pool.count_freed([1, 2, 3]) == 2
 
 
 def test_a_block_in_quarantine_for_two_reasons_is_free_when_both_are_gone() -> None:

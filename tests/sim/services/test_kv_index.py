@@ -9,14 +9,14 @@ import attrs
 import pytest
 import trio
 
+from tests.runtime.kv.caching import CachedSequences
 from tests.worlds import on_host
-from trinamo.runtime.engines.mocker.blocks import BlockCache
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import KvEvent, block_keys
+from trinamo.runtime.protocol.kv.events import block_keys
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services import SimulatedNats, open_simulated_nats
 
@@ -31,22 +31,17 @@ class Worker:
     """One life of a worker: a cache that is always full, and what it tells."""
 
     source: KvEventSource
-    told: list[KvEvent] = attrs.field(factory=list)
-    cache: BlockCache = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.cache = BlockCache(24, 2, on_event=self.told.append)
+    cache: CachedSequences = attrs.field(factory=lambda: CachedSequences(24, 2))
 
     def step(self, dice: random.Random) -> None:
         tokens = [dice.randrange(3) for _ in range(dice.randrange(2, 12))]
-        self.cache.append(dice.randrange(4), 0, tokens)
-        self.source.tell(self.told)
-        self.told.clear()
+        self.cache.run(dice.randrange(4), tokens)
+        self.source.tell(self.cache.take_events())
 
     @property
     def held(self) -> set[int]:
         blocks = BlockSet()
-        for event in self.cache.held():
+        for event in self.cache.pool.stored():
             blocks.apply(event)
         return set(block_keys(tuple(blocks.hashes)))
 

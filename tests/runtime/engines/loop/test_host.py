@@ -89,16 +89,18 @@ async def test_many_answers_share_the_steps_and_none_changes() -> None:
 
 async def test_answers_preempted_for_lack_of_blocks_do_not_change() -> None:
     async with open_host(make_engine(blocks=32)) as host:
-        alone = token_ids(await collect(host, request("some text", 90)))
-        answers: list[list[int]] = []
+        # Of one prompt they would share their blocks.
+        prompts = [f"{number} some text" for number in range(4)]
+        alone = [token_ids(await collect(host, request(prompt, 90))) for prompt in prompts]
+        answers: dict[str, list[int]] = {}
 
-        async def ask() -> None:
-            answers.append(token_ids(await collect(host, request("some text", 90))))
+        async def ask(prompt: str) -> None:
+            answers[prompt] = token_ids(await collect(host, request(prompt, 90)))
 
         async with trio.open_nursery() as nursery:
-            for _ in range(4):
-                nursery.start_soon(ask)
-        assert answers == [alone] * 4
+            for prompt in prompts:
+                nursery.start_soon(ask, prompt)
+        assert [answers[prompt] for prompt in prompts] == alone
         assert host.statistics().preemptions > 0
         await settle(host)
 

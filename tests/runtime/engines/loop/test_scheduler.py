@@ -1,53 +1,18 @@
-"""Who takes part in the next step: each rule of the scheduler, then all of them at random."""
+"""Who takes part in the next step: each rule of the scheduler."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler
-from trinamo.runtime.engines.loop.sequence import SequenceState, TokenSequence
+from tests.runtime.engines.loop.scheduling import (
+    make_scheduler,
+    make_sequence,
+    shares,
+    step,
+    submit,
+)
+from trinamo.runtime.engines.loop.sequence import SequenceState
 from trinamo.runtime.errors import OverloadedError
-from trinamo.runtime.kv.pool import BlockPool, block_count_for
-
-BLOCK_TOKENS = 4
-
-
-def make_scheduler(blocks: int = 100, **bounds: int) -> Scheduler:
-    chosen: dict[str, Any] = {
-        "running_max": 4,
-        "waiting_max": 10,
-        "step_tokens_max": 16,
-        "chunk_tokens_max": 8,
-    }
-    return Scheduler(BlockPool(blocks), block_tokens=BLOCK_TOKENS, **(chosen | bounds))
-
-
-def make_sequence(prompt_tokens: int, tokens_max: int = 40) -> TokenSequence:
-    return TokenSequence(
-        token_ids=[0] * prompt_tokens, prompt_tokens=prompt_tokens, tokens_max=tokens_max
-    )
-
-
-def submit(scheduler: Scheduler, *prompts: int) -> list[TokenSequence]:
-    sequences = [make_sequence(prompt) for prompt in prompts]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    return sequences
-
-
-def step(scheduler: Scheduler) -> Plan:
-    plan = scheduler.plan()
-    for work in plan.work:
-        scheduler.advance(work, 1 if work.is_sampled else None)
-    return plan
-
-
-def shares(plan: Plan) -> dict[TokenSequence, int]:
-    return {work.sequence: work.token_count for work in plan.work}
 
 
 def test_a_prompt_is_computed_in_chunks_and_sampled_at_its_end() -> None:
@@ -264,134 +229,82 @@ def test_a_kept_prefill_rests_when_its_next_token_is_chosen() -> None:
     assert (kept.cached_tokens, len(kept.token_ids), kept.is_held) == (6, 7, True)
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, grow, pause, die and finish in any order, between and during steps."""
-
-    scheduler: Scheduler
-    sequences: list[TokenSequence]
-    plan: Plan | None
-
-    @initialize(
-        blocks=st.integers(10, 20),
-        running_max=st.integers(1, 5),
-        chunk=st.integers(1, 12),
-        extra=st.integers(0, 10),
-    )
-    def open(self, blocks: int, running_max: int, chunk: int, extra: int) -> None:
-        self.scheduler = make_scheduler(
-            blocks,
-            running_max=running_max,
-            waiting_max=5,
-            chunk_tokens_max=chunk,
-            step_tokens_max=running_max + extra,
-        )
-        self.sequences = []
-        self.plan = None
-
-    @rule(
-        prompt=st.integers(1, 30),
-        answer=st.integers(1, 10),
-        kind=st.sampled_from(["plain", "plain", "kept", "reserved"]),
-    )
-    def submit(self, prompt: int, answer: int, kind: str) -> None:
-        sequence = make_sequence(prompt, prompt + answer)
-        sequence.is_pinned, sequence.is_held = kind != "plain", kind == "reserved"
-        if len(self.scheduler.waiting) < 5:
-            self.scheduler.submit(sequence)
-            self.sequences.append(sequence)
-
-    @precondition(lambda self: any(s.is_held for s in self.scheduler.running))
-    @rule(data=st.data())
-    def adopt(self, data: st.DataObject) -> None:
-        held = [s for s in self.scheduler.running if s.is_held and not s.is_dead]
-        reserved = [s for s in held if len(s.token_ids) == s.prompt_tokens]
-        if reserved:
-            self.scheduler.adopt(data.draw(st.sampled_from(reserved)), 1)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        self.scheduler.end(self.sequences.pop(data.draw(st.integers(0, len(self.sequences) - 1))))
-
-    def end_now(self, sequence: TokenSequence) -> None:
-        self.scheduler.end(sequence)
-        self.sequences.remove(sequence)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), is_paused=st.booleans())
-    def pause(self, data: st.DataObject, is_paused: bool) -> None:
-        chosen = self.sequences[data.draw(st.integers(0, len(self.sequences) - 1))]
-        # Nobody reads tokens of a pinned one, so nobody is too slow.
-        chosen.is_paused = is_paused and not chosen.is_pinned
-
-    @precondition(lambda self: self.plan is None)
-    @rule()
-    def begin_step(self) -> None:
-        pinned = [s for s in self.scheduler.running if s.is_pinned and not s.is_dead]
-        self.plan = self.scheduler.plan()
-        assert all(s.state is SequenceState.RUNNING for s in pinned), (
-            "a transfer touches its blocks"
-        )
-        work = self.plan.work
-        # Nobody waits without a reason: someone paused or pinned holds what is missing.
-        stuck = [s for s in self.scheduler.waiting if not s.is_paused]
-        assert work or not stuck or any(s.is_held for s in self.scheduler.running)
-        assert sum(w.token_count for w in work) <= self.scheduler._step_tokens_max
-        assert len({w.sequence for w in work}) == len(work)
-        for w in work:
-            sequence = w.sequence
-            assert sequence.state is SequenceState.RUNNING
-            assert not sequence.is_paused
-            assert not sequence.is_held
-            assert not sequence.is_dead
-            end = sequence.cached_tokens + w.token_count
-            assert 0 < w.token_count <= self.scheduler._chunk_tokens_max
-            assert end <= len(sequence.token_ids)
-            assert len(sequence.block_ids) >= block_count_for(end, BLOCK_TOKENS)
-
-    @precondition(lambda self: self.plan is not None)
-    @rule()
-    def finish_step(self) -> None:
-        assert self.plan is not None
-        for work in self.plan.work:
-            self.scheduler.advance(work, 1 if work.is_sampled else None)
-            if work.sequence.is_full and not work.sequence.is_pinned and not work.sequence.is_dead:
-                self.scheduler.end(work.sequence)
-                self.sequences.remove(work.sequence)
-        self.plan = None
-
-    @invariant()
-    def blocks_and_slots_have_one_owner(self) -> None:
-        running = self.scheduler.running
-        held = [block_id for sequence in running for block_id in sequence.block_ids]
-        assert len(held) == len(set(held)) == self.scheduler.pool.used_count
-        slots = [sequence.slot for sequence in running]
-        assert len(slots) == len(set(slots)) <= self.scheduler._running_max
-        assert all(0 <= slot < self.scheduler._running_max for slot in slots)
-        assert all(not sequence.block_ids for sequence in self.scheduler.waiting)
-
-    def teardown(self) -> None:
-        """Once nobody is paused any more, everyone ends, and the pool is full again."""
-        if not hasattr(self, "scheduler"):
-            return
-        if self.plan is not None:
-            self.finish_step()
-        for sequence in self.sequences:
-            sequence.is_paused = False
-        for _ in range(3000):
-            self.begin_step()
-            # Whoever pinned them lets go in the end.
-            for sequence in [s for s in self.sequences if s.is_held]:
-                self.end_now(sequence)
-            if self.plan is not None and not self.plan.work and not self.sequences:
-                break
-            self.finish_step()
-        self.scheduler.plan()
-        assert self.sequences == []
-        assert self.scheduler.pool.used_count == 0
-        assert not self.scheduler.running
-        assert not self.scheduler.waiting
+def test_a_sequence_begins_behind_what_is_stored_but_computes_its_last_token() -> None:
+    scheduler = make_scheduler(has_prefix_cache=True)
+    (a,) = submit(scheduler, 8)
+    assert shares(step(scheduler)) == {a: 8}
+    b, c = make_sequence(8), make_sequence(6, token=1)
+    scheduler.submit(b)
+    scheduler.submit(c)
+    # Both blocks of the prompt are stored, but the step of the last token yields the next one.
+    assert shares(step(scheduler)) == {a: 1, b: 4, c: 6}
+    # The second was computed once more for that, and one copy is enough.
+    assert a.block_ids[:2] == b.block_ids[:2]
+    assert scheduler.pool.used_count == 2 + 1 + 2
+    (d,) = submit(scheduler, 9)
+    assert shares(step(scheduler))[d] == 1
+    scheduler.end(a)
+    scheduler.end(b)
+    scheduler.end(d)
+    step(scheduler)
+    (e,) = submit(scheduler, 9)
+    assert shares(step(scheduler))[e] == 1, "nobody has it, but it is there"
 
 
-TestSchedulerAtRandom = pytest.mark.slow(SchedulerMachine.TestCase)
-TestSchedulerAtRandom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_a_preempted_sequence_finds_the_blocks_that_nobody_took() -> None:
+    scheduler = make_scheduler(blocks=10, has_prefix_cache=True)
+    a, b = make_sequence(14), make_sequence(15, token=1)
+    scheduler.submit(a)
+    scheduler.submit(b)
+    while scheduler.preemptions == 0:
+        step(scheduler)
+    assert (b.state, b.cached_tokens) == (SequenceState.WAITING, 0)
+    assert len(b.token_ids) == 21
+    while len(a.block_ids) < 6:
+        step(scheduler)
+    # It took the end of the other's prefix, as no empty block was left.
+    scheduler.end(a)
+    assert shares(step(scheduler)) == {b: 5}
+
+
+def test_blocks_of_a_pinned_sequence_stay_where_they_are() -> None:
+    """Another one computes the same meanwhile, but a transfer knows the pinned one's blocks."""
+    scheduler = make_scheduler(has_prefix_cache=True)
+    plain, kept = make_sequence(9), make_sequence(9)
+    kept.is_pinned = True
+    scheduler.submit(plain)
+    scheduler.submit(kept)
+    plan = scheduler.plan()
+    own = list(kept.block_ids)
+    for work in plan.work:
+        scheduler.advance(work, None if work.sequence.pending_tokens > 8 else 1)
+    assert kept.block_ids == own
+    assert set(own).isdisjoint(plain.block_ids)
+
+
+def test_an_adopted_sequence_stores_what_a_transfer_has_filled() -> None:
+    scheduler = make_scheduler(has_prefix_cache=True)
+    reserved = make_sequence(10)
+    reserved.is_pinned = reserved.is_held = True
+    scheduler.submit(reserved)
+    scheduler.plan()
+    assert scheduler.find_prefix(reserved.token_ids, []) == [], "it is not filled yet"
+    scheduler.adopt(reserved, 5)
+    assert scheduler.find_prefix([0] * 10, []) == reserved.block_ids[:2]
+    (again,) = submit(scheduler, 10)
+    assert shares(step(scheduler)) == {reserved: 1, again: 2}
+
+
+def test_shared_blocks_of_a_paused_sequence_make_no_room() -> None:
+    scheduler = make_scheduler(blocks=6, has_prefix_cache=True)
+    a, b = make_sequence(9, 24), make_sequence(9, 24)
+    for sequence in (a, b):
+        scheduler.submit(sequence)
+        step(scheduler)
+        step(scheduler)
+    assert scheduler.pool.free_count == 2
+    b.is_paused = True
+    # Of the paused one's three blocks the other has two, so four are not to be had.
+    scheduler.submit(make_sequence(14, 24, token=1))
+    step(scheduler)
+    assert b.state is SequenceState.RUNNING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.runtime.engines.loop.test_scheduler import make_scheduler, make_sequence, step
+from tests.runtime.engines.loop.scheduling import make_scheduler, make_sequence, step
 
 
 def test_what_is_still_to_be_computed_is_counted_but_not_what_others_fill() -> None:

@@ -21,7 +21,8 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
-from trinamo.runtime.engines.mocker.engine import open_mocker_engine
+from trinamo.runtime.engines.loop.host import open_engine_host
+from trinamo.runtime.engines.mocker.engine import MockerEngine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ControlPlaneError,
@@ -273,5 +274,7 @@ async def test_the_blocks_of_exact_engines_move_between_their_workers() -> None:
 
 
 async def test_an_engine_without_bytes_of_its_own_has_nothing_to_move() -> None:
-    async with open_mocker_engine() as mocker:
-        assert mocker.kv is None
+    engine = MockerEngine()
+    del engine.memory
+    async with open_engine_host(engine) as host:
+        assert host.kv is None
