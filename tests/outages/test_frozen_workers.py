@@ -106,6 +106,7 @@ async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: 
         "control_plane.etcd.silence_s": 1,
         "control_plane.etcd.request_timeout_s": 2,
         "data_plane.tcp.ack_timeout_s": 1,
+        "router.migrations_max": 0,
     }
     async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
         frozen, other = cluster.workers
