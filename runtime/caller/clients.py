@@ -134,6 +134,7 @@ class Clients:
             metrics=self._metrics,
             request_planes=self._data.request_planes,
             events=self._events,
+            follows_load=self._config.http.sheds_load,
             kv=kv,
         )
         client = Client(

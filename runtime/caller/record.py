@@ -10,6 +10,7 @@ import math
 
 import trio
 
+from ..events.busy import REPORT_AGE_MAX_S, BusyLimits
 from ..events.load import LoadReport
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight, Liveness, Presence
@@ -50,6 +51,7 @@ class InstanceRecord(Liveness):
         """It answered nonsense, of which a connection says nothing."""
         self.report: LoadReport | None = None
         """What it said last of its load."""
+        self.reported_at = -math.inf
         self.is_leaving = False
         """It has said that it drains."""
         self.is_over = False
@@ -63,6 +65,14 @@ class InstanceRecord(Liveness):
     def load(self) -> int:
         """The requests under way to it: ours, or what it said itself if that is more."""
         return max(len(self.requests), self.report.active if self.report else 0)
+
+    def is_busy(self, limits: BusyLimits, now: float) -> bool:
+        """Whether a report of the last seconds reaches `limits`."""
+        return (
+            self.report is not None
+            and now - self.reported_at <= REPORT_AGE_MAX_S
+            and limits.is_busy(self.report)
+        )
 
     @property
     def is_kept(self) -> bool:

@@ -55,7 +55,7 @@ class InstanceReports:
     def _take_load(self, instance_id: str, report: LoadReport) -> None:
         record = self._find(instance_id)
         if record is not None:
-            record.report = report
+            record.report, record.reported_at = report, trio.current_time()
 
     def _take_state(self, instance_id: str, state: WorkerState) -> None:
         record = self._find(instance_id)

@@ -18,6 +18,7 @@ import trio
 
 from ..env import Env
 from ..errors import RemoteProtocolError, UnavailableError
+from ..events.busy import BusyLimits
 from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
@@ -52,7 +53,8 @@ _log = logging.getLogger("trinamo.router")
 class Router:
     """The instances of one endpoint, and the choice among them.
 
-    With `events`, instances are asked to tell their load under the policies `TOLD_LOAD`; the policy
+    With `events`, instances are asked to tell their load under the policies `TOLD_LOAD`, or under any
+    if it `follows_load`; the policy
     `kv` needs `kv`, which the caller runs.
     """
 
@@ -69,6 +71,7 @@ class Router:
         metrics: Metrics | None = None,
         request_planes: Mapping[str, RequestPlane] | None = None,
         events: EventPlane | None = None,
+        follows_load: bool = False,
         kv: KvRouting | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -87,7 +90,7 @@ class Router:
             stale_grace_s=stale_grace_s,
             transports=request_planes,
             metrics=metrics,
-            events=events if policy in TOLD_LOAD else None,
+            events=events if follows_load or policy in TOLD_LOAD else None,
             kv=kv,
         )
         self._monitor = Monitor(self._known, self._planes, env)
@@ -174,6 +177,15 @@ class Router:
             for instance, status, _ in self.statuses()
             if among is None or instance.id in among
         )
+
+    def is_busy(self, limits: BusyLimits, among: Container[str] | None = None) -> bool:
+        """Whether each that could be chosen has lately reported a load that reaches `limits`.
+
+        False if there is nobody.
+        """
+        now = trio.current_time()
+        records = [self._known.get(each.id) for each in self._known.candidates(now, (), among)]
+        return bool(records) and all(each and each.is_busy(limits, now) for each in records)
 
     @property
     def in_flight(self) -> int:

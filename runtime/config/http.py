@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from .keys import (
     Bytes,
     Count,
@@ -12,6 +14,7 @@ from .keys import (
     Seconds,
     Section,
     Text,
+    Tokens,
     about,
     need_together,
 )
@@ -97,6 +100,17 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
     ] = 65_536
     requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
+    busy_blocks: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        about(
+            "A worker with this fraction of its KV blocks in use is busy; while all that could answer"
+            " are, requests are a 503. null: no bound. Workers must be told it, too."
+        ),
+    ] = None
+    busy_waiting_tokens: Annotated[
+        Tokens | None,
+        about("Likewise a worker in which so many prompt tokens wait to be computed."),
+    ] = None
     connections_max: Annotated[
         Count,
         about("Open connections at once; one more takes the place of the one idle longest."),
@@ -144,6 +158,11 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0
     stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0
+
+    @property
+    def sheds_load(self) -> bool:
+        """Whether what workers report decides who gets in, so that they must report."""
+        return self.busy_blocks is not None or self.busy_waiting_tokens is not None
 
     @property
     def scheme(self) -> str:

@@ -35,6 +35,8 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """KV blocks that running sequences hold; 0 where the engine keeps none."""
     blocks_total: int = 0
     """KV blocks that the engine has."""
+    waiting_tokens: int = 0
+    """Prompt tokens that are still to be computed."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -103,7 +105,7 @@ class LoadFollower:
             report = _decoder.decode(body)
         except UNDECODABLE as error:
             raise RemoteProtocolError(f"not a load report: {error}") from error
-        if min(report.active, report.blocks_used, report.blocks_total) < 0:
+        if min(msgspec.structs.astuple(report)) < 0:
             raise RemoteProtocolError(f"a load below nothing: {report}")
         self._take(instance_id, report)
 

@@ -45,6 +45,7 @@ from .exchanges import (
     respond_error,
 )
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
+from .shedding import Shedding
 from .status import ErrorAnswer, answer_error
 from .streaming import BodySink, Delivery, EventSink
 
@@ -107,6 +108,7 @@ class Inference:
     ) -> None:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
+        self._shedding = Shedding(config)
         self._ids = RequestIds(manager.env.rng)
 
     async def __call__(self, exchange: HttpExchange) -> None:
@@ -179,12 +181,15 @@ class Inference:
 
     async def _parse(self, exchange: HttpExchange, body: Body) -> _Parsed:
         with self._admission.arriving():
+            # Which model it is for, the body says; if all are busy, nobody need read it.
+            self._shedding.check(self._manager.engines(self._endpoint.kind))
             check_json(exchange.headers)
             data = await exchange.read_body(
                 body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
             )
         request = self._endpoint.decode(data)
         model, engine = self._manager.find(request.model, self._endpoint.kind)
+        self._shedding.check([engine])
         context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
         # From here on the request is held, not its body, which may have been mostly blanks.

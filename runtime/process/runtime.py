@@ -283,6 +283,7 @@ class Runtime:
                 self._event_nursery,
                 worker,
                 self._kv_series,
+                tells_load=self.config.http.sheds_load,
             )
         self._reports.begin(endpoint, engine)
         return instance

@@ -2,7 +2,7 @@
 
 All are for routers that want them, so they go by the configuration, which workers and callers must
 share: load and state with `router.policy` `kv` and `least_loaded`, blocks with `kv` unless
-`router.kv.events` is false. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
+`router.kv.events` is false; frontends that shed load want it under any policy. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ class Reports:
         nursery: trio.Nursery,
         worker: Worker,
         series: KvSeries,
+        *,
+        tells_load: bool = False,
     ) -> None:
         self._config = config
+        self._tells_load = tells_load
         self._events = events
         self._nursery = nursery
         self._worker = worker
@@ -58,7 +61,7 @@ class Reports:
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
         policy = Policy(self._config.policy)
-        if policy in TOLD_LOAD:
+        if self._tells_load or policy in TOLD_LOAD:
             self._tell_load(endpoint, engine)
             self._tell_state(endpoint)
         # Two protocols at once are more than mypy can tell apart.
@@ -96,7 +99,8 @@ class Reports:
         active = self._worker.active_count
         if engine is None:
             return LoadReport(active)
-        return LoadReport(active, engine.statistics().blocks_used, engine.info.block_count)
+        now = engine.statistics()
+        return LoadReport(active, now.blocks_used, engine.info.block_count, now.waiting_tokens)
 
     def _tell_blocks(self, endpoint: EndpointName, engine: TellsBlocks) -> None:
         source = KvEventSource(

@@ -19,6 +19,7 @@ from ...caller.kv.hints import make_hint
 from ...caller.migration import MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...errors import TrinamoError
+from ...events.busy import BusyLimits
 from ...metrics.migrations import MigrationSeries
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
@@ -70,6 +71,10 @@ class RoutedEngine(RemoteEngine):
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
         return self._table.refused_count(self._model)
+
+    def is_busy(self, limits: BusyLimits) -> bool:
+        """Whether every worker that could be asked has reported that it is busy."""
+        return self.client.router.is_busy(limits, self._servers())
 
     def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RoutedEngine:
         """This engine for one request, to one worker if it is named."""

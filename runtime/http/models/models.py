@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
+from ...events.busy import BusyLimits
 from ...metrics.metrics import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
@@ -55,6 +56,10 @@ class RemoteEngine(ABC):
     @abstractmethod
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
+
+    @abstractmethod
+    def is_busy(self, limits: BusyLimits) -> bool:
+        """Whether every worker that could be asked has reported that it is busy."""
 
     @abstractmethod
     def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RemoteEngine:
@@ -110,6 +115,10 @@ class ModelManager:
             f"the model '{name[:80]}' does not exist; served here: {', '.join(known[:8])}",
             param="model",
         )
+
+    def engines(self, kind: ModelKind) -> Iterator[Engine]:
+        """Those that answer requests of one kind."""
+        return (s.engines[kind] for s in self._models.values() if kind in s.engines)
 
     def models(self, kind: ModelKind | None = None) -> list[str]:
         """The names of all models, or of those of one kind, oldest first."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 
 from tests.runtime.one_process import OneProcess, open_process
@@ -76,11 +77,14 @@ async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() ->
         assert index.statistics().instances == 0
 
 
-async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
+@pytest.mark.parametrize("wanted", [WANTED, {"http__busy_blocks": 0.5}], ids=["kv", "busy"])
+async def test_load_reports_say_how_many_blocks_are_in_use(
+    wanted: dict[str, Any],
+) -> None:
     transports = OneProcess()
     request = GenerateRequest(model="mocker", prompt="nobody reads on", max_tokens=100)
     async with (
-        open_process(transports, **WANTED) as caller,
+        open_process(transports, **wanted) as caller,
         trio.open_nursery() as nursery,
         open_mocker_engine(FAST, context_tokens_max=128, queued_deltas_max=1) as engine,
         aclosing(engine.generate(request, Context("slow"))) as deltas,
@@ -93,7 +97,7 @@ async def test_load_reports_say_how_many_blocks_are_in_use() -> None:
             caller.events, GENERATE, follows=lambda _: True, take=reports.__setitem__
         )
         await nursery.start(loads.follower.run)
-        async with open_process(transports, serving=True, **WANTED) as server:
+        async with open_process(transports, serving=True, **wanted) as server:
             assert server.instance_id is not None
             instance = await server.serve(
                 GENERATE, engine.generate, request_type=GenerateRequest, engine=engine

@@ -19,6 +19,7 @@ from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.process.roles import serve_frontend
+from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
@@ -62,6 +63,7 @@ class House:
     client: httpx.AsyncClient
     cut: Cut
     engines: list[EngineHost]
+    frontend: Runtime
 
     async def ask(self, cut_at: int = 0, **body: Any) -> dict[str, Any]:
         self.cut.at = cut_at
@@ -94,6 +96,7 @@ async def open_house(**settings: Any) -> AsyncIterator[House]:
         engines = [await open_worker(stack, transports, cut) for _ in range(2)]
         nursery = await stack.enter_async_context(trio.open_nursery())
         url: list[str] = []
+        opened: list[Runtime] = []
         running = config(http__port=0, **settings)
         with trio.fail_after(10):
             nursery.start_soon(
@@ -103,13 +106,14 @@ async def open_house(**settings: Any) -> AsyncIterator[House]:
                     transports,
                     StopRequest(),
                     ready=lambda facts: url.append(facts.url),
+                    opened=lambda runtime, _: opened.append(runtime),
                 )
             )
             while not url:
                 await trio.sleep(0.005)
         client = httpx.AsyncClient(base_url=url[0], trust_env=False, timeout=30)
         async with client:
-            yield House(client, cut, engines)
+            yield House(client, cut, engines, opened[0])
         with trio.fail_after(5):
             while any(engine.statistics().blocks_used for engine in engines):
                 await trio.sleep(0.002)
