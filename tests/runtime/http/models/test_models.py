@@ -145,6 +145,7 @@ async def test_health_status_live_and_metrics_answer(serve: Any) -> None:
         "models": [
             {
                 "name": "local",
+                "aliases": [],
                 "endpoint": "a/b/c",
                 "engine": "",
                 "context_tokens_max": 0,
