@@ -47,6 +47,7 @@ ROWS = [
     (errors.TransportError("m"), 502, "server_error", None),
     (errors.TransferError("m"), 502, "server_error", None),
     (errors.StaleMemoryError("m"), 502, "server_error", None),
+    (errors.IncompatibleKvError("m"), 502, "server_error", None),
     (errors.MetadataNotFoundError("m"), 502, "server_error", None),
     (errors.CorruptedError("m"), 502, "server_error", None),
     (errors.DisconnectedError("m"), 502, "server_error", None),
