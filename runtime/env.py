@@ -43,8 +43,8 @@ class Env(Protocol):
 class RealClock:
     """The machine's clocks."""
 
-    def now(self) -> float:
-        return trio.current_time()
+    # Read for every token: a function of our own round it would be half of what it costs.
+    now = staticmethod(trio.current_time)
 
     def wall(self) -> float:
         return time.time()  # noqa: TID251 -- the one place that reads the wall clock

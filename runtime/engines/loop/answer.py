@@ -59,10 +59,12 @@ class Answer:
     def finish(self, error: BaseException | None) -> None:
         """No token more: with the whole answer, or with `error`."""
         sequence = self.sequence
-        self._leg.tell(output_tokens=len(sequence.token_ids) - sequence.prompt_tokens)
-        if error is None and self._context.is_stopped:
-            self._leg.finish("cancelled")
-        self._leg.leave(error)
+        tokens = len(sequence.token_ids) - sequence.prompt_tokens
+        if error is not None:
+            self._leg.leave(error)
+        else:
+            outcome = "cancelled" if self._context.is_stopped else "success"
+            self._leg.finish(outcome, output_tokens=tokens)
         self._finish(error)
 
     def computes(self) -> None:
