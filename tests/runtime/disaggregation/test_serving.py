@@ -54,8 +54,8 @@ async def test_a_short_prompt_is_computed_here_and_the_bound_can_be_changed() ->
 
         assert decode.runtime is not None
         control = decode.runtime.control
-        # The block that is here already counts for nothing.
-        await write_setting(control, PREFILL_TOKENS_LOCAL_MAX.name, "15")
+        # The blocks that are here already count for nothing.
+        await write_setting(control, PREFILL_TOKENS_LOCAL_MAX.name, "0")
         await decode.runtime.settings.wait_change(PREFILL_TOKENS_LOCAL_MAX, -1)
         assert tokens(await workers.ask(request)) == await alone(request)
         assert decode.prefills("remote", "long_prompt", "decode_first") == 1
