@@ -259,7 +259,15 @@ def _describe_blocks(engines: Sequence[GenerationEngine]) -> dict[str, Any]:
     """How full the engines' KV memory is, where they have any."""
     total = sum(each.info.block_count for each in engines)
     used = sum(each.statistics().blocks_used for each in engines)
-    return {"blocks": {"used": used, "total": total}} if total else {}
+    if not total:
+        return {}
+    found: dict[str, Any] = {"blocks": {"used": used, "total": total}}
+    if len(engines) > 1:
+        found["blocks_by_model"] = {
+            each.info.model: {"used": each.statistics().blocks_used, "total": each.info.block_count}
+            for each in engines
+        }
+    return found
 
 
 def _describe_transfers(runtime: Runtime) -> dict[str, Any]:

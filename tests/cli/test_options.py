@@ -158,3 +158,12 @@ def test_every_engine_of_the_configuration_is_an_option() -> None:
     hint = get_type_hints(WorkerConfig)["engine"]
 
     assert set(get_args(EngineName)) == set(get_args(hint))
+
+
+def test_up_starts_workers_of_several_models() -> None:
+    sources = Sources(overrides={"worker.models": "a=echo;alias=x,b=exact"})
+    plan = plan_cluster(sources, workers=1)
+    environ = plan.child_environ(sources)
+    assert plan.engine == "echo, exact"
+    assert environ["TRINAMO_WORKER__MODELS"] == "a=echo;alias=x,b=exact"
+    assert "TRINAMO_WORKER__ENGINE" not in environ

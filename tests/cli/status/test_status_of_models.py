@@ -41,6 +41,14 @@ def card(worker: str, **fields: Any) -> Entry:
     return Entry(key=key, value=encode_card(made), create_revision=1, mod_revision=1, lease_id=1)
 
 
+def shown(survey: Survey) -> str:
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        for part in survey_tables(survey):
+            console.print(part)
+    return capture.get()
+
+
 def surveyed() -> Survey:
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
     survey.models, survey.refused = look_at_models(
@@ -68,13 +76,21 @@ def test_a_model_has_its_aliases_and_its_contradictions() -> None:
 
 
 def test_the_tables_show_aliases_refusals_and_files() -> None:
-    console = Console(width=160, color_system=None)
-    with console.capture() as capture:
-        for part in survey_tables(surveyed()):
-            console.print(part)
-    text = capture.get()
+    text = shown(surveyed())
     for told in ("gpt", "1 refused", "refused: alias 'gpt'", "98 MB", "host, pid 7: 25 %"):
         assert told in text
+
+
+def test_the_blocks_of_several_models_of_one_worker_are_told_apart() -> None:
+    health = {
+        "blocks": {"used": 3, "total": 512},
+        "blocks_by_model": {"a": {"used": 3, "total": 512}, "b": {"used": 0, "total": 0}},
+    }
+    looks = [instance(1), instance(1)]
+    for look, model in zip(looks, ("a", "b"), strict=True):
+        look.health, look.metadata = health, {"model": model}
+    text = shown(Survey(etcd="", cluster=None, frontend=None, instances=looks))
+    assert text.count("3/512") == 1
 
 
 def test_doctor_warns_of_each_refusal_and_names_a_file_once() -> None:

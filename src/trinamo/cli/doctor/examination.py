@@ -136,16 +136,21 @@ def _model(config: Config) -> Iterator[Finding]:
         path = find_model(config.worker.model_path)
     except ConfigError as error:
         verdict = Verdict.MISSING if is_needed else Verdict.WARNING
-        yield Finding("model file", verdict, error.message, FETCH_COMMAND)
+        text = error.message
+        if config.weights.enabled:
+            text += "; or from a peer, where the row on weights names one"
+        yield Finding("model file", verdict, text, FETCH_COMMAND)
     else:
         size = path.stat().st_size / 1e6
         yield Finding("model file", Verdict.GOOD, f"{path} ({size:.0f} MB)")
-    try:
-        choice = choose_engine(config.worker)
-    except ConfigError as error:
-        yield Finding("engine", Verdict.MISSING, error.message)
-    else:
-        yield Finding("engine", Verdict.GOOD, f"{choice.engine}: {choice.why}")
+    for section in config.worker.by_model():
+        what = f"engine of {section.model_name}" if config.worker.models else "engine"
+        try:
+            choice = choose_engine(section)
+        except ConfigError as error:
+            yield Finding(what, Verdict.MISSING, error.message)
+        else:
+            yield Finding(what, Verdict.GOOD, f"{choice.engine}: {choice.why}")
 
 
 # --- what runs -------------------------------------------------------------------------------

@@ -85,13 +85,12 @@ def held_weights(
     sections: Sequence[tuple[WorkerConfig, GenerationEngine]], metrics: WeightsMetrics
 ) -> WorkerWeights:
     """The files that engines of ours were opened from."""
-    from trinamo.runtime.engines.llamacpp.model_file import find_model
+    files: list[HeldFile] = []
+    for section, engine in sections:
+        if engine.info.engine == "llamacpp":
+            from trinamo.runtime.engines.llamacpp.model_file import find_model
 
-    files = [
-        HeldFile(find_model(section.model_path), engine.info.model)
-        for section, engine in sections
-        if engine.info.engine == "llamacpp"
-    ]
+            files.append(HeldFile(find_model(section.model_path), engine.info.model))
     return WorkerWeights(files, metrics)
 
 

@@ -105,17 +105,18 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
             each.lease_id or "-",
             str(each.incarnation),
             str(health.get("active", "-" if each.in_flight is None else each.in_flight)),
-            _blocks(health),
+            _blocks(health, each.metadata.get("model", "")),
             each.metadata.get("pid", "-"),
             ", ".join(f"{name} {address}" for name, address in each.transports.items()),
         )
     return _bounded(table, len(instances))
 
 
-def _blocks(health: dict[str, Any]) -> str:
-    """Blocks in use of all that the engine has; a stranger may have said it."""
-    blocks = health.get("blocks")
-    if not isinstance(blocks, dict):
+def _blocks(health: dict[str, Any], model: str) -> str:
+    """Blocks in use of all that the engine of a model has; a stranger may have said it."""
+    by_model = health.get("blocks_by_model")
+    blocks = by_model.get(model) if isinstance(by_model, dict) else health.get("blocks")
+    if not isinstance(blocks, dict) or not blocks.get("total"):
         return "-"
     return f"{blocks.get('used', '?')}/{blocks.get('total', '?')}"
 

@@ -65,7 +65,9 @@ class Plan:
 
     def child_environ(self, joined: Sources) -> dict[str, str]:
         """The environment of a child of the cluster that `joined` describes."""
-        overrides: dict[str, Any] = {"worker__engine": self.engine}
+        overrides: dict[str, Any] = {}
+        if not self.config.worker.models:
+            overrides["worker__engine"] = self.engine
         if self.config.log.format == "auto":
             # Lines for people: a child writes to a pipe and would choose JSON.
             overrides["log__format"] = "console"
@@ -102,8 +104,8 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
             f"data_plane.tcp.port is {config.data_plane.tcp.port}, which {workers} workers on one"
             " machine cannot share; leave it 0"
         )
-    choice = choose_engine(config.worker)
-    if prefills and choice.engine == "echo":
+    choices = [choose_engine(each) for each in config.worker.by_model()]
+    if prefills and any(choice.engine == "echo" for choice in choices):
         raise ConfigError(
             "--disagg moves KV blocks, and the engine echo has none; choose --engine exact, mocker"
             " or llamacpp"
@@ -114,8 +116,8 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
         workers=workers,
         frontends=frontends,
         prefills=prefills,
-        engine=choice.engine,
-        engine_reason=choice.why,
+        engine=", ".join(choice.engine for choice in choices),
+        engine_reason="; ".join(dict.fromkeys(choice.why for choice in choices)),
         has_etcd=_is_ours(
             control.embedded,
             control.etcd.nodes,
