@@ -35,7 +35,7 @@ class Bare:
         environment = ucx_environment(NixlOptions(), find_devices(None))
         self.agent = create_agent("bare", environment, progress_delay_s=0.02)
         self.array = np.ones(SIZE, dtype=np.uint8)  # Not zeros: the pages must be there.
-        memory = Memory(address=self.array.ctypes.data, length=SIZE)
+        memory = Memory.at(self.array.ctypes.data, SIZE)
         self.agent.register(memory)
         remote = parse_remote(decode_description(description))
         peer = self.agent.load(remote.address)

@@ -200,8 +200,12 @@ async def test_garbage_is_no_description(ends: Ends, garbage: bytes) -> None:
         {"length": 0},
         {"length": BLOCK_BYTES + 1},
         {"block_bytes": 0},
-        {"base": 2**63 - 1},
-        {"version": 2},
+        {"bases": (2**63 - 1,)},
+        {"bases": (4096,) * 7},
+        {"bases": (4096,) * 1025},
+        {"parts": 0},
+        {"parts": 7},
+        {"version": 1},
     ],
 )
 async def test_a_description_out_of_bounds_is_refused(ends: Ends, wrong: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from tests.conformance.transfer import (
+    test_several_buffers,
     test_transfer_ending,
     test_transfer_plane,
     test_transfer_refusals,
@@ -16,18 +17,24 @@ from tests.conformance.transfer import (
 from tests.conformance.transfer.backends import BLOCK_BYTES, Pages, Planes, TransferBackend
 from tests.conformance.transfer.conftest import bounded, granted
 from tests.conformance.transfer.ends import Ends
+from tests.conformance.transfer.test_several_buffers import both
 from tests.worlds import in_world, on_host
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import MemoryFabric, open_simulated_memory
 
-__all__ = ["bounded", "granted"]
+__all__ = ["both", "bounded", "granted"]
 
 # This one opens every backend of the real suite, with their sockets.
 ELSEWHERE = {"test_a_plane_that_is_closed_is_not_reached"}
 
 globals().update(
     (name, body)
-    for suite in (test_transfer_plane, test_transfer_refusals, test_transfer_ending)
+    for suite in (
+        test_transfer_plane,
+        test_transfer_refusals,
+        test_transfer_ending,
+        test_several_buffers,
+    )
     for name, body in vars(suite).items()
     if name.startswith("test_") and name not in ELSEWHERE
 )
