@@ -27,7 +27,10 @@ BACKENDS: Mapping[str, tuple[Need | None, dict[str, Any]]] = {
 }
 ANSWER_TOKENS = 24
 # Lengths on both sides of a block's end, and some that are several chunks of a prompt.
-PROMPTS = [("abcdefgh " * 40)[:length] for length in (60, 61, 77, 140, 200, 271, 333)]
+# None begins as another, or its first blocks would be here already.
+PROMPTS = [
+    (f"{length} " + "abcdefgh " * 40)[:length] for length in (60, 61, 77, 140, 200, 271, 333)
+]
 
 
 def body(text: str, seed: int) -> dict[str, Any]:
