@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, chat, open_cluster, until
+from tests.cluster.test_disaggregation import disaggregated
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 TOKENS = 160
@@ -156,3 +157,35 @@ async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_
     places = [log.index(f"shutdown: {step} ") for step in steps]
     assert places == sorted(places)
     assert "shutdown: stop " not in log
+
+
+@pytest.mark.parametrize("mode", ["decode_first", "prefill_first"])
+async def test_answers_of_a_killed_decode_worker_go_on_at_another_whose_prefill_is_remote(
+    tmp_path: Path, mode: str
+) -> None:
+    """Prompt and delivered tokens together are the prompt that the prefill worker computes."""
+    roles = ("decode", "decode", "prefill")
+    settings: dict[str, Any] = {
+        "disaggregation__mode": mode,
+        "disaggregation__prefill_tokens_local_max": 8,
+    }
+    async with disaggregated(tmp_path, *roles, **settings) as (cluster, members):
+        answers = await undisturbed(cluster)
+        seen: dict[int, Seen] = {}
+        victim, other, _ = members
+        url = str(other.facts["status_url"])
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for number in range(STREAMS):
+                    nursery.start_soon(stream, cluster, number, seen)
+                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 10:
+                    await trio.sleep(0.005)
+                before = await cluster.metric(url, "prefills_total", where="remote")
+                victim.kill()
+                await victim.process.wait()
+        moved = [each for each in seen.values() if each.worker == victim.facts["instance_id"]]
+        remote = await cluster.metric(url, "prefills_total", where="remote") - before
+
+    check_equal(seen, answers)
+    assert len(moved) >= 10
+    assert remote >= 1
