@@ -31,7 +31,7 @@ from trinamo.runtime.protocol.kv.events import (  # noqa: E402
     Removed,
     Stored,
     block_keys,
-    decode_batch,
+    decode_keys,
     encode_batch,
 )
 from trinamo.runtime.protocol.kv.holders import BlockHolders  # noqa: E402
@@ -139,14 +139,9 @@ def run_tables(told: list[list[KvEvent]]) -> None:
     telling = time.process_time() - cpu
     cpu = time.process_time()
     for body in bodies:
-        for event in decode_batch(body):
-            match event:
-                case Stored(_, hashes):
-                    theirs.store(bit, block_keys(hashes), HELD + BLOCKS)
-                case Removed(hashes):
-                    theirs.remove(bit, block_keys(hashes))
-                case _:
-                    raise AssertionError
+        (_, stored), (_, removed) = decode_keys(body)
+        theirs.store(bit, stored, HELD + BLOCKS)
+        theirs.remove(bit, removed)
     following = time.process_time() - cpu
     assert theirs.blocks(bit) == set(block_keys(tuple(ours.hashes)))
     row(

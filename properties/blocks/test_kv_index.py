@@ -24,6 +24,7 @@ from trinamo.runtime.protocol.kv.events import (
     Stored,
     block_keys,
     decode_batch,
+    decode_keys,
     encode_batch,
     next_batch,
 )
@@ -233,6 +234,8 @@ def test_batches_keep_their_bounds_and_add_up_to_what_was_told(events: list[KvEv
     while waiting:
         batch = next_batch(waiting)
         assert decode_batch(encode_batch(batch)) == batch
+        told = [() if isinstance(e, Cleared) else block_keys(e.block_hashes) for e in batch]
+        assert decode_keys(encode_batch(batch)) == list(zip(map(type, batch), told, strict=True))
         for event in batch:
             cut.apply(event)
     assert cut.hashes == whole.hashes
@@ -246,4 +249,4 @@ def test_all_parts_together_are_the_blocks(events: list[KvEvent], parts: int) ->
         blocks.apply(event)
     found = [each for part in range(parts) for each in decode_part(blocks.encode_part(part, parts))]
     assert len(found) == len(blocks)
-    assert set(found) == blocks.hashes
+    assert set(found) == set(block_keys(tuple(blocks.hashes)))

@@ -21,7 +21,7 @@ from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.blocks import decode_part
-from ..protocol.kv.events import Cleared, Removed, Stored, block_keys, decode_batch
+from ..protocol.kv.events import Removed, Stored, decode_keys
 from ..protocol.kv.holders import BlockHolders
 from .events import KV_TOPIC
 
@@ -160,31 +160,30 @@ class KvIndex:
         self._bit(instance_id)
 
     def _on_event(self, instance_id: str, body: bytes) -> None:
-        batch = decode_batch(body)
-        for event in batch:
-            match event:
-                case Stored(_, hashes):
-                    self._store(instance_id, hashes)
-                case Removed(hashes):
-                    bit = self._bit(instance_id)
-                    before = self._map.count(bit)
-                    self._map.remove(bit, block_keys(hashes))
-                    self._blocks += self._map.count(bit) - before
-                case Cleared():
-                    self._empty(instance_id)
+        batch = decode_keys(body)
+        for kind, keys in batch:
+            if kind is Stored:
+                self._store(instance_id, keys)
+            elif kind is Removed:
+                bit = self._bit(instance_id)
+                before = self._map.count(bit)
+                self._map.remove(bit, keys)
+                self._blocks += self._map.count(bit) - before
+            else:
+                self._empty(instance_id)
         self._events += len(batch)
 
     def _on_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
         parts = [decode_part(body) for body in bodies]
         self._empty(instance_id)
-        for hashes in parts:
-            self._store(instance_id, hashes)
+        for keys in parts:
+            self._store(instance_id, keys)
 
-    def _store(self, instance_id: str, hashes: Sequence[bytes]) -> None:
+    def _store(self, instance_id: str, keys: Sequence[int]) -> None:
         bit = self._bit(instance_id)
         before = self._map.count(bit)
         blocks_max = min(self._instance_blocks_max, before + self._blocks_max - self._blocks)
-        self._refused += self._map.store(bit, block_keys(hashes), blocks_max)
+        self._refused += self._map.store(bit, keys, blocks_max)
         self._blocks += self._map.count(bit) - before
 
     # --- questions ---

@@ -13,7 +13,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
-from .events import Cleared, KvEvent, Removed, Stored, join_hashes, split_hashes
+from .events import Cleared, KvEvent, Removed, Stored, join_hashes, joined_keys
 
 __all__ = ["BlockSet", "decode_part"]
 
@@ -69,9 +69,9 @@ def _part_of(digest: bytes, parts: int) -> int:
     return int.from_bytes(digest[-2:], "big") % parts
 
 
-def decode_part(body: bytes) -> tuple[bytes, ...]:
-    """The hashes of one part of a snapshot; `RemoteProtocolError` if it is none."""
+def decode_part(body: bytes) -> tuple[int, ...]:
+    """The `block_keys` of one part of a snapshot; `RemoteProtocolError` if it is none."""
     try:
-        return split_hashes(_decode(body).hashes)
+        return joined_keys(_decode(body).hashes)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a snapshot of KV blocks: {error}") from error

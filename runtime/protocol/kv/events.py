@@ -33,9 +33,11 @@ __all__ = [
     "block_keys",
     "chained_hashes",
     "decode_batch",
+    "decode_keys",
     "encode_batch",
     "hash_count",
     "join_hashes",
+    "joined_keys",
     "next_batch",
     "split_hashes",
 ]
@@ -102,7 +104,13 @@ def block_keys(hashes: Sequence[bytes]) -> tuple[int, ...]:
 
     Four bits less, because a number of 60 bits takes 32 bytes of memory and one of 64 takes 48.
     """
-    numbers = struct.unpack(f">{len(hashes)}Q", b"".join(hashes))
+    return joined_keys(b"".join(hashes))
+
+
+def joined_keys(joined: bytes) -> tuple[int, ...]:
+    """`block_keys` of joined hashes; raises `RemoteProtocolError` if one is cut off."""
+    _check_whole(joined)
+    numbers = struct.unpack(f">{len(joined) // HASH_BYTES}Q", joined)
     return tuple([number & _KEY_MASK for number in numbers])
 
 
@@ -113,9 +121,13 @@ def join_hashes(hashes: Iterable[bytes]) -> bytes:
 
 def split_hashes(joined: bytes) -> tuple[bytes, ...]:
     """The hashes that were joined; raises `RemoteProtocolError` if one is cut off."""
+    _check_whole(joined)
+    return tuple(joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
+
+
+def _check_whole(joined: bytes) -> None:
     if len(joined) % HASH_BYTES:
         raise RemoteProtocolError(f"{len(joined)} bytes are no whole number of block hashes")
-    return tuple(joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
 
 
 # --- the wire --------------------------------------------------------------------------------
@@ -135,6 +147,11 @@ class _ClearedWire(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
 
 
 _Wire = _StoredWire | _RemovedWire | _ClearedWire
+_KINDS: Final[dict[type[_Wire], type[KvEvent]]] = {
+    _StoredWire: Stored,
+    _RemovedWire: Removed,
+    _ClearedWire: Cleared,
+}
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
     Annotated[list[_Wire], msgspec.Meta(min_length=1, max_length=BATCH_EVENTS_MAX)]
@@ -162,31 +179,48 @@ def decode_batch(payload: bytes) -> list[KvEvent]:
     Raises `RemoteProtocolError` for anything else, kinds of events that we do not know included;
     of such a publisher only a snapshot can tell the blocks.
     """
+    return [_event(wire) for wire in _wires(payload)]
+
+
+def decode_keys(payload: bytes) -> list[tuple[type[KvEvent], tuple[int, ...]]]:
+    """As `decode_batch`, for an index: what each event is, and the `block_keys` of its blocks."""
+    return [(_KINDS[type(wire)], _keys(wire)) for wire in _wires(payload)]
+
+
+def _wires(payload: bytes) -> list[_Wire]:
+    """The events, with their bounds checked."""
     if len(payload) > _BATCH_BYTES_MAX:
         raise RemoteProtocolError(
             f"a batch of KV events of {len(payload)} bytes; at most {_BATCH_BYTES_MAX} are taken"
         )
     try:
-        wires = _decode(payload)
+        wires: list[_Wire] = _decode(payload)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"not a batch of KV events: {error}") from error
-    events = [_event(wire) for wire in wires]
-    if sum(hash_count(event) for event in events) > BATCH_HASHES_MAX:
+    hash_bytes = 0
+    for wire in wires:
+        if isinstance(wire, _ClearedWire):
+            continue
+        if not wire.hashes:
+            raise RemoteProtocolError("a KV event about no block")
+        if isinstance(wire, _StoredWire) and len(wire.parent) not in (0, HASH_BYTES):
+            raise RemoteProtocolError(f"a parent hash of {len(wire.parent)} bytes")
+        _check_whole(wire.hashes)
+        hash_bytes += len(wire.hashes)
+    if hash_bytes > BATCH_HASHES_MAX * HASH_BYTES:
         raise RemoteProtocolError(f"a batch with more than {BATCH_HASHES_MAX} block hashes")
-    return events
+    return wires
 
 
 def _event(wire: _Wire) -> KvEvent:
     if isinstance(wire, _ClearedWire):
         return Cleared()
     hashes = split_hashes(wire.hashes)
-    if not hashes:
-        raise RemoteProtocolError("a KV event about no block")
-    if isinstance(wire, _RemovedWire):
-        return Removed(hashes)
-    if len(wire.parent) not in (0, HASH_BYTES):
-        raise RemoteProtocolError(f"a parent hash of {len(wire.parent)} bytes")
-    return Stored(wire.parent, hashes)
+    return Removed(hashes) if isinstance(wire, _RemovedWire) else Stored(wire.parent, hashes)
+
+
+def _keys(wire: _Wire) -> tuple[int, ...]:
+    return () if isinstance(wire, _ClearedWire) else joined_keys(wire.hashes)
 
 
 def hash_count(event: KvEvent) -> int:

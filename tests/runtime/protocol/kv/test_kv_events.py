@@ -22,6 +22,7 @@ from trinamo.runtime.protocol.kv.events import (
     block_hashes,
     block_keys,
     decode_batch,
+    decode_keys,
     encode_batch,
     hash_count,
     next_batch,
@@ -72,8 +73,9 @@ def test_a_batch_decodes_to_what_it_was() -> None:
     ],
 )
 def test_what_is_no_batch_is_refused_as_such(payload: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_batch(payload)
+    for decode in (decode_batch, decode_keys):
+        with pytest.raises(RemoteProtocolError):
+            decode(payload)
 
 
 def test_random_bytes_and_damaged_batches_never_raise_anything_else() -> None:
