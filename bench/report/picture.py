@@ -1,4 +1,4 @@
-"""CPU per token against the number of streams, as an SVG file: lines told apart without colour."""
+"""A few lines, such as CPU per token against streams, as an SVG file; told apart without colour."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ CLASSES = "abcd"
 
 
 def draw(
-    path: Path, title: str, note: str, lines: Mapping[str, Sequence[tuple[int, float]]]
+    path: Path,
+    title: str,
+    note: str,
+    lines: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    x_label: str = "streams",
+    y_label: str = "CPU per token, µs",
 ) -> None:
-    """One line per name, points of streams and microseconds; both axes logarithmic."""
+    """One line per name, points of what the labels say; both axes logarithmic."""
     xs = [x for points in lines.values() for x, _ in points]
     ys = [y for points in lines.values() for _, y in points]
     low = max(y for y in TICKS if y <= min(ys))
@@ -67,10 +73,11 @@ def draw(
     middle = (LEFT + WIDTH - RIGHT) / 2
     turned = (
         f'<text class="soft" transform="translate(16 {height}) rotate(-90)" text-anchor="middle">'
-        "CPU per token, µs</text>"
+        f"{escape(y_label)}</text>"
     )
     parts += [
-        f'<text class="soft" x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">streams</text>',
+        f'<text class="soft" x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">',
+        f"{escape(x_label)}</text>",
         turned,
     ]
     labels = spread([(y_of(points[-1][1]), name) for name, points in lines.items()])

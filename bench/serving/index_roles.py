@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import random
 import sys
@@ -116,14 +117,12 @@ def ours(blocks: int) -> dict[str, float]:
 
 
 def radix(blocks: int) -> dict[str, float]:
-    from dynamo._core import RadixTree
-
     def body(number: int, chain: list[int]) -> bytes:
         told = [{"block_hash": key, "tokens_hash": key} for key in chain]
         stored = {"parent_hash": None, "blocks": told}
         return json.dumps({"event_id": number, "data": {"stored": stored}, "dp_rank": 0}).encode()
 
-    tree = RadixTree()
+    tree: Any = importlib.import_module("dynamo._core").RadixTree()
     events = [(number, body(number, chain)) for number, chain in enumerate(chains(blocks))]
     before = rss()
     insert_us = timed(lambda event: tree.apply_event(event[0] % WORKERS, event[1]), events, blocks)

@@ -99,6 +99,7 @@ class StreamAttempt(InFlight):
         "_plane",
         "_router",
         "_sending",
+        "cached_blocks",
         "channel",
         "input",
         "instance",
@@ -115,7 +116,8 @@ class StreamAttempt(InFlight):
         hint: RoutingHint | None = None,
     ) -> None:
         super().__init__(is_waiting=True)
-        router.begin(instance, self, hint)
+        self.cached_blocks = router.begin(instance, self, hint)
+        """Of the prompt, at the instance; None if that is not known."""
         self._leg = context.trace.begin("attempt", instance=instance.id)
         self.instance = instance
         self.input: InputRegistration | None = None

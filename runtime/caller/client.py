@@ -114,6 +114,7 @@ class Client:
             decoder = self._decoder(item_type)
             stream = ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
             if hint is not None:
+                stream.cached_blocks = attempt.cached_blocks
                 stream.tell_first(partial(self.router.first_item, attempt))
             return stream
 

@@ -111,7 +111,8 @@ class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
     `servers` says who may be asked now, None for anybody; `tell` is called with the id of each worker
-    that takes the request up; `hint` makes what the router is told about the prompt, once a stream.
+    that takes the request up, and how many blocks of the prompt it had, if that is known; `hint` makes
+    what the router is told about the prompt, once a stream.
     """
 
     __slots__ = (
@@ -147,7 +148,7 @@ class MigratingAnswer(Sink[Delta]):
         *,
         instance_id: str | None = None,
         servers: Callable[[], Container[str] | None] = lambda: None,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str, int | None], None] | None = None,
         can_resume: bool = False,
         hint: Callable[[GenerateRequest], RoutingHint | None] | None = None,
     ) -> None:
@@ -232,7 +233,7 @@ class MigratingAnswer(Sink[Delta]):
             async with stream as deltas:
                 self._is_taken, worker = True, deltas.instance.id
                 if self._tell is not None:
-                    self._tell(worker)
+                    self._tell(worker, deltas.cached_blocks)
                 await deltas.forward(self)
         except TrinamoError as error:
             verdict = may_migrate(error, self._progress())

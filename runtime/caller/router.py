@@ -261,14 +261,18 @@ class Router:
             if record.presence is not Presence.LISTED:
                 self._known.step(record, Sign.ACCEPTED)
 
-    def begin(self, instance: Instance, request: InFlight, hint: RoutingHint | None = None) -> None:
+    def begin(
+        self, instance: Instance, request: InFlight, hint: RoutingHint | None = None
+    ) -> int | None:
         """Count `request` as under way to `instance` until `end`, and under `kv` what it will cost.
 
-        Raises `UnavailableError` if it has left.
+        Returns how many blocks of its prompt are there, as far as is known; None under other
+        policies. Raises `UnavailableError` if the instance has left.
         """
         self._known.begin(instance.id, request)
-        if self.kv is not None and hint is not None:
-            self.kv.begin(instance.id, request, hint)
+        if self.kv is None or hint is None:
+            return None
+        return self.kv.begin(instance.id, request, hint)
 
     def first_item(self, request: InFlight) -> None:
         """The first item of its answer has come."""

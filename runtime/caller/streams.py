@@ -26,7 +26,7 @@ class ResponseStream(Generic[T]):
     Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
     """
 
-    __slots__ = ("_channel", "_decode", "_on_first", "_router", "instance")
+    __slots__ = ("_channel", "_decode", "_on_first", "_router", "cached_blocks", "instance")
 
     def __init__(
         self,
@@ -37,6 +37,8 @@ class ResponseStream(Generic[T]):
     ) -> None:
         self.instance = instance
         """The worker that answers."""
+        self.cached_blocks: int | None = None
+        """Leading blocks of the prompt that it had, as the policy `kv` knew; None under others."""
         self._channel = channel
         self._decode = decoder.decode
         self._router = router

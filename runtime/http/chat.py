@@ -53,6 +53,8 @@ __all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference"]
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
+CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"
+"""In an answer under the policy `kv`: leading blocks of the prompt that the worker had."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -231,10 +233,13 @@ class Inference:
         return record
 
 
-def _tell_worker(headers: Headers, instance_id: str) -> None:
+def _tell_worker(headers: Headers, instance_id: str, cached_blocks: int | None) -> None:
     """The answer has come from `instance_id`; until its first byte is sent, the last one counts."""
-    headers[:] = [each for each in headers if each[0] != WORKER_HEADER]
+    told = (WORKER_HEADER, CACHED_BLOCKS_HEADER)
+    headers[:] = [each for each in headers if each[0] not in told]
     headers.append((WORKER_HEADER, instance_id.encode()))
+    if cached_blocks is not None:
+        headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
 
 
 def _directed(engine: Engine, given: Headers, headers: Headers) -> Forward:

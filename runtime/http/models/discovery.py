@@ -52,7 +52,7 @@ class RoutedEngine(RemoteEngine):
         migration: MigrationPolicy,
         *,
         instance_id: str | None = None,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str, int | None], None] | None = None,
     ) -> None:
         self.client = client
         self._table = table
@@ -76,7 +76,9 @@ class RoutedEngine(RemoteEngine):
         """Whether every worker that could be asked has reported that it is busy."""
         return self.client.router.is_busy(limits, self._servers())
 
-    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RoutedEngine:
+    def directed(
+        self, instance_id: str | None, tell: Callable[[str, int | None], None]
+    ) -> RoutedEngine:
         """This engine for one request, to one worker if it is named."""
         return RoutedEngine(
             self.client,

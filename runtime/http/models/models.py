@@ -62,10 +62,13 @@ class RemoteEngine(ABC):
         """Whether every worker that could be asked has reported that it is busy."""
 
     @abstractmethod
-    def directed(self, instance_id: str | None, tell: Callable[[str], None]) -> RemoteEngine:
+    def directed(
+        self, instance_id: str | None, tell: Callable[[str, int | None], None]
+    ) -> RemoteEngine:
         """This engine for one request: only the worker named, if any, is asked.
 
-        `tell` is called with the id of the one that answers, before its first delta.
+        `tell` is called with the id of the one that answers, and how many blocks of the prompt it
+        had, if that is known, before its first delta.
         """
 
 

@@ -164,7 +164,9 @@ async def test_an_answer_is_the_same_wherever_it_migrates(cluster: Cluster, poin
     workers = Counting([(point, lost())])
     client = await serve(cluster, workers)
     told: list[str] = []
-    taken = await answer(client, limits=policy(registry), tell=told.append)
+    taken = await answer(
+        client, limits=policy(registry), tell=lambda worker, _: told.append(worker)
+    )
     assert taken.token_ids == list(range(LENGTH))
     assert taken.text == "".join(f"{number}," for number in range(LENGTH))
     assert (taken.prompt_tokens, taken.deltas[-1].finish_reason) == (5, FinishReason.STOP)
@@ -257,7 +259,7 @@ async def test_nobody_left_is_told_with_the_worker_that_died(cluster: Cluster) -
     handler = Counting([(3, lost())])
     client = await serve(cluster, handler, count=1)
 
-    def leave(_: str) -> None:
+    def leave(_: str, __: int | None) -> None:
         cluster.workers["1"].refuse_new()
 
     with pytest.raises(TrinamoError, match="replayed before, after 1: the worker died") as failed:
@@ -286,7 +288,7 @@ async def test_a_stopped_answer_does_not_migrate(cluster: Cluster) -> None:
     client = await serve(cluster, workers)
     context = Context("1")
     with pytest.raises(DisconnectedError, match=r"^the worker died$"):
-        await answer(client, context=context, tell=lambda _: context.stop())
+        await answer(client, context=context, tell=lambda *_: context.stop())
     assert len(workers.asked) == 1
 
 

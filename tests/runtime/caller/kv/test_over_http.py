@@ -1,0 +1,94 @@
+"""Policies over HTTP, from a card in discovery to a header of the answer: two workers, a frontend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import trio
+
+from tests.runtime.one_process import OneProcess, config
+from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.process.roles import FrontendReady, WorkerReady, serve_frontend, serve_worker
+from trinamo.runtime.process.stopping import StopRequest
+
+OPTIONS = MockerOptions(num_gpu_blocks=256, block_size=4, speedup_ratio=1000)
+PROMPT = "the same long beginning, and "
+BLOCKS = (1 + len(PROMPT)) // 4
+WORKER, CACHED = "x-trinamo-worker", "x-trinamo-cached-blocks"
+
+
+@asynccontextmanager
+async def open_cluster(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
+    """A client of a frontend, and the ids of its workers."""
+    transports, env, stop = OneProcess(), RealEnv(), StopRequest()
+    told = config(http__port=0, worker__status_port=None, router__policy=policy)
+    urls: list[str] = []
+    workers: list[str] = []
+    ready = trio.Semaphore(0)
+
+    async def work() -> None:
+        def tell(facts: WorkerReady) -> None:
+            workers.append(facts.instance_id)
+            ready.release()
+
+        async with open_mocker_engine(OPTIONS, context_tokens_max=512) as host:
+            await serve_worker(told, env, transports, host, stop, ready=tell)
+
+    async def front() -> None:
+        def tell(facts: FrontendReady) -> None:
+            urls.append(facts.url)
+            ready.release()
+
+        await serve_frontend(told, env, transports, stop, ready=tell)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for part in (work, work, front):
+                nursery.start_soon(part)
+                await ready.acquire()
+            async with httpx.AsyncClient(base_url=urls[0], trust_env=False) as client:
+                yield client, workers
+            nursery.cancel_scope.cancel()
+
+
+async def ask(client: httpx.AsyncClient, prompt: str, **headers: str) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 4, "model": "mocker"}
+    return await client.post("/v1/completions", json=body, headers=headers)
+
+
+async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had() -> None:
+    async with open_cluster("kv") as (client, _):
+        first = await ask(client, PROMPT)
+        assert first.headers[CACHED] == "0"
+        with trio.fail_after(5):
+            while (again := await ask(client, PROMPT)).headers[CACHED] != str(BLOCKS):
+                await trio.sleep(0.01)
+        assert again.headers[WORKER] == first.headers[WORKER]
+        other = await ask(client, "something else altogether")
+        assert other.headers[CACHED] == "0"
+        chat = {
+            "model": "mocker",
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": PROMPT}],
+        }
+        assert (await client.post("/v1/chat/completions", json=chat)).headers[CACHED] == "0"
+
+
+async def test_other_policies_say_nothing_about_blocks() -> None:
+    async with open_cluster("round_robin") as (client, _):
+        assert CACHED not in (await ask(client, PROMPT)).headers
+
+
+@pytest.mark.parametrize("policy", ["direct", "kv"])
+async def test_a_named_worker_answers_whatever_it_costs(policy: str) -> None:
+    async with open_cluster(policy) as (client, workers):
+        for worker in (*workers, *workers):
+            answer = await ask(client, PROMPT, **{WORKER: worker})
+            assert (answer.status_code, answer.headers[WORKER]) == (200, worker)
+        unnamed = await ask(client, PROMPT)
+        assert unnamed.status_code == (400 if policy == "direct" else 200)
+        assert (await ask(client, PROMPT, **{WORKER: "0" * 16})).status_code == 503
