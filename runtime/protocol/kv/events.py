@@ -32,14 +32,12 @@ __all__ = [
     "block_hashes",
     "block_keys",
     "chained_hashes",
-    "decode_batch",
     "decode_keys",
     "encode_batch",
     "hash_count",
     "join_hashes",
     "joined_keys",
     "next_batch",
-    "split_hashes",
 ]
 
 HASH_BYTES: Final = 8
@@ -119,12 +117,6 @@ def join_hashes(hashes: Iterable[bytes]) -> bytes:
     return b"".join(hashes)
 
 
-def split_hashes(joined: bytes) -> tuple[bytes, ...]:
-    """The hashes that were joined; raises `RemoteProtocolError` if one is cut off."""
-    _check_whole(joined)
-    return tuple(joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
-
-
 def _check_whole(joined: bytes) -> None:
     if len(joined) % HASH_BYTES:
         raise RemoteProtocolError(f"{len(joined)} bytes are no whole number of block hashes")
@@ -173,17 +165,13 @@ def _wire(event: KvEvent) -> _Wire:
             return _ClearedWire()
 
 
-def decode_batch(payload: bytes) -> list[KvEvent]:
-    """At least one event and at most `BATCH_EVENTS_MAX`, with `BATCH_HASHES_MAX` hashes together.
-
-    Raises `RemoteProtocolError` for anything else, kinds of events that we do not know included;
-    of such a publisher only a snapshot can tell the blocks.
-    """
-    return [_event(wire) for wire in _wires(payload)]
-
-
 def decode_keys(payload: bytes) -> list[tuple[type[KvEvent], tuple[int, ...]]]:
-    """As `decode_batch`, for an index: what each event is, and the `block_keys` of its blocks."""
+    """A batch as an index reads it: what each event is, and the `block_keys` of its blocks.
+
+    At least one event and at most `BATCH_EVENTS_MAX`, with `BATCH_HASHES_MAX` hashes together. Raises
+    `RemoteProtocolError` for anything else, kinds of events that we do not know included; of such a
+    publisher only a snapshot can tell the blocks.
+    """
     return [(_KINDS[type(wire)], _keys(wire)) for wire in _wires(payload)]
 
 
@@ -210,13 +198,6 @@ def _wires(payload: bytes) -> list[_Wire]:
     if hash_bytes > BATCH_HASHES_MAX * HASH_BYTES:
         raise RemoteProtocolError(f"a batch with more than {BATCH_HASHES_MAX} block hashes")
     return wires
-
-
-def _event(wire: _Wire) -> KvEvent:
-    if isinstance(wire, _ClearedWire):
-        return Cleared()
-    hashes = split_hashes(wire.hashes)
-    return Removed(hashes) if isinstance(wire, _RemovedWire) else Stored(wire.parent, hashes)
 
 
 def _keys(wire: _Wire) -> tuple[int, ...]:
