@@ -59,7 +59,7 @@ TTFT_TARGET, GAP_TARGET = 1.15, 0.5
 SETTINGS = {
     "TRINAMO_EVENT_PLANE__BACKEND": "nats",
     "TRINAMO_WORKER__CONTEXT_TOKENS_MAX": "8192",
-    "TRINAMO_WORKER__KV_BLOCKS": "1024",
+    "TRINAMO_WORKER__KV_BLOCKS": "4096",
     "TRINAMO_WORKER__KV_BLOCK_TOKENS": str(BLOCK_TOKENS),
     "TRINAMO_LOG__LEVEL": "warning",
     # What OpenBLAS would else start threads for, a worker has one core.
@@ -68,12 +68,12 @@ SETTINGS = {
 
 
 class Plan(NamedTuple):
-    """How much is asked in one round."""
+    """How much is asked in one round. All of it fits into the KV memory of one worker."""
 
     prompt_tokens: int = 4096
     prompts: int = 5
     streams: int = 8
-    stream_tokens: int = 4000
+    stream_tokens: int = 7000
 
     def quick(self) -> Plan:
         """Hardly anything, to see that it works."""
