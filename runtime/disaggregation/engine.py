@@ -79,6 +79,7 @@ class DisaggregatedEngine:
             reason = found
             _log.info("request %s: its prompt is computed here after all: %s", context.id, reason)
         self._metrics.decided(reason)
+        self._env.note("prefill.local", request=context.id, reason=reason.value)
         await self._host.forward(request, context, sink)
 
     def _situation(self, prompt: Prompt) -> Situation:

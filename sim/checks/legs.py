@@ -7,7 +7,7 @@ queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]
     for attempt in attempts:
         gone_s = ends_s.get(attempt.request, math.inf)
         yield from _check_idle(outcome, attempt, gone_s, died_s, still)
-        yield from _check_late(outcome, attempt, gone_s)
+        yield from _check_late(outcome, attempt, gone_s, still)
 
 
 def _check_migrations(
@@ -57,11 +57,16 @@ def _check_migrations(
             yield "I11", f"{name} migrated, and got {record.text!r}, not {record.expected!r}"
 
 
-def _check_late(outcome: Outcome, attempt: Attempt, gone_s: float) -> Iterator[tuple[str, str]]:
+def _check_late(
+    outcome: Outcome,
+    attempt: Attempt,
+    gone_s: float,
+    still: dict[str, list[tuple[float, float]]],
+) -> Iterator[tuple[str, str]]:
     """What still waited to be prefilled, or to be taken up, when its client had gone never is."""
     late_s = attempt.began_s - gone_s
     is_waiting = attempt.leg == "prefill" or attempt.index > 0
-    if is_waiting and late_s > outcome.scenario.limits.idle_s:
+    if is_waiting and attempt.began_s > _due_s(outcome, gone_s, still.get(attempt.host, ())):
         yield (
             "I4",
             (
@@ -96,11 +101,8 @@ def _check_idle(
     still: dict[str, list[tuple[float, float]]],
 ) -> Iterator[tuple[str, str]]:
     # A leg that began after the client had gone has its bound from there on.
-    due_s = max(gone_s, attempt.began_s) + outcome.scenario.limits.idle_s
-    for since_s, until_s in still.get(attempt.host, ()):
-        # A process that is stopped cannot have done anything, and has its bound after that.
-        if since_s <= due_s:
-            due_s += max(0.0, until_s - max(since_s, gone_s))
+    since_s = max(gone_s, attempt.began_s)
+    due_s = _due_s(outcome, since_s, still.get(attempt.host, ()))
     ended_s = min(attempt.ended_s, died_s.get(attempt.host, math.inf))
     is_over = outcome.world.ended_s >= due_s or math.isfinite(ended_s)
     if not math.isinf(gone_s) and is_over and ended_s > due_s:
@@ -111,6 +113,15 @@ def _check_idle(
                 f" {ended_s:.3f} s"
             ),
         )
+
+
+def _due_s(outcome: Outcome, since_s: float, still: Iterable[tuple[float, float]]) -> float:
+    """When a process must have heard of what happened; while it is stopped it hears nothing."""
+    due_s = since_s + outcome.scenario.limits.idle_s
+    for began_s, ended_s in still:
+        if began_s <= due_s:
+            due_s += max(0.0, ended_s - max(began_s, since_s))
+    return due_s
 
 
 def _stills(outcome: Outcome) -> dict[str, list[tuple[float, float]]]:

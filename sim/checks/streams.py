@@ -64,7 +64,9 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
     if not record.finish_reason:
         yield "I2", f"{record.name} is called complete without a finish reason"
     is_whole = len(record.text) == record.output_tokens
-    if record.finish_reason != "cancelled" and not is_whole:
+    # Over HTTP nobody asks for a part: a client that wants no more leaves.
+    is_part_wanted = record.finish_reason == "cancelled" and record.via != "http"
+    if not (is_whole or is_part_wanted):
         yield (
             "I2",
             (

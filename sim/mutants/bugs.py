@@ -37,10 +37,18 @@ from trinamo.transports.tcp.streams.response_registration import ResponseRegistr
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
-from . import link_bugs, migration_bugs, plane_bugs, transfer_bugs
+from . import disaggregation_bugs, link_bugs, migration_bugs, plane_bugs, transfer_bugs
 from .planting import BUGS, Patch, bug, planted
 
-__all__ = ["BUGS", "link_bugs", "migration_bugs", "plane_bugs", "planted", "transfer_bugs"]
+__all__ = [
+    "BUGS",
+    "disaggregation_bugs",
+    "link_bugs",
+    "migration_bugs",
+    "plane_bugs",
+    "planted",
+    "transfer_bugs",
+]
 
 # --- the response stream --------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 For load tests and the simulator: parameters and timing are those of Dynamo's mocker (its names and
 defaults are `MockerOptions`), the step loop, its admission and its preemption are the ones every
-engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`). Time is `trio.sleep`, so on a virtual clock a thousand seconds of load take none.
+engine here has (`engines/loop/host.py`, `engines/loop/scheduler.py`). Time is `trio.sleep`, so on a
+virtual clock a thousand seconds of load take none.
 
 The next token is a function of the seed and of all tokens before it. So an answer depends on its
 prompt alone, goes on unchanged after a preemption or on another worker, and can be computed without
 an engine (`expected_text`). It is read from KV memory: the key of each position is a digest of all
-tokens up to it, so an answer over KV that is wrong or missing where it goes on is another one. Temperature and seed of a request change nothing.
+tokens up to it, and every block knows the digest before it. So an answer that goes on from blocks that
+somebody else filled is another one if any of them is wrong or missing. Temperature and seed of a
+request change nothing.
 """
 
 from __future__ import annotations
@@ -136,6 +139,8 @@ class MockerEngine:
         self.memory = KvMemory(shape, options.num_gpu_blocks)
         self._digests: memoryview[int] = self.memory.view[0, 0, :, :, 0, 0].data
         """`[block, slot]`: of all tokens up to the one there."""
+        self._parents: memoryview[int] = self.memory.view[0, 1, :, 0, 0, 0].data
+        """`[block]`: the digest of all tokens before it."""
         self._usage = KvUsage(options.block_size)
         self.step_s = 0.0
         self._seed = seed
@@ -159,8 +164,9 @@ class MockerEngine:
                 is_decoding = True
             else:
                 prefills.append(count)
+            digest = self._before(item, is_new=not self._usage.knows(item.slot))
             self._usage.grow(item.slot, position + count, item.block_ids)
-            digest = self._write(item)
+            digest = self._write(item, digest)
             chosen.append(_choose(digest) if item.is_sampled else None)
         options, cost_ms = self.options, 0.0
         if prefills:
@@ -172,16 +178,31 @@ class MockerEngine:
         self.step_s = cost_ms / 1e3
         return chosen
 
-    def _write(self, item: StepItem) -> int:
+    def _before(self, item: StepItem, *, is_new: bool) -> int:
+        """The digest of all tokens before `item`; another one if the KV there is not all right."""
+        if not item.position:
+            return self._seed
+        digests, last = self._digests, self.options.block_size - 1
+        block, slot = divmod(item.position - 1, self.options.block_size)
+        digest = digests[item.block_ids[block], slot]
+        if is_new:
+            # Somebody else's KV, all of which a model would read: each block follows the one before.
+            end = self._seed
+            for block_id in item.block_ids[: block + 1]:
+                if self._parents[block_id] != end:
+                    digest = scramble(digest)
+                end = digests[block_id, last]
+        return digest
+
+    def _write(self, item: StepItem, digest: int) -> int:
         """Go on from the digest of the token before, and leave one for each new token."""
         digests, block_ids, block_tokens = self._digests, item.block_ids, self.options.block_size
-        position, digest = item.position, self._seed
-        if position:
-            block, slot = divmod(position - 1, block_tokens)
-            digest = digests[block_ids[block], slot]
+        position = item.position
         for token_id in item.token_ids:
-            digest = scramble(digest ^ (token_id + 1))
             block, slot = divmod(position, block_tokens)
+            if not slot:
+                self._parents[block_ids[block]] = digest
+            digest = scramble(digest ^ (token_id + 1))
             digests[block_ids[block], slot] = digest
             position += 1
         return digest

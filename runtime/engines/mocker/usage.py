@@ -24,6 +24,10 @@ class KvUsage:
         """All of them now."""
         return len(self._users) * self._block_tokens + sum(self._partial.values())
 
+    def knows(self, slot: int) -> bool:
+        """Whether the sequence in `slot` has grown before."""
+        return slot in self._blocks
+
     def grow(self, slot: int, end: int, block_ids: Sequence[int]) -> None:
         """The first `end` tokens of the sequence in `slot` have KV, in these blocks."""
         full, partial = divmod(end, self._block_tokens)

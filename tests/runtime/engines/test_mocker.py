@@ -94,3 +94,23 @@ def test_options_that_cannot_work_are_refused() -> None:
         MockerOptions(speedup_ratio=0)
     with pytest.raises(ValueError, match="not be negative"):
         MockerOptions(startup_time_s=-1)
+
+
+@pytest.mark.parametrize("block", range(4))
+async def test_an_answer_over_blocks_of_others_reads_all_of_them(
+    block: int, autojump_clock: MockClock
+) -> None:
+    """The second answer goes on behind four blocks of the first, one of which has been changed."""
+    texts: list[str] = []
+    async with open_mocker_engine(SMALL, context_tokens_max=32) as host:
+
+        async def generate() -> None:
+            async with aclosing(host.generate(ask("p" * 16), Context("a"))) as deltas:
+                texts.append("".join([delta.text async for delta in deltas]))
+
+        await generate()
+        assert host.kv is not None
+        host.kv.memory.view[0, 0, block, -1] ^= 1
+        await generate()
+    assert texts[0] == expected_text(ask("p" * 16), 8)
+    assert texts[1] != texts[0]
