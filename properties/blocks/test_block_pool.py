@@ -61,9 +61,10 @@ class PoolMachine(RuleBasedStateMachine):
         if taken is None or count <= empty:
             assert not events, "a prefix was evicted without need"
 
-    @rule(path=PATHS)
-    def share(self, path: bytes) -> None:
+    @rule(data=st.data(), more=PATHS)
+    def share(self, data: st.DataObject, more: bytes) -> None:
         """As a new sequence does: what is found of its prefix, from the first block on."""
+        path = data.draw(st.sampled_from([b"", *sorted(self.stored)])) + more
         found: list[int] = []
         for name in names(path):
             block = self.pool.find(name)
@@ -108,7 +109,8 @@ class PoolMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         if self.owners:
             owner = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
-            kept = data.draw(st.integers(0, len(owner.blocks)))
+            # Mostly all of them, as sequences do.
+            kept = data.draw(st.sampled_from([0, 0, len(owner.blocks) // 2]))
             self.pool.give_back(owner.blocks[kept:])
             self.owners.append(Owner(owner.blocks[:kept], owner.path[:kept]))
 
