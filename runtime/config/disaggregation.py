@@ -21,7 +21,7 @@ class DisaggregationConfig(Section, frozen=True, kw_only=True):
             " queue, and a prefill worker writes into these while it computes. `prefill_first`: they"
             " ask a prefill worker, and read its blocks when it has computed all."
         ),
-    ] = "decode_first"
+    ] = "prefill_first"
     prefill_tokens_local_max: Annotated[
         Annotated[int, Meta(ge=0, le=1 << 20, extra={"unit": "tokens"})],
         about("Prompts with no more than this to compute are computed by the decode worker."),

@@ -214,7 +214,10 @@ async def test_clients_that_go_at_any_time_leave_no_block_behind(tmp_path: Path,
 
 
 async def test_without_broker_or_store_prompts_are_answered_all_the_same(tmp_path: Path) -> None:
-    async with disaggregated(tmp_path, "decode", "prefill", linked=True) as (cluster, (decode, _)):
+    mode = "decode_first"
+    async with disaggregated(
+        tmp_path, "decode", "prefill", linked=True, disaggregation__mode=mode
+    ) as (cluster, (decode, _)):
         answers = [await answer(cluster, PROMPTS[0], 0)]
         await cluster.links["etcd"].cut()
         answers.append(await answer(cluster, PROMPTS[1], 1))
@@ -233,7 +236,11 @@ async def test_without_broker_or_store_prompts_are_answered_all_the_same(tmp_pat
 
 
 async def test_the_job_of_a_request_that_has_ended_is_never_computed(tmp_path: Path) -> None:
-    async with disaggregated(tmp_path, "decode", "prefill") as (cluster, (decode, prefill)):
+    mode = "decode_first"
+    async with disaggregated(tmp_path, "decode", "prefill", disaggregation__mode=mode) as (
+        cluster,
+        (decode, prefill),
+    ):
         prefill.freeze()
         with trio.move_on_after(0.5):
             await answer(cluster, PROMPTS[-1], 0)

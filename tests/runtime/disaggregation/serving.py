@@ -30,6 +30,7 @@ SMALL = Dims(layers=1, width=16, hidden=16, heads=2, kv_heads=1)
 BLOCK_TOKENS = 4
 CHUNK_TOKENS = 32
 SETTINGS: dict[str, Any] = {
+    "disaggregation__mode": "decode_first",
     "disaggregation__prefill_tokens_local_max": 32,
     "worker__status_port": None,
     "data_plane__transfer__quarantine_after_s": 1.0,

@@ -116,6 +116,7 @@ async def test_a_stop_during_a_remote_prefill_ends_the_answer_as_cancelled(mode:
         await until(lambda: prefill.steps.count == 2 and prefill.steps.is_inside)
         asking.context.stop()
         await until(lambda: asking.deltas is not None)
+        await until(lambda: prefill.jobs("not_wanted", mode) + prefill.jobs("cancelled", mode) == 1)
         prefill.steps.allow(100)
         await workers.wait_blocks_free()
 
@@ -180,7 +181,7 @@ async def test_a_job_whose_request_has_ended_is_never_computed() -> None:
 async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
     settings: dict[str, Any] = {
         "disaggregation__mode": "prefill_first",
-        "disaggregation__queue_timeout_s": 0.1,
+        "disaggregation__queue_timeout_s": 1.0,
     }
     async with (
         open_workers("decode", "prefill", running_max=1, **settings) as workers,
@@ -205,7 +206,7 @@ async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
 async def test_a_job_that_nobody_takes_is_computed_here() -> None:
     settings: dict[str, Any] = {
         "disaggregation__jobs_max": 1,
-        "disaggregation__queue_timeout_s": 0.1,
+        "disaggregation__queue_timeout_s": 1.0,
     }
     async with (
         open_workers("decode", "prefill", **settings) as workers,
