@@ -24,7 +24,6 @@ from ...nurseries import open_nursery
 from ..exchanges import Handler
 from .connections import ConnectionTable
 from .hosts import HostPolicy
-from .hypercorn_server.driver import HypercornDriver
 from .listening import open_listeners
 from .native.driver import NativeDriver
 from .phases import Driver
@@ -69,11 +68,14 @@ class Server:
         has_tls = config.tls.certificate_file is not None
         self._certificates = Certificates(config.tls) if has_tls else None
         changed = self._connections.update
-        self._driver: Driver[Any] = (
-            NativeDriver(app, handlers, config, hosts, metrics.clock, changed)
-            if config.server == "native" and not has_tls
-            else HypercornDriver(app, config, hosts, changed, self._certificates)
-        )
+        self._driver: Driver[Any]
+        if config.server == "native" and not has_tls:
+            self._driver = NativeDriver(app, handlers, config, hosts, metrics.clock, changed)
+        else:
+            # Most processes never need it, and it would cost each of them some megabytes.
+            from .hypercorn_server.driver import HypercornDriver  # noqa: PLC0415
+
+            self._driver = HypercornDriver(app, config, hosts, changed, self._certificates)
         self._refusals = 0
         self._closing = trio.Event()
         self._drained = trio.Event()
