@@ -88,6 +88,7 @@ from .runtime.errors import (
     EventPlaneError as EventPlaneError,
     FencedError as FencedError,
     ImpostorError as ImpostorError,
+    IncompatibleKvError as IncompatibleKvError,
     KilledError as KilledError,
     LeaseLostError as LeaseLostError,
     LocalProtocolError as LocalProtocolError,

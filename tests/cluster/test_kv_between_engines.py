@@ -98,7 +98,8 @@ async def test_blocks_in_a_buffer_a_layer_move_by_every_backend(
             await metric(cluster, each, "transfer_bytes_total", backend=backend)
             for each in (decode, prefill)
         ]
-        page = (await cluster.client.get(f"{prefill.facts['status_url']}/metrics")).text
+        # Prefill first: the decode worker reads.
+        page = (await cluster.client.get(f"{decode.facts['status_url']}/metrics")).text
 
     async with open_exact_engine() as engine:
         assert found == await alone(engine, questions)
