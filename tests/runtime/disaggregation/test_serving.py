@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from tests.runtime.disaggregation.serving import (
+    BLOCK_TOKENS,
     MODES,
     alone,
     make_engine,
@@ -60,6 +61,22 @@ async def test_a_short_prompt_is_computed_here_and_the_bound_can_be_changed() ->
         other = prompt(32, offset=1)
         assert tokens(await workers.ask(other)) == await alone(other)
         assert decode.prefills("remote", "long_prompt", "decode_first") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_prompt_that_came_from_elsewhere_is_found_when_it_is_asked_again(mode: str) -> None:
+    """So are the blocks of its answer: only what does not fill a block is computed again."""
+    request = prompt(200)
+    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+        decode, prefill = workers.of("decode"), workers.of("prefill")
+        first = tokens(await workers.ask(request))
+        assert tokens(await workers.ask(request)) == first == await alone(request)
+
+        assert decode.prefills("remote", "long_prompt", mode) == 1
+        assert decode.prefills("local", "short_prompt", mode) == 1
+        assert decode.prompt_tokens == BLOCK_TOKENS
+        assert prefill.prompt_tokens == 200
+        await workers.wait_blocks_free()
 
 
 @pytest.mark.parametrize("mode", MODES)
