@@ -58,7 +58,7 @@ from ..protocol.openai.generate import GenerateRequest
 from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
-from .flow import Filled, first_item, missing_blocks, wait_end
+from .flow import Filled, check_token, first_item, missing_blocks, wait_end
 
 __all__ = ["MODE", "QUEUE_LIMITS", "DecodeFirst", "QueuedPrefills"]
 
@@ -208,7 +208,9 @@ class DecodeFirst:
                 word: bytes | None = await first_of(grant.completed, waiting.left.wait)
             if word is None:
                 return PrefillReason.PREFILL_LOST
-            return Filled(reservation, decode_done(word).first_token, len(blocks))
+            first_token = decode_done(word).first_token
+            check_token(self._host, first_token)
+            return Filled(reservation, first_token, len(blocks))
         except StaleMemoryError:
             return PrefillReason.TIMED_OUT
         except TrinamoError:

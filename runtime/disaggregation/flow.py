@@ -9,12 +9,12 @@ import attrs
 
 from ..caller.streams import ResponseStream
 from ..context import Context
-from ..engines.handoff import Prompt, Reservation
-from ..errors import RemoteProtocolError
+from ..engines.handoff import HandsOver, Prompt, Reservation
+from ..errors import RemoteProtocolError, RequestError
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.openai.generate import GenerateRequest
 
-__all__ = ["Filled", "Flow", "first_item", "missing_blocks", "wait_end"]
+__all__ = ["Filled", "Flow", "check_token", "first_item", "missing_blocks", "wait_end"]
 
 T = TypeVar("T")
 
@@ -61,6 +61,17 @@ def missing_blocks(reservation: Reservation, block_tokens: int) -> tuple[int, li
     """How many leading blocks are there already, and the ids of those that are to be filled."""
     skip = reservation.prompt.cached_tokens // block_tokens
     return skip, list(reservation.block_ids[skip:])
+
+
+def check_token(host: HandsOver, token_id: int) -> None:
+    """Raise `RemoteProtocolError` for what a prefill worker calls a token, and `host` does not.
+
+    A step that goes on from it would fail, and with it the answers of all others.
+    """
+    try:
+        host.examine(GenerateRequest(model="", token_ids=[token_id]))
+    except RequestError as error:
+        raise RemoteProtocolError(f"the first token is {token_id}: {error}") from error
 
 
 async def first_item(stream: ResponseStream[T]) -> T:

@@ -45,7 +45,7 @@ from ..nurseries import first_of, open_nursery
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
-from .flow import Filled, missing_blocks
+from .flow import Filled, check_token, missing_blocks
 
 __all__ = ["MODE", "KeptPrefills", "PrefillFirst"]
 
@@ -144,7 +144,10 @@ class PrefillFirst:
         if asked.kept is None:
             return asked.reason or PrefillReason.TIMED_OUT
         try:
+            check_token(self._host, asked.kept.first_token)
             reservation = await held.enter_async_context(self._host.reserve(request, context))
+        except RemoteProtocolError:
+            return PrefillReason.TRANSFER_FAILED
         except KilledError:
             return PrefillReason.STOPPED
         return await self._read(reservation, asked, asked.kept, context, ends_at)

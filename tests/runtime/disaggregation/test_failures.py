@@ -18,6 +18,7 @@ from tests.runtime.disaggregation.serving import (
     until,
 )
 from trinamo.runtime.context import Context
+from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.errors import TransferError
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
@@ -151,6 +152,28 @@ async def test_a_prompt_whose_blocks_cannot_be_moved_is_computed_here(
         if mode == "decode_first" or not good_moves:
             assert decode.prefills("remote", "long_prompt", mode) == 0
             assert decode.prompt_tokens == LENGTH
+        await workers.wait_blocks_free()
+
+
+@both_modes
+async def test_a_first_token_that_is_none_of_the_engine_s_is_not_gone_on_from(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with it would fail, and with it all the other answers of the decode worker."""
+
+    async def first_token(kept: Pinned) -> int:
+        await kept.wait_filled(len(kept.block_ids) - 1)
+        return 1 << 20
+
+    monkeypatch.setattr(Pinned, "first_token", first_token)
+    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+        with trio.fail_after(20):
+            answered = await workers.ask(prompt(LENGTH))
+        decode = workers.of("decode")
+
+        assert tokens(answered) == await alone(prompt(LENGTH))
+        assert decode.prefills("local", "transfer_failed", mode) == 1
+        assert decode.engine.statistics().failures == 0
         await workers.wait_blocks_free()
 
 
