@@ -44,6 +44,7 @@ JOB_ID_CHARS_MAX: Final = 128
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_CHARS_MAX)]
 Descriptor = Annotated[bytes, msgspec.Meta(max_length=PEER_BYTES_MAX)]
 BlockIds = list[TokenCount]
+Ticket = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class Lent(msgspec.Struct, frozen=True, kw_only=True):
     `block_ids` are those of the prompt without its first `skip_blocks`, which are there already.
     """
 
-    ticket: int
+    ticket: Ticket
     block_ids: BlockIds
     skip_blocks: TokenCount
 
@@ -138,7 +139,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     first_token: TokenCount
     engine_id: Name
     block_ids: BlockIds
-    ticket: int
+    ticket: Ticket
 
 
 def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateRequest:

@@ -8,6 +8,8 @@ from hypothesis import given, strategies as st
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.disaggregation.messages import (
+    Kept,
+    Lent,
     Pairing,
     PrefillDone,
     RemotePrefillRequest,
@@ -58,6 +60,18 @@ def test_bytes_that_are_no_message_are_the_peer_s_fault(data: bytes) -> None:
 def test_a_token_that_none_can_be_is_refused() -> None:
     with pytest.raises(RemoteProtocolError):
         decode_done(msgspec.msgpack.encode({"first_token": -1}))
+
+
+@pytest.mark.parametrize("ticket", [-1, 0, 2**63])
+def test_a_ticket_that_nobody_can_grant_is_refused(ticket: int) -> None:
+    """No backend could put it on the wire."""
+    for kind, others in (
+        (Lent, {"skip_blocks": 0}),
+        (Kept, {"type": "Kept", "first_token": 1, "engine_id": "e"}),
+    ):
+        data = msgspec.msgpack.encode({"ticket": ticket, "block_ids": [1], **others})
+        with pytest.raises(msgspec.ValidationError, match="ticket"):
+            msgspec.msgpack.decode(data, type=kind)
 
 
 def test_only_equal_fingerprints_of_one_namespace_meet() -> None:
