@@ -84,8 +84,9 @@ class DisaggregatedEngine:
 
     def _situation(self, prompt: Prompt) -> Situation:
         limits = self._limits()
+        missing = 0 if prompt.is_answered else len(prompt.token_ids) - prompt.cached_tokens
         return Situation(
-            missing_tokens=len(prompt.token_ids) - prompt.cached_tokens,
+            missing_tokens=missing,
             tokens_local_max=limits.tokens_local_max,
             has_prefill_worker=self._prefills.has_live(),
             is_queue_reachable=self._flow.is_reachable,

@@ -32,6 +32,8 @@ class Prompt:
     """All known tokens: the prompt, then those of the answer that the client has already."""
     cached_tokens: int
     """Leading tokens whose KV is here now: whole blocks, and never all of them."""
+    is_answered: bool = False
+    """The client has the whole answer already, all but its end: there is nothing to compute."""
 
 
 class KeptPrefill(Protocol):
@@ -105,5 +107,8 @@ class HandsOver(HoldsKv, Protocol):
     def reserve(
         self, request: GenerateRequest, context: Context
     ) -> AbstractAsyncContextManager[Reservation]:
-        """Hold a place for `request`; left without `adopt`, it was never asked."""
+        """Hold a place for `request`; left without `adopt`, it was never asked.
+
+        Raises `RequestError`, too, for one that `examine` calls answered.
+        """
         ...

@@ -23,7 +23,7 @@ from ..handoff import KeptPrefill, Prompt, Reservation
 from .answer import Answer, Finish
 from .hop import thread_hop
 from .pinned import Pinned, Reserved
-from .requests import ends_with, known_tokens, sequence_of, text_behind
+from .requests import ends_with, is_answered, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
 from .sequence import TokenSequence
 from .step import Hop, KeepsKv, StagesKv, StepEngine
@@ -129,9 +129,13 @@ class EngineHost:
 
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
-        token_ids, _ = known_tokens(self._engine, request)
+        token_ids, prompt_tokens = known_tokens(self._engine, request)
         found = self._scheduler.find_prefix(token_ids, [])
-        return Prompt(token_ids=token_ids, cached_tokens=len(found) * self.info.block_tokens)
+        return Prompt(
+            token_ids=token_ids,
+            cached_tokens=len(found) * self.info.block_tokens,
+            is_answered=is_answered(self._engine, request, prompt_tokens),
+        )
 
     @asynccontextmanager
     async def prefill_and_keep(
@@ -163,7 +167,7 @@ class EngineHost:
         assert self.kv is not None, "no other engine could read or write its blocks"
         self._steps.check_open()
         sequence = sequence_of(self._engine, request, self._env.rng)
-        if sequence.is_full:
+        if is_answered(self._engine, request, sequence.prompt_tokens):
             raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
         pinned = Pinned(

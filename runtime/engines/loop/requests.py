@@ -12,7 +12,7 @@ from ..validation import check_prompt_fits, check_request
 from .sequence import TokenSequence
 from .step import Sampling, StepEngine
 
-__all__ = ["ends_with", "known_tokens", "sequence_of", "text_behind"]
+__all__ = ["ends_with", "is_answered", "known_tokens", "sequence_of", "text_behind"]
 
 SEED_BITS = 64
 
@@ -52,6 +52,15 @@ def text_behind(engine: StepEngine, request: GenerateRequest) -> TextStream:
 def ends_with(engine: StepEngine, delivered_ids: Sequence[int]) -> bool:
     """Whether the last of these tokens ends an answer."""
     return bool(delivered_ids) and delivered_ids[-1] in engine.end_token_ids
+
+
+def is_answered(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> bool:
+    """Whether all of the answer was delivered but its end."""
+    delivered = request.delivered_ids
+    if not delivered:
+        return False
+    is_full = prompt_tokens + len(delivered) >= _tokens_max(engine, request, prompt_tokens)
+    return is_full or ends_with(engine, delivered) or text_behind(engine, request).is_stopped
 
 
 def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random) -> TokenSequence:

@@ -1,0 +1,80 @@
+"""The engine of a decode worker, over a way to prefill workers that does what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+import pytest
+
+from tests.runtime.disaggregation.serving import alone, make_engine, prompt, tokens
+from tests.runtime.engines.loop.hosting import Gathering
+from trinamo.runtime.caller.router import Router
+from trinamo.runtime.context import Context
+from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, DisaggregationLimits
+from trinamo.runtime.disaggregation.flow import Filled
+from trinamo.runtime.engines.handoff import Prompt
+from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.metrics.disaggregation import DecodeMetrics
+from trinamo.runtime.metrics.tallies import Registry
+from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
+from trinamo.runtime.protocol.openai.generate import FinishReason, GenerateRequest
+
+
+class StopsAtTheEnd:
+    """A way on which the request is stopped in the moment in which its last block arrives."""
+
+    mode = "decode_first"
+    is_reachable = True
+    depth = 0
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    def has_live(self) -> bool:
+        return True
+
+    @asynccontextmanager
+    async def filled(
+        self, request: GenerateRequest, prompt: Prompt, context: Context
+    ) -> AsyncIterator[Filled]:
+        async with self._host.reserve(request, context) as reservation:
+            context.stop()
+            yield Filled(reservation, 97, len(reservation.block_ids))
+
+
+def over(host: EngineHost) -> tuple[DisaggregatedEngine, DecodeMetrics]:
+    env, flow = RealEnv(), StopsAtTheEnd(host)
+    metrics = DecodeMetrics(Registry(), env.clock, flow.mode)
+    engine = DisaggregatedEngine(
+        host,
+        flow,
+        cast("Router", flow),
+        limits=lambda: DisaggregationLimits(tokens_local_max=0, queue_depth_max=1),
+        env=env,
+        metrics=metrics,
+    )
+    return engine, metrics
+
+
+@pytest.mark.parametrize("kept", [12, 5])
+async def test_an_answer_that_was_delivered_whole_is_ended_here(kept: int) -> None:
+    """By its length, or by a stop string: there is nothing left that anybody could compute."""
+    request = prompt(100)
+    delivered = (await alone(request))[:kept]
+    whole = msgspec.structs.replace(request, delivered_ids=delivered)
+    if kept < 12:
+        stop = bytes(token for token in delivered if token < 256).decode("utf-8", "replace")[-1:]
+        whole = msgspec.structs.replace(whole, stop=[stop])
+    async with open_engine_host(make_engine()) as host:
+        engine, metrics = over(host)
+        sink = Gathering()
+        await engine.forward(whole, Context("r"), sink)
+
+    reason = FinishReason.LENGTH if kept == 12 else FinishReason.STOP
+    assert [delta.finish_reason for delta in sink.deltas] == [reason]
+    assert tokens(sink.deltas) == []
+    assert metrics.counts == {PrefillReason.SHORT_PROMPT: 1}
