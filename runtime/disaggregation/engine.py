@@ -101,9 +101,11 @@ class DisaggregatedEngine:
         leg = context.trace.begin("remote_prefill", mode=self._flow.mode)
         with leg, self._metrics.under_way() as record:
             async with self._flow.filled(request, prompt, context) as found:
-                if not isinstance(found, Filled):
-                    leg.finish(found.value)
-                    return found
+                # The stop may come with the last block. There is no checkpoint from here to `adopt`.
+                if not isinstance(found, Filled) or context.is_stopped:
+                    reason = PrefillReason.STOPPED if isinstance(found, Filled) else found
+                    leg.finish(reason.value)
+                    return reason
                 leg.finish("success", blocks=found.block_count)
                 record.came(found.block_count)
                 self._metrics.decided(PrefillReason.LONG_PROMPT)

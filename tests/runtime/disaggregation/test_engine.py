@@ -60,6 +60,17 @@ def over(host: EngineHost) -> tuple[DisaggregatedEngine, DecodeMetrics]:
     return engine, metrics
 
 
+async def test_a_stop_that_comes_with_the_last_block_ends_the_answer_as_cancelled() -> None:
+    """Nothing is awaited between the last block and the answer, so nobody else would see it."""
+    async with open_engine_host(make_engine()) as host:
+        engine, metrics = over(host)
+        sink = Gathering()
+        await engine.forward(prompt(100), Context("r"), sink)
+
+    assert sink.deltas[-1].finish_reason is FinishReason.CANCELLED
+    assert metrics.counts == {PrefillReason.STOPPED: 1}
+
+
 @pytest.mark.parametrize("kept", [12, 5])
 async def test_an_answer_that_was_delivered_whole_is_ended_here(kept: int) -> None:
     """By its length, or by a stop string: there is nothing left that anybody could compute."""
