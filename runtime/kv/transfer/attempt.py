@@ -41,11 +41,6 @@ class Job:
     is_stuck: bool = False
     """Whether a failed attempt still touches the blocks, so that no other one may."""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left, the notification included, which goes with the last blocks."""
-        return self.done == len(self.here)
-
 
 async def reached(route: Route, job: Job, stall_s: float) -> RemoteMemory:
     """The peer's memory over one backend, waited for as `progressing` waits for blocks."""

@@ -292,9 +292,11 @@ class TransferRouter:
     async def _finish(
         self, route: Route, memory: RoutedMemory, job: Job, reports: list[TransferReport]
     ) -> None:
-        """Move all that is left over one backend."""
-        while not reports or not job.is_done:
+        """Move all that is left over one backend, be it the notification alone."""
+        is_done = False
+        while not is_done:
             reports.append(await self._attempt(route, memory, job))
+            is_done = job.done == len(job.here)
 
     async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
         """Move what is left, or as much as one transfer may; counts what is confirmed."""

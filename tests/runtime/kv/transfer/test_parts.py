@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -11,8 +13,10 @@ import trio
 from tests.runtime.kv.ranges import range_of
 from tests.runtime.kv.transfer.engines import Village, cache
 from tests.runtime.kv.transfer.routers import BLOCKS, SIZE, WRITE, Clock, House, open_house
+from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.kv.memory import KvLayout
 from trinamo.runtime.kv.transfer import router
+from trinamo.runtime.planes import Transfer, TransferReport
 from trinamo.runtime.protocol.transfer.description import Direction
 
 PARTS, POOL = 3, 5
@@ -64,6 +68,31 @@ async def test_more_blocks_than_one_transfer_takes_are_several_with_one_word_at_
     assert await house.move(Direction.READ, notify=b"all") == [backend] * (
         BLOCKS // 5 + 1 - bool(breaks_after)
     )
+    assert house.heard == [b"all"]
+
+
+@pytest.mark.parametrize("blocks_max", [5, BLOCKS])
+async def test_the_word_of_many_blocks_comes_though_the_backend_breaks_just_before_it(
+    house: House, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch, blocks_max: int
+) -> None:
+    """All blocks are confirmed then, and nothing is left for the next backend but the word."""
+    monkeypatch.setattr(router, "BLOCKS_MAX", blocks_max)
+    start = house.fast.start
+
+    def starts(*args: Any, notify: bytes | None = None, **options: Any) -> Transfer:
+        transfer = start(*args, **options)
+        if notify is not None:
+            # Without the word it succeeds, and whoever asks hears of the broken connection.
+            monkeypatch.setattr(transfer, "wait", partial(breaks, transfer.wait))
+        return transfer
+
+    async def breaks(wait: Callable[[], Awaitable[TransferReport]]) -> TransferReport:
+        await wait()
+        raise DisconnectedError("the fabric broke the connection")
+
+    monkeypatch.setattr(house.fast, "start", starts)
+    backends = await house.move(WRITE, notify=b"all")
+    assert backends[-1] == "slow"
     assert house.heard == [b"all"]
 
 
