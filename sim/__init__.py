@@ -21,8 +21,8 @@ then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (host
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
 `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
 `explore/` makes many runs: search, shrink, replay. Whole systems are played by
-`scenario/run.py`: clusters (`cluster/cluster.py`) and KV transfers (`transfers/`), struck by
-`scenario/faults.py` and judged by `checks/`.
+`scenario/run.py`: clusters (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by
+`checks/`.
 """
 
 from .core.choices import (

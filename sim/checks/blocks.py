@@ -1,6 +1,6 @@
 """I9 and I13 of KV memory at quiescence: every block is free again, and peers are known as they are.
 
-What must hold while blocks move is watched when it happens (`transfers/audit.py`).
+What must hold while blocks move is watched when it happens (`cluster/audit.py`).
 """
 
 from __future__ import annotations

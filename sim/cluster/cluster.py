@@ -162,7 +162,7 @@ class Cluster:
         return msgspec.structs.replace(config, worker=worker)
 
     def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
-        """The faults that only a cluster knows, and what undoes each. See `Stage`."""
+        """Do a fault that is no host's or link's; returns what undoes it, if anything does."""
         fabric = self.memory.fabric
         match fault.do:
             case "stall_adapter":

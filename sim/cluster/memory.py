@@ -1,8 +1,8 @@
 """KV memory between the workers of a cluster: the chain of backends of each host, and books of blocks.
 
 A host's chain is one-sided memory that lands late (`services/memory/plane.py`), on adapters that may
-stall or break (`transfers/adapters.py`), and the tcp plane on simulated sockets. Whatever an engine's
-pool lends and a transfer may touch is watched beside the pool's own counts (`transfers/audit.py`).
+stall or break (`services/memory/adapters.py`), and the tcp plane on simulated sockets. Whatever an engine's
+pool lends and a transfer may touch is watched beside the pool's own counts (`audit.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
 from ..services import open_simulated_memory
-from ..transfers.adapters import TroubledFabric
-from ..transfers.audit import BlockAudit, Landings, WatchedPlane
+from ..services.memory.adapters import TroubledFabric
+from .audit import BlockAudit, Landings, WatchedPlane
 from .membership import SECRET
 
 __all__ = ["ClusterMemory", "MemoryPlan"]

@@ -92,7 +92,10 @@ def refusals(scenario: Scenario) -> list[str]:
     """Why this scenario cannot be played on loopback; empty if it can."""
     if scenario.queue is not None:
         return ["it has no cluster, and its messages travel on the simulator's own bus"]
-    found = [
+    found = []
+    if scenario.cluster.prefills:
+        found.append("its prefill workers move KV blocks by adapters, which loopback has not")
+    found += [
         f"fault {fault.do}: {WHY_NOT.get(fault.do, 'it is not known how to do it for real')}"
         for fault in scenario.faults
         if fault.do not in FAULTS

@@ -8,11 +8,11 @@ import trio
 
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.kv import BlockLeases, NixlMetadata, NixlMetadataStore, TransferRouter
-from trinamo.runtime.kv.transfer import leases, settlement
+from trinamo.runtime.kv.transfer import settlement
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.settlement import Path, Tickets
-from trinamo.runtime.protocol.transfer.access import AccessTable
+from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus, status_of
 
 from ..services.memory.transfer import SimulatedTransfer
@@ -61,11 +61,20 @@ def lost_peer_is_done() -> list[Patch]:
     """A transfer whose peer is gone passes for done."""
     attempt = TransferRouter._attempt  # noqa: SLF001 -- what is replaced
 
-    async def hopeful(self: Any, *args: Any) -> Any:
+    async def hopeful(self: Any, route: Any, memory: Any, job: Any) -> TransferReport:
         try:
-            return await attempt(self, *args)
+            return await attempt(self, route, memory, job)
         except DisconnectedError:
-            return None
+            job.done = len(job.here)
+            return TransferReport(
+                backend=route.backend,
+                path="lost",
+                direction=job.direction,
+                block_count=job.done,
+                byte_count=0,
+                duration_s=0.0,
+                is_verified=False,
+            )
 
     return [(TransferRouter, "_attempt", hopeful)]
 
@@ -93,36 +102,6 @@ def unregistered_is_nobody() -> list[Patch]:
         return found
 
     return [(NixlMetadataStore, "find", hasty)]
-
-
-@bug
-def metadata_kept() -> list[Patch]:
-    """What was once read of an engine is believed for ever."""
-    return [
-        (NixlMetadataStore, "drop", lambda *_: None),
-        (NixlMetadataStore, "_learn", lambda *_: []),
-    ]
-
-
-@bug
-def tickets_unchecked() -> list[Patch]:
-    """Memory is open to whoever knows where it is."""
-    admit, is_open_to = AccessTable.admit, AccessTable.is_open_to
-
-    def without_tickets(method: Any) -> Any:
-        def careless(self: Any, *args: Any, **options: Any) -> Any:
-            grants, self._grants = self._grants, None
-            try:
-                return method(self, *args, **options)
-            finally:
-                self._grants = grants
-
-        return careless
-
-    return [
-        (AccessTable, "admit", without_tickets(admit)),
-        (AccessTable, "is_open_to", without_tickets(is_open_to)),
-    ]
 
 
 @bug
@@ -166,24 +145,3 @@ def missed_answer_is_death() -> list[Patch]:
 def settled_while_moving() -> list[Patch]:
     """Asked for a ticket, a process says that nothing moves, without a look."""
     return [(Tickets, "is_settled", lambda *_: True)]
-
-
-@bug
-def strangers_are_granted() -> list[Patch]:
-    """Nobody looks whether a peer that asked some time ago is still there."""
-
-    async def careless(*_: Any) -> bool:
-        await trio.lowlevel.checkpoint()
-        return True
-
-    return [(BlockLeases, "meet", careless)]
-
-
-@bug
-def lands_at_once() -> list[Patch]:
-    """Once a peer is proven to have stopped, nothing of it is thought to be on its way."""
-
-    async def hasty(_: float) -> None:
-        await trio.lowlevel.checkpoint()
-
-    return [(leases, "quiesce", hasty)]

@@ -1,7 +1,6 @@
 """What plays a scenario inside its world: load, faults, waiting for the end, looking at what is left.
 
-`Driver` is what all stages share, `ClusterDriver` plays clusters; transfers have theirs in
-`transfers/driver.py`. The verdict is `checks/`'s.
+The verdict is `checks/`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 import trio
-from typing_extensions import override
 
 from ..checks.blocks import lost_blocks, stale_peers
 from ..checks.census import leftovers, overflows
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from .plans import LinkPlan
     from .scenario import Scenario
 
-__all__ = ["ClusterDriver", "Driver"]
+__all__ = ["ClusterDriver"]
 
 STEP_S: Final = (0.2, 1.0)
 """How often the driver looks whether what it waits for has come, at first and after a while."""
@@ -38,60 +36,18 @@ SHUTDOWN_S: Final = 45.0
 """Bound on the orderly end of a process: the sum of its steps' deadlines, and some."""
 
 
-class Driver:
-    """What every driver of a run needs."""
-
-    def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
-        self.scenario, self.outcome = scenario, outcome
-        self.world = outcome.world
-
-    def shape_links(self, hosts: Sequence[str]) -> None:
-        """Give the links between these hosts what the scenario says of them."""
-        for plan in self.scenario.links:
-            for a in hosts:
-                for b in hosts:
-                    forth = fnmatchcase(a, plan.source) and fnmatchcase(b, plan.target)
-                    back = fnmatchcase(b, plan.source) and fnmatchcase(a, plan.target)
-                    if a != b and (forth or (back and plan.is_both_ways)):
-                        _shape(self.outcome.network.link(a, b), plan)
-
-    async def wait(self, condition: Callable[[], object], bound_s: float) -> bool:
-        """Poll: a crashed process can tell nobody, so there is no event to wait for."""
-        step_s, step_s_max = STEP_S
-        with trio.move_on_after(bound_s):
-            while not condition():
-                self.look()
-                await trio.sleep(step_s)
-                step_s = min(step_s * SLOWING, step_s_max)
-        return bool(condition())
-
-    def look(self) -> None:
-        """Called while something is waited for; a driver may check what must always hold."""
-
-    def is_running(self, name: str) -> bool:
-        """Whether the host's process runs and may take a step."""
-        return self.world.host(name).state is HostState.UP
-
-
-def _shape(link: Link, plan: LinkPlan) -> None:
-    for field in ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"):
-        value = getattr(plan, field)
-        if value is not None:
-            setattr(link, field, value)
-
-
-class ClusterDriver(Driver):
+class ClusterDriver:
     """The driver of one run of a cluster."""
 
     def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
-        super().__init__(scenario, outcome)
-        self.cluster = outcome.cluster
+        self.scenario, self.outcome = scenario, outcome
+        self.world, self.cluster = outcome.world, outcome.cluster
         self.nemesis = Nemesis(outcome)
 
     async def run(self) -> None:
         scenario, outcome, world = self.scenario, self.outcome, self.world
         byzantines = [f"byzantine{number}" for number in range(len(scenario.byzantines))]
-        self.shape_links([*self.cluster.hosts, *byzantines])
+        self._shape_links([*self.cluster.hosts, *byzantines])
         await self.cluster.start()
         outcome.load_started_s = trio.current_time()
         world.note("load.begin", streams=self.cluster.plan.config.data_plane.tcp.streams)
@@ -101,7 +57,7 @@ class ClusterDriver(Driver):
             world.boot(f"byzantine{number}", byzantine.run, self.cluster)
         if scenario.liveness.at_s >= 0:
             world.after(scenario.liveness.at_s, self.nemesis.heal_core)
-        if not await self.wait(self._is_load_over, scenario.limits.end_s):
+        if not await self._wait(self._is_load_over, scenario.limits.end_s):
             self._tell_unended()
         outcome.load_ended_s = trio.current_time()
         world.note("load.end")
@@ -109,11 +65,11 @@ class ClusterDriver(Driver):
         if self.cluster.plan.config.data_plane.tcp.idle_s <= IDLE_WAITED_S_MAX:
             # Then it is overdue, if anybody has it still.
             await trio.sleep(2 * IDLE_WAITED_S_MAX)
-        outcome.is_settled = await self.wait(
+        outcome.is_settled = await self._wait(
             lambda: not leftovers(outcome), scenario.limits.settle_s
         )
         outcome.leftovers = leftovers(outcome)
-        if not await self.wait(self._are_workers_found, scenario.limits.settle_s):
+        if not await self._wait(self._are_workers_found, scenario.limits.settle_s):
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
         await self._look_at_blocks()
@@ -122,8 +78,7 @@ class ClusterDriver(Driver):
             await self._look_at_reports()
             await self._shut_down()
 
-    @override
-    def look(self) -> None:
+    def _look(self) -> None:
         self.cluster.memory.count()
         for text in overflows(self.outcome):
             if not any(v.text == text for v in self.outcome.violations):
@@ -133,7 +88,7 @@ class ClusterDriver(Driver):
         if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
             return False
         names = [f"byzantine{number}" for number in range(len(self.scenario.byzantines))]
-        return self.cluster.are_done(self._clients) and not any(map(self.is_running, names))
+        return self.cluster.are_done(self._clients) and not any(map(self._is_running, names))
 
     @property
     def _clients(self) -> list[str]:
@@ -170,7 +125,7 @@ class ClusterDriver(Driver):
     async def _look_at_blocks(self) -> None:
         """I9 in the end: where all that could write answers, or is seen to be dead, no block is away."""
         outcome = self.outcome
-        await self.wait(lambda: not any(lost_blocks(outcome)), self.scenario.limits.settle_s)
+        await self._wait(lambda: not any(lost_blocks(outcome)), self.scenario.limits.settle_s)
         for text in lost_blocks(outcome):
             outcome.violate("I9", text)
 
@@ -181,14 +136,14 @@ class ClusterDriver(Driver):
         def stale() -> list[str]:
             return [*stale_views(outcome), *stale_peers(outcome)]
 
-        await self.wait(lambda: not stale(), self.scenario.limits.settle_s)
+        await self._wait(lambda: not stale(), self.scenario.limits.settle_s)
         for text in stale():
             outcome.violate("I13", text)
 
     async def _look_at_reports(self) -> None:
         """I10 in the end: routers know the workers as they are, whatever they missed."""
         outcome = self.outcome
-        await self.wait(lambda: not any(stale_reports(outcome)), self.scenario.limits.settle_s)
+        await self._wait(lambda: not any(stale_reports(outcome)), self.scenario.limits.settle_s)
         for text in stale_reports(outcome):
             outcome.violate("I10", text)
         for name, gaps, snapshots in missed(outcome):
@@ -206,6 +161,39 @@ class ClusterDriver(Driver):
         ]
         for name in names:
             self.cluster.processes[name].leave()
-        if not await self.wait(lambda: not any(map(self.is_running, names)), SHUTDOWN_S):
-            late = [name for name in names if self.is_running(name)]
+        if not await self._wait(lambda: not any(map(self._is_running, names)), SHUTDOWN_S):
+            late = [name for name in names if self._is_running(name)]
             self.outcome.violate("I15", f"{late} did not shut down\n{self.world.waiting()}")
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _shape_links(self, hosts: Sequence[str]) -> None:
+        """Give the links between these hosts what the scenario says of them."""
+        for plan in self.scenario.links:
+            for a in hosts:
+                for b in hosts:
+                    forth = fnmatchcase(a, plan.source) and fnmatchcase(b, plan.target)
+                    back = fnmatchcase(b, plan.source) and fnmatchcase(a, plan.target)
+                    if a != b and (forth or (back and plan.is_both_ways)):
+                        _shape(self.outcome.network.link(a, b), plan)
+
+    async def _wait(self, condition: Callable[[], object], bound_s: float) -> bool:
+        """Poll: a crashed process can tell nobody, so there is no event to wait for."""
+        step_s, step_s_max = STEP_S
+        with trio.move_on_after(bound_s):
+            while not condition():
+                self._look()
+                await trio.sleep(step_s)
+                step_s = min(step_s * SLOWING, step_s_max)
+        return bool(condition())
+
+    def _is_running(self, name: str) -> bool:
+        """Whether the host's process runs and may take a step."""
+        return self.world.host(name).state is HostState.UP
+
+
+def _shape(link: Link, plan: LinkPlan) -> None:
+    for field in ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"):
+        value = getattr(plan, field)
+        if value is not None:
+            setattr(link, field, value)

@@ -2,8 +2,7 @@
 
 A fault strikes at a time, drawn from a range, or after the n-th note of a kind; most are undone
 after a while. Which of several hosts it strikes, and whether at all if it is a `maybe`, are
-decisions of the run, so a shrinker can take them back. What is struck is a `Stage`: a cluster, or the
-hosts of `transfers/`.
+decisions of the run, so a shrinker can take them back.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -24,7 +23,7 @@ from .plans import FaultPlan
 if TYPE_CHECKING:
     from .outcome import Outcome
 
-__all__ = ["FAULTS", "FaultWord", "Nemesis", "Stage"]
+__all__ = ["FAULTS", "FaultWord", "Nemesis"]
 
 TIME_STEPS: Final = 16
 
@@ -65,31 +64,13 @@ FAULTS: Final = {
 """Every word that `do` may be."""
 
 
-class Stage(Protocol):
-    """What faults strike: some hosts, and how to start each."""
-
-    @property
-    def hosts(self) -> list[str]:
-        """The names of all hosts."""
-        ...
-
-    def boot(self, name: str) -> None:
-        """Start the process of host `name`, a new one if it had one before."""
-        ...
-
-    def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
-        """Do a fault of this stage only; returns what undoes it, None if it is another's."""
-        ...
-
-
 class Nemesis:
-    """Carries out the faults of one run on `stage`, by default the cluster."""
+    """Carries out the faults of one run on its cluster."""
 
-    def __init__(self, outcome: Outcome, stage: Stage | None = None) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self.world, self.network = outcome.world, outcome.network
         self.cluster = outcome.cluster
-        self.stage: Stage = outcome.cluster if stage is None else stage
         self._waiting: list[FaultPlan] = []
         """Those that are to strike at a time, and have not."""
         self.over_s = 0.0
@@ -146,7 +127,7 @@ class Nemesis:
     def _pick(self, pattern: str) -> str:
         if "*" not in pattern:
             return pattern
-        matching = [name for name in self.stage.hosts if fnmatchcase(name, pattern)]
+        matching = [name for name in self.cluster.hosts if fnmatchcase(name, pattern)]
         return matching[self.world.choices.below(len(matching), f"one of {pattern}")]
 
     def _effect(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
@@ -174,7 +155,7 @@ class Nemesis:
                 off_s = world.host(host).wall.off_by(world.current_time())
                 world.skew(host, off_s + fault.seconds, world.host(host).wall.drift)
             case _:
-                return self.stage.strike(fault, host)
+                return self.cluster.strike(fault, host)
         return None
 
     def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
@@ -199,18 +180,18 @@ class Nemesis:
         return None
 
     def _isolate(self, host: str) -> None:
-        for other in self.stage.hosts:
+        for other in self.cluster.hosts:
             if other != host:
                 self.network.cut(host, other)
 
     def _rejoin(self, host: str) -> None:
-        for other in self.stage.hosts:
+        for other in self.cluster.hosts:
             if other != host:
                 self.network.heal(host, other)
 
     def _boot(self, host: str) -> None:
         if self.world.host(host).state not in (HostState.UP, HostState.PAUSED):
-            self.stage.boot(host)
+            self.cluster.boot(host)
 
     def heal_core(self) -> None:
         """End the faulty phase: one frontend, one worker, store and broker work from now on.

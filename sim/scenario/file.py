@@ -2,7 +2,7 @@
 
 The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `[network]`,
 `[memory]`, `[link."a->b"]`, `[[workload]]`, `[[byzantine]]`, `[[fault]]`, `[limits]`, `[liveness]`, `[expect]`,
-`[[mutant]]`; `[queue]` or `[transfers]` stand instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
+`[[mutant]]`; `[queue]` stands instead of a cluster. `docs/simulation.md` lists them. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from ..cluster.services import BROKER, STORE
 from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
 from ..mutants.bugs import BUGS
-from ..transfers.plan import TransferPlan
 from .faults import FAULTS
 from .plans import (
     Expect,
@@ -50,7 +49,7 @@ __all__ = ["NOTES", "load_scenario", "parse_scenario"]
 T = TypeVar("T")
 TOP: Final = (
     "name", "about", "covers", "policy", "streams", "cluster", "engine", "network", "link", "workload", "byzantine",
-    "fault", "limits", "liveness", "expect", "memory", "mutant", "queue", "transfers",
+    "fault", "limits", "liveness", "expect", "memory", "mutant", "queue",
 )  # fmt: skip
 CLUSTER: Final = ("frontends", "workers", "prefills", "config", "ready_timeout_s")
 RENAMED: Final = {"for": "lasts_s"}
@@ -59,8 +58,8 @@ NOTES: Final = (
     "accept.failed", "cancel.kill", "cancel.stop", "caller.done", "caller.input", "caller.input_end", "caller.kill", "caller.ready", "caller.refused", "caller.state", "caller.stop",
     "drain.begin", "drain.end", "engine.adopted", "engine.begin", "engine.end", "engine.filled", "engine.input", "engine.input_end", "engine.killed", "engine.reserved",
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
-    "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.begin", "kv.done", "kv.end", "kv.fallback",
-    "kv.fenced", "kv.forget", "kv.left", "kv.move", "kv.overloaded", "kv.quarantine", "kv.readmit", "kv.ready", "kv.told", "lease.granted",
+    "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.fallback",
+    "kv.forget", "kv.move", "kv.quarantine", "kv.readmit", "lease.granted",
     "lease.lost", "load.begin", "load.end", "migration", "prefill.local", "prefill.remote", "request.begin", "request.end", "byzantine.end",
     "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
@@ -183,10 +182,7 @@ class _Reader:
             self._byzantine(each, number, cluster)
             for number, each in enumerate(self._tables(table, "byzantine"))
         )
-        transfers = self._transfers(table)
         hosts = [*host_names(cluster), *(f"byzantine{number}" for number in range(len(byzantines)))]
-        if transfers is not None:
-            hosts = transfers.hosts
         return Scenario(
             name=table["name"],
             about=table["about"],
@@ -197,7 +193,6 @@ class _Reader:
             queue=self._build(QueuePlan, self._table(table, "queue"), "queue")
             if "queue" in table
             else None,
-            transfers=transfers,
             network=self._build(NetworkPlan, self._table(table, "network"), "network"),
             links=tuple(self._links(table, hosts)),
             byzantines=byzantines,
@@ -267,15 +262,6 @@ class _Reader:
                 "is_both_ways": arrow == "<->",
             }
             yield self._build(LinkPlan, section, header, **ends)
-
-    def _transfers(self, table: Mapping[str, Any]) -> TransferPlan | None:
-        """What is played instead of a cluster, if it is that."""
-        if "transfers" not in table:
-            return None
-        for other in ("cluster", "engine", "workload", "byzantine", "liveness", "queue"):
-            if other in table:
-                raise self._fail("", 0, other, f"[transfers] stands instead of [{other}]")
-        return self._build(TransferPlan, self._table(table, "transfers"), "transfers")
 
     def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)

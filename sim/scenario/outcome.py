@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..cluster.workload import RequestRecord
     from ..core.trace import Row
     from ..core.world import World
-    from ..transfers.stage import KvRecord, TransferStage
     from .scenario import Scenario
 
 __all__ = ["Outcome"]
@@ -43,13 +42,11 @@ class Outcome:
     leftovers: dict[str, float] = attrs.Factory(dict)
     core: tuple[str, ...] = ()
     """The healed hosts of a liveness phase."""
-    transfers: TransferStage | None = None
-    """What was played instead of the cluster, which is empty then."""
 
     @property
-    def records(self) -> Sequence[RequestRecord | KvRecord]:
+    def records(self) -> Sequence[RequestRecord]:
         """Every request, as whoever asked it saw it."""
-        return (self.transfers or self.cluster).records
+        return self.cluster.records
 
     @cached_property
     def told(self) -> list[Row]:

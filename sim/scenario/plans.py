@@ -1,8 +1,7 @@
 """What a scenario is made of, as plain data: network, links, faults, limits, expectations, mutants.
 
 The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
-the plans of what is played stand with it (`cluster/cluster.py`, `cluster/workload.py`,
-`transfers/plan.py`).
+the plans of what is played stand with it (`cluster/cluster.py`, `cluster/workload.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from ..core.errors import Deadlock, SimulationError, StepLimit, TimeLimit, Viola
 from ..core.world import World
 from ..mutants.bugs import planted
 from ..programs import leased_queue, queue_consumers
-from ..transfers.driver import TransferDriver
 from .driver import ClusterDriver
 from .outcome import Outcome
 from .plans import QueuePlan
@@ -52,9 +51,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
     )
     cluster = Cluster(world, network, scenario.cluster)
     outcome = Outcome(scenario, world, network, cluster)
-    driver: ClusterDriver | TransferDriver = ClusterDriver(scenario, outcome)
-    if scenario.transfers is not None:
-        driver = TransferDriver(scenario, outcome, scenario.transfers)
+    driver = ClusterDriver(scenario, outcome)
     with planted(bug) if bug else nullcontext():
         try:
             world.run(driver.run)

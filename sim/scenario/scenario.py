@@ -11,7 +11,6 @@ import msgspec
 from ..cluster.byzantine import ByzantineClient
 from ..cluster.cluster import ClusterPlan
 from ..core.scheduler import Policy
-from ..transfers.plan import TransferPlan
 from .plans import Expect, FaultPlan, Limits, LinkPlan, Liveness, Mutant, NetworkPlan, QueuePlan
 
 __all__ = ["Scenario"]
@@ -32,8 +31,6 @@ class Scenario:
     cluster: ClusterPlan = attrs.Factory(ClusterPlan)
     queue: QueuePlan | None = None
     """Instead of the cluster."""
-    transfers: TransferPlan | None = None
-    """Likewise."""
     network: NetworkPlan = attrs.Factory(NetworkPlan)
     links: tuple[LinkPlan, ...] = ()
     byzantines: tuple[ByzantineClient, ...] = ()

@@ -142,8 +142,7 @@ def seeds_of(options: argparse.Namespace, dice: random.Random) -> Iterator[Seeds
 def carriers_of(name: str, asked: list[str]) -> list[str | None]:
     """What the streams of a scenario are to travel on; None leaves it to the file."""
     scenario = load_scenario(resolve(name))
-    is_cluster = scenario.queue is None and scenario.transfers is None
-    if not is_cluster or scenario.streams is not None:
+    if scenario.queue is not None or scenario.streams is not None:
         return [None]
     return [*(asked or Carrier)]
 

@@ -75,9 +75,12 @@ def test_what_was_asked_of_loopback_and_cannot_be_is_an_error() -> None:
         world.power_off("a")
 
 
-def test_refused_scenarios_are_not_played() -> None:
-    scenario = load_scenario(FOLDER / "storm.toml")
-    with pytest.raises(ValueError, match="loopback"):
+@pytest.mark.parametrize(
+    ("name", "why"), [("storm", "loopback"), ("remote_prefill_decode_first", "move KV blocks")]
+)
+def test_refused_scenarios_are_not_played(name: str, why: str) -> None:
+    scenario = load_scenario(FOLDER / f"{name}.toml")
+    with pytest.raises(ValueError, match=why):
         conform(attrs.evolve(scenario, name="x"))
 
 

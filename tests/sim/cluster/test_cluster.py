@@ -33,6 +33,27 @@ def test_every_kind_of_client_gets_the_right_answer() -> None:
     assert outcome.is_settled
 
 
+REMOTE = (
+    '[cluster]\nprefills = 1\n[cluster.config]\n"disaggregation.prefill_tokens_local_max" = 16\n'
+    "[engine]\nblock_size = 8\nnum_gpu_blocks = 60\nmax_num_seqs = 12\nmax_num_batched_tokens = 24\n"
+    "[[workload]]\nrequests = 2\nprompt_words = [12, 18]\n"
+)
+
+
+@pytest.mark.parametrize("backend", ["simulated", "tcp"])
+def test_a_prompt_that_is_computed_elsewhere_comes_by_every_backend(backend: str) -> None:
+    outcome = play(f'{REMOTE}[memory]\nbackends = ["{backend}"]\n')
+    assert outcomes(outcome) == ["complete"] * 2
+    assert outcome.violations == []
+    moves = outcome.world.trace.of_kind("kv.move")
+    assert {row.field("backend") for row in moves} == {backend}
+
+
+def test_the_digest_covers_the_bytes_of_blocks_that_no_process_sends() -> None:
+    blocks = play(f'{REMOTE}[memory]\nbackends = ["simulated"]\n').world.trace.of_kind("block")
+    assert len({row.field("crc") for row in blocks}) > 1
+
+
 def test_everything_leaves_in_order_at_the_end() -> None:
     outcome = play(MIXED)
     kinds = [row.kind for row in outcome.world.trace.rows]

@@ -51,6 +51,10 @@ HEAD = 'name = "a"\nabout = "b"\n'
         ('policy = "bach"', 3, "unknown policy 'bach'; did you mean 'batch'?"),
         ('[cluster]\nconfig = { "http.prt" = 1 }', 4, "http.prt"),
         ("[engine]\nspeedup_ratio = 0", 3, "must be more than 0"),
+        ("[memory]\nbackends = []", 3, "must name at least one"),
+        ("[memory]\nwindow = 0", 3, "at least 1"),
+        ('[memory]\nbackends = ["rdma"]', 4, "rdma"),
+        ("[transfers]\n", 3, "unknown key 'transfers'"),
     ],
 )
 def test_a_wrong_scenario_is_told_by_file_line_and_nearest_word(

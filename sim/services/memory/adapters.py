@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from ..core.host import HostState
-from ..services import MemoryFabric
+from ...core.host import HostState
+from .fabric import MemoryFabric
 
 __all__ = ["TroubledFabric"]
 

@@ -1,8 +1,7 @@
 """I9, watched while it happens: who owns which block, and which transfers may still touch it.
 
 The books are kept beside the pool's own, from what is asked of it and of the planes, so that a pool
-or a lease that is wrong does not hide it. Bytes are compared by the hosts themselves
-(`process.py`), and by whoever knows the right answer (`checks/streams.py`).
+or a lease that is wrong does not hide it. Wrong bytes show in the answer (`checks/streams.py`).
 """
 
 from __future__ import annotations
