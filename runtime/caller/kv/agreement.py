@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from ...errors import RemoteProtocolError
 from ...events.follower import EventFollower
 from ...events.source import EventSource
 from ...events.subjects import topic_of
@@ -37,6 +38,8 @@ _GATHER_S: Final = 0.001
 """Events of so long go in one message."""
 _WAITING_MAX: Final = 8192
 _ROUTERS_MAX: Final = 256
+_REQUESTS_MAX: Final = 1 << 16
+"""Of one other router; no frontend has as many under way."""
 BEAT_S: Final = 1.0
 SILENT_S: Final = 5.0
 """A router that misses so many beats has ended, and its requests with it."""
@@ -146,6 +149,9 @@ class Agreement:
                 case Began(number, instance_id, prefill_tokens, keys):
                     request = ActiveRequest(instance_id, unpack_keys(keys), prefill_tokens)
                     theirs[number] = None
+                    if len(theirs) > _REQUESTS_MAX:
+                        self._forget(router_id)
+                        raise RemoteProtocolError(f"more than {_REQUESTS_MAX} requests under way")
                     self._loads.begin(name, request)
                 case FirstToken():
                     self._loads.first_token(name)

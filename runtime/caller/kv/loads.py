@@ -117,9 +117,10 @@ class PredictedLoads:
             return True
         blocks = load.blocks
         for key in active.keys:
-            count = blocks[key] - 1
-            if count:
+            # What others tell need be no chain: then a block may be gone before its last request.
+            count = blocks.get(key, 0) - 1
+            if count > 0:
                 blocks[key] = count
             else:
-                del blocks[key]
+                blocks.pop(key, None)
         return True
