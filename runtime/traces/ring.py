@@ -21,7 +21,8 @@ __all__ = ["LegView", "ProcessView", "RecentView", "TraceView", "Traces", "root_
 FOUND_MAX: Final = 16
 """Traces told for one id. A client may give many of its requests the same."""
 RECENT_MAX: Final = 50
-_ATTEMPTS: Final = re.compile(r"(?:\.[0-9a-f]{8})+\Z")
+# Behind an id of our own alone: what a client calls its request may end so as well.
+_ATTEMPTS: Final = re.compile(r"(?<=[0-9a-f]{16})(?:\.[0-9a-f]{8})+\Z")
 _INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{8})*\Z")
 ID_CHARACTERS_MAX: Final = 256
 

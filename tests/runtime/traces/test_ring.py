@@ -41,6 +41,15 @@ def test_a_request_is_found_by_each_of_its_ids(asked: str) -> None:
     assert ids_of(traces, asked) == [INNER, f"{INNER}.00c0ffee"]
 
 
+def test_a_client_s_id_may_end_like_that_of_an_attempt() -> None:
+    traces = Traces(HandClock(), 10)
+    inner = "batch.20261122-0123456789abcdef"
+    for kept in (inner, f"{inner}.00c0ffee", "batch-0123456789abcdef"):
+        traces.begin(kept)
+    for asked in ("batch.20261122", inner, f"{inner}.00c0ffee"):
+        assert ids_of(traces, asked) == [inner, f"{inner}.00c0ffee"]
+
+
 def test_requests_that_a_client_called_the_same_are_told_apart_by_the_id_inside() -> None:
     traces = Traces(HandClock(), 10)
     traces.begin(INNER)
