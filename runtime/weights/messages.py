@@ -119,7 +119,7 @@ class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
 
     chunk: _Chunk
     block: Annotated[int, msgspec.Meta(ge=0)]
-    ticket: int
+    ticket: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
 Item = Opened | Lent

@@ -196,7 +196,7 @@ class Taker:
                 pausing.failed(offer.instance_id, error, trio.current_time())
                 self.metrics.failed(error.code)
                 _log.warning("weights from %s: %s; going on elsewhere", offer.instance_id, error)
-            if partial.byte_count > count or isinstance(error, OverloadedError):
+            if partial.byte_count > count or (offers and isinstance(error, OverloadedError)):
                 # A holder that is there and busy is waited for.
                 gained_at = trio.current_time()
             if offers and not pausing.has_hope(offers) and error is not None:

@@ -272,3 +272,29 @@ async def test_what_a_holder_lends_in_a_second_is_bounded_over_all_peers(
             for number in range(2):
                 nursery.start_soon(world.take, tmp_path / f"{number}.gguf", digest(source))
         assert trio.current_time() - began_at >= 2 * (CHUNKS - 1) - 1
+
+
+async def test_a_full_holder_that_leaves_is_not_waited_for(
+    source: Path, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_world(peers_max=1, patience_s=5) as world, trio.open_nursery() as nursery:
+        holder = await world.add(source)
+        slow = tmp_path / "slow.gguf"
+        nursery.start_soon(world.take, slow, digest(source), TransferFaults(block_s=30))
+        await trio.sleep(1)
+
+        async def leave() -> None:
+            await trio.sleep(3)
+            await world.control.delete(weights_key(digest(source), holder.id))
+
+        nursery.start_soon(leave)
+        with trio.fail_after(20), pytest.raises(UnavailableError, match="as many peers as may"):
+            await world.take(tmp_path / "model.gguf", digest(source))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("ticket", [-1, 0, 1 << 63])
+def test_a_number_that_no_ticket_has_is_refused_before_a_backend_packs_it(ticket: int) -> None:
+    told = msgspec.msgpack.encode(Lent(chunk=0, block=0, ticket=ticket))
+    with pytest.raises(msgspec.ValidationError, match="ticket"):
+        msgspec.msgpack.decode(told, type=Lent)
