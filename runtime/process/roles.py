@@ -119,6 +119,8 @@ async def serve_worker(
                 port = await nursery.start(_status_server(config, runtime, engines, parts).serve)
                 status_url = _url(config.worker.status_host, port)
             told = {**(metadata or {}), "status": status_url}
+            if runtime.tells_load:
+                told["reports"] = "load"
             for section, each in _sections(config.worker, engines):
                 await _offer(section, runtime, each, role, nursery, told)
             if lend is not None:

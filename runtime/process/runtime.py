@@ -30,6 +30,7 @@ from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
+from ..protocol.discovery.routing import TOLD_LOAD, Policy
 from ..queues.queues import Queues
 from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
@@ -283,7 +284,7 @@ class Runtime:
                 self._event_nursery,
                 worker,
                 self._kv_series,
-                tells_load=self.config.http.sheds_load,
+                tells_load=self.tells_load,
             )
         self._reports.begin(endpoint, engine)
         return instance
@@ -310,6 +311,12 @@ class Runtime:
         if self.worker is None:
             raise UnavailableError("this process was opened without an instance id: it only calls")
         return self.worker
+
+    @property
+    def tells_load(self) -> bool:
+        """Whether an engine's load is told: to routers whose policy asks for it, and who shed load."""
+        config = self.config
+        return config.http.sheds_load or Policy(config.router.policy) in TOLD_LOAD
 
     # --- the end, in order ---
 

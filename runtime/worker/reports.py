@@ -18,7 +18,7 @@ from ..kv.events import KvEventSource
 from ..metrics.kv import KvSeries
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.discovery.routing import TOLD_LOAD, Policy
+from ..protocol.discovery.routing import Policy
 from .worker import Worker
 
 __all__ = ["Reports"]
@@ -36,7 +36,7 @@ class Reports:
         worker: Worker,
         series: KvSeries,
         *,
-        tells_load: bool = False,
+        tells_load: bool,
     ) -> None:
         self._config = config
         self._tells_load = tells_load
@@ -60,13 +60,12 @@ class Reports:
         self._begun[str(endpoint)] = None
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
-        policy = Policy(self._config.policy)
-        if self._tells_load or policy in TOLD_LOAD:
+        if self._tells_load:
             self._tell_load(endpoint, engine)
             self._tell_state(endpoint)
         # Two protocols at once are more than mypy can tell apart.
         teller: object = engine
-        tells = policy is Policy.KV and self._config.kv.events
+        tells = Policy(self._config.policy) is Policy.KV and self._config.kv.events
         if tells and isinstance(teller, TellsBlocks):
             self._tell_blocks(endpoint, teller)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from rich.console import Console
 
-from trinamo.cli.doctor.discovery import cluster_findings
+from trinamo.cli.doctor.discovery import cluster_findings, shedding_findings
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.status.models import look_at_models
 from trinamo.cli.status.survey import InstanceLook, Survey
 from trinamo.cli.status.text import survey_tables
 from trinamo.cli.status.weights import weights_rows
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
@@ -103,6 +105,19 @@ def test_doctor_warns_of_each_refusal_and_names_a_file_once() -> None:
     ]
     assert "held by 2 workers" in found[-1].text
     assert "host, pid 7: 25 %" in found[-1].text
+
+
+def test_doctor_warns_of_workers_whose_load_frontends_wait_for_in_vain() -> None:
+    survey = surveyed()
+    survey.instances = [
+        attrs.evolve(instance(number), metadata=metadata)
+        for number, metadata in enumerate(
+            [{"model": "m"}, {"model": "m", "reports": "load"}, {"status": "http://1"}], start=0xA
+        )
+    ]
+    (found,) = shedding_findings(survey, HttpConfig(busy_blocks=0.9))
+    assert (found.verdict, found.text.split(": ")[-1]) == (Verdict.WARNING, "a")
+    assert not list(shedding_findings(survey, HttpConfig()))
 
 
 @pytest.mark.parametrize(

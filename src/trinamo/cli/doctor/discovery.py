@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import TrinamoError
 
 from ..running.locating import Target, somebody_listens
@@ -14,7 +15,7 @@ from ..status.survey import Survey, survey_cluster
 from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 
-__all__ = ["cluster_findings", "discovery_findings"]
+__all__ = ["cluster_findings", "discovery_findings", "shedding_findings"]
 
 TIMEOUT_S: Final = 6.0
 TOLD_MAX: Final = 8
@@ -29,7 +30,8 @@ async def discovery_findings(target: Target) -> list[Finding]:
         return []
     with trio.move_on_after(TIMEOUT_S):
         try:
-            return list(cluster_findings(await survey_cluster(target)))
+            survey = await survey_cluster(target)
+            return [*cluster_findings(survey), *shedding_findings(survey, target.config.http)]
         except TrinamoError:
             return []
     return []
@@ -52,6 +54,22 @@ def cluster_findings(survey: Survey) -> Iterator[Finding]:
         text = f"{len(survey.refused) - TOLD_MAX} more cards or aliases are refused"
         yield Finding("models", Verdict.WARNING, text, "trinamo status --json")
     yield from _weights(list(weights_rows((each.id, each.health) for each in survey.instances)))
+
+
+def shedding_findings(survey: Survey, section: HttpConfig) -> Iterator[Finding]:
+    """Workers that report no load, where frontends refuse requests by what workers report."""
+    silent = [
+        each.id
+        for each in survey.instances
+        if "model" in each.metadata and "reports" not in each.metadata
+    ]
+    if section.sheds_load and silent:
+        text = (
+            f"http.busy_blocks and http.busy_waiting_tokens count for nothing with {len(silent)}"
+            f" workers that report no load: {', '.join(silent[:TOLD_MAX])}"
+        )
+        remedy = "give the workers these keys too, and start them again"
+        yield Finding("shedding", Verdict.WARNING, text, remedy)
 
 
 def _weights(rows: Sequence[WeightsRow]) -> Iterator[Finding]:
