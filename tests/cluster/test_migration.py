@@ -119,7 +119,8 @@ async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
         await until(is_quiet, "nothing is left of the answers")
 
     check_equal(seen, answers)
-    assert 10 <= len(moved) <= 22
+    # Which worker has how many is the router's business; neither has all of them.
+    assert 0 < len(moved) < STREAMS
     assert migrated >= ongoing >= len(moved)
     for number, (status, body) in whole.items():
         assert (status, body["choices"]) == (200, answers[number][1]["choices"])
@@ -150,7 +151,7 @@ async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_
 
     check_equal(seen, answers)
     assert code == 0
-    assert 10 <= len(moved) <= 22
+    assert 0 < len(moved) < STREAMS
     assert migrated == len(moved)
     assert f"{len(moved)} streams go on at other workers" in log
     steps = ("leave discovery", "drain", "hand over", "drain transfers", "revoke the lease")
@@ -187,5 +188,5 @@ async def test_answers_of_a_killed_decode_worker_go_on_at_another_whose_prefill_
         remote = await cluster.metric(url, "prefills_total", where="remote") - before
 
     check_equal(seen, answers)
-    assert len(moved) >= 10
+    assert moved
     assert remote >= 1
