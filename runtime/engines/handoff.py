@@ -5,7 +5,8 @@ Disaggregated serving is made of this: one worker computes the prompt and keeps 
 and the second goes on (`adopt`). Who asks whom, and what moves the bytes, is not said here.
 
 The sequences of both are *pinned*: never preempted, since a transfer may touch their blocks. Stop
-and Kill of the context end them as they end an answer, with `KilledError` out of whatever waits.
+and Kill of the context end them as they end an answer, with `KilledError` out of whatever waits; but
+the blocks are nobody else's before the `async with` is left, however the sequence ended.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ..generation import BlockListener, EngineStatistics
 from .answer import Answer
 from .pinned import Pinned
 from .scheduler import Plan, Scheduler, Work
-from .sequence import TokenSequence
+from .sequence import SequenceState, TokenSequence
 from .staging import Step, staged_step
 from .step import Hop, StagesKv, StepEngine
 
@@ -121,6 +121,9 @@ class StepLoop:
             self._end(asked)
         else:
             self._cancel(asked)
+        if isinstance(asked, Pinned):
+            self._scheduler.end(asked.sequence)
+            self._wakeup.set()
 
     def stop(self, asked: Asked) -> None:
         """Its request was stopped: it ends before the next step. Killed, it gets no token more."""
@@ -218,9 +221,9 @@ class StepLoop:
             if isinstance(asked, Answer):
                 asked.computes()
         self._scheduler.advance(work, token_id)
-        if sequence.is_dead:
+        asked = self._asked.get(sequence)
+        if asked is None:
             return
-        asked = self._asked[sequence]
         if isinstance(asked, Pinned):
             asked.advanced(token_id)
         elif token_id is not None:
@@ -261,7 +264,12 @@ class StepLoop:
     def _end(self, asked: Asked, error: Exception | None = None) -> None:
         """No token more. Idempotent."""
         if self._asked.pop(asked.sequence, None) is not None:
-            self._scheduler.end(asked.sequence)
+            if isinstance(asked, Pinned) and asked.sequence.state is SequenceState.RUNNING:
+                # Whoever is about to lease its blocks for a transfer may not have heard of it, and
+                # must not touch another's: they stay its own until it is left.
+                asked.sequence.is_held = True
+            else:
+                self._scheduler.end(asked.sequence)
             self._wakeup.set()
             asked.finish(error)
 

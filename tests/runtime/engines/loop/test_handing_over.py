@@ -22,6 +22,7 @@ from tests.runtime.kv.ranges import ranges_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.handoff import HandsOver, Reservation
 from trinamo.runtime.engines.loop.host import EngineHost
+from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.errors import (
     EngineError,
     KilledError,
@@ -243,6 +244,41 @@ async def test_leased_blocks_of_a_reservation_that_was_left_are_nobody_s_until_s
         statistics = host.statistics()
         assert (statistics.blocks_used, statistics.blocks_free) == (0, 62)
         host.kv.pool.release(leased)
+        await settle(host)
+
+
+@pytest.mark.parametrize("ending", ["failure", "stop", "kill"])
+@pytest.mark.parametrize("is_reserved", [True, False])
+async def test_blocks_of_a_pinned_sequence_that_ended_are_its_own_until_it_is_left(
+    ending: str, is_reserved: bool
+) -> None:
+    """Whoever is about to lease them for a transfer does not know yet: they must not be another's."""
+    engine, context = make_engine(32), Context("r")
+    async with open_host(engine) as host:
+        assert host.kv is not None
+        asked = request("x" * 99)
+        enter = host.reserve if is_reserved else host.prefill_and_keep
+        async with enter(asked, context) as pinned:
+            if ending == "failure":
+                if isinstance(pinned, Pinned):
+                    # Or the step that fails might be one without the other.
+                    await pinned.first_token()
+                engine.failure = ArithmeticError("overflow")
+                with pytest.raises(EngineError):
+                    await collect(host, request("y"))
+                engine.failure = None
+            else:
+                getattr(context, ending)()
+            for letter in "abc":
+                await collect(host, request(letter * 20, 4))
+            steps = host.statistics().steps
+            await trio.testing.wait_all_tasks_blocked()
+            assert host.statistics().steps == steps
+            assert host.statistics().blocks_used == 25
+            host.kv.pool.lease(pinned.block_ids)
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.statistics().blocks_used == 0
+        host.kv.pool.release(pinned.block_ids)
         await settle(host)
 
 
