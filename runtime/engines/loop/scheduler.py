@@ -117,9 +117,9 @@ class Scheduler:
 
     @property
     def waiting_tokens(self) -> int:
-        """Known tokens that are to be computed before their sequences decode."""
-        prefills = (s for s in self.running if s.pending_tokens > 1 and not s.is_held)
-        return sum(s.pending_tokens for s in (*self.waiting, *prefills))
+        """Known tokens that are to be computed here before their sequences decode."""
+        prefills = (s for s in self.running if s.pending_tokens > 1)
+        return sum(s.pending_tokens for s in (*self.waiting, *prefills) if not s.is_held)
 
     def submit(self, sequence: TokenSequence) -> None:
         """Put a new sequence at the end of the queue; `OverloadedError` if it is full.

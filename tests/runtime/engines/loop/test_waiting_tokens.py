@@ -21,5 +21,6 @@ def test_what_is_still_to_be_computed_is_counted_but_not_what_others_fill() -> N
     held = make_sequence(7)
     held.is_pinned = held.is_held = True
     scheduler.submit(held)
+    assert scheduler.waiting_tokens == 0
     step(scheduler)
     assert (held.pending_tokens, scheduler.waiting_tokens) == (7, 0)
