@@ -68,7 +68,9 @@ class DisaggregatedEngine:
         """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone."""
         prompt = self._host.examine(request)
         reason = decide(self._situation(prompt))
-        if reason.is_remote and not context.is_stopped:
+        if reason.is_remote and context.is_stopped:
+            reason = PrefillReason.STOPPED
+        if reason.is_remote:
             if request.seed is None:
                 # Two engines, and this one again if the other fails, must draw from the same.
                 seed = self._env.rng.getrandbits(_SEED_BITS)

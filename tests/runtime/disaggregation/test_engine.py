@@ -71,6 +71,17 @@ async def test_a_stop_that_comes_with_the_last_block_ends_the_answer_as_cancelle
     assert metrics.counts == {PrefillReason.STOPPED: 1}
 
 
+async def test_a_request_that_was_stopped_before_is_counted_as_that_and_asked_of_nobody() -> None:
+    async with open_engine_host(make_engine()) as host:
+        engine, metrics = over(host)
+        sink, context = Gathering(), Context("r")
+        context.stop()
+        await engine.forward(prompt(100), context, sink)
+
+    assert sink.deltas[-1].finish_reason is FinishReason.CANCELLED
+    assert metrics.counts == {PrefillReason.STOPPED: 1}
+
+
 @pytest.mark.parametrize("kept", [12, 5])
 async def test_an_answer_that_was_delivered_whole_is_ended_here(kept: int) -> None:
     """By its length, or by a stop string: there is nothing left that anybody could compute."""
