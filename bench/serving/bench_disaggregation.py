@@ -77,7 +77,7 @@ class Plan(NamedTuple):
 
     def quick(self) -> Plan:
         """Hardly anything, to see that it works."""
-        return Plan(prompt_tokens=1100, prompts=1, streams=2, stream_tokens=400)
+        return Plan(prompt_tokens=1100, prompts=1, streams=2, stream_tokens=2000)
 
 
 class System:
