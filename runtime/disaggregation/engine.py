@@ -79,7 +79,9 @@ class DisaggregatedEngine:
             if found is None:
                 return
             reason = found
-            _log.info("request %s: its prompt is computed here after all: %s", context.id, reason)
+            if reason is not PrefillReason.STOPPED:
+                text = "request %s: its prompt is computed here after all: %s"
+                _log.info(text, context.id, reason)
         self._metrics.decided(reason)
         self._env.note("prefill.local", request=context.id, reason=reason.value)
         await self._host.forward(request, context, sink)

@@ -23,9 +23,14 @@ from ..errors import ConfigError
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.disaggregation import DecodeMetrics, PrefillMetrics
 from ..planes import CountsEvents
-from ..protocol.disaggregation.messages import Claim, Pairing, PrefillAsk, decode_job
+from ..protocol.disaggregation.messages import (
+    Claim,
+    Pairing,
+    PrefillAsk,
+    ask_bytes_max_for,
+    decode_job,
+)
 from ..protocol.discovery.instances import Instance
-from ..protocol.openai.generate import payload_bytes_max_for
 from ..queues.consumer import ConsumerLimits
 from ..queues.queues import CountedQueue
 from .runtime import Runtime
@@ -182,7 +187,7 @@ class PrefillRole(_Role):
             self.pairing.prefill_endpoint,
             kept.prefill,
             request_type=PrefillAsk,
-            payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
+            payload_bytes_max=ask_bytes_max_for(info.context_tokens_max),
             metadata=metadata,
             engine=self._engine,
         )

@@ -34,6 +34,7 @@ __all__ = [
     "PrefillAsk",
     "PrefillDone",
     "RemotePrefillRequest",
+    "ask_bytes_max_for",
     "decode_done",
     "decode_job",
     "encode",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 JOB_ID_CHARS_MAX: Final = 128
+_TOKEN_ID_BYTES_MAX: Final = 5
+_OTHER_FIELDS_BYTES: Final = 1 << 14
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_CHARS_MAX)]
 Descriptor = Annotated[bytes, msgspec.Meta(max_length=PEER_BYTES_MAX)]
 BlockIds = list[TokenCount]
@@ -140,6 +143,11 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     engine_id: Name
     block_ids: BlockIds
     ticket: Ticket
+
+
+def ask_bytes_max_for(context_tokens_max: int) -> int:
+    """How long an encoded `PrefillAsk` for a model of that context is at most: it has no text."""
+    return context_tokens_max * _TOKEN_ID_BYTES_MAX + _OTHER_FIELDS_BYTES
 
 
 def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateRequest:

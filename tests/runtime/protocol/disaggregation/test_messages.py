@@ -11,8 +11,10 @@ from trinamo.runtime.protocol.disaggregation.messages import (
     Kept,
     Lent,
     Pairing,
+    PrefillAsk,
     PrefillDone,
     RemotePrefillRequest,
+    ask_bytes_max_for,
     decode_done,
     decode_job,
     encode,
@@ -72,6 +74,18 @@ def test_a_ticket_that_nobody_can_grant_is_refused(ticket: int) -> None:
         data = msgspec.msgpack.encode({"ticket": ticket, "block_ids": [1], **others})
         with pytest.raises(msgspec.ValidationError, match="ticket"):
             msgspec.msgpack.decode(data, type=kind)
+
+
+def test_a_question_for_the_longest_prompt_is_taken_and_one_for_many_times_that_is_not() -> None:
+    """Small tokens take a byte each: the bound is on what a decoder would make of them."""
+
+    def size_of(tokens: int, token_id: int) -> int:
+        asked = msgspec.structs.replace(ASKED, model="m" * 256, seed=2**64 - 1)
+        request = prefill_request(asked, [token_id] * tokens)
+        return len(encode(PrefillAsk(request=request, descriptor=b"d" * 512, timeout_s=30.0)))
+
+    bound = ask_bytes_max_for(32_768)
+    assert size_of(32_768, 2**31 - 1) <= bound < size_of(6 * 32_768, 0)
 
 
 def test_only_equal_fingerprints_of_one_namespace_meet() -> None:
