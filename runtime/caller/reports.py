@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import trio
 
-from ..events.load import LoadFollower, LoadReport
-from ..events.status import StatusFollower, WorkerState
+from ..events.load import LoadReport
+from ..events.reports import ReportFollower
+from ..events.status import WorkerState
+from ..events.subjects import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
@@ -37,8 +39,16 @@ class InstanceReports:
         def follows(instance_id: str) -> bool:
             return find(instance_id) is not None
 
-        self.loads = LoadFollower(events, endpoint, follows=follows, take=self._take_load)
-        self.states = StatusFollower(events, endpoint, follows=follows, take=self._take_state)
+        self.loads = ReportFollower(
+            events, topic_of("load", endpoint), LoadReport, follows=follows, take=self._take_load
+        )
+        self.states = ReportFollower(
+            events,
+            topic_of("status", endpoint),
+            WorkerState,
+            follows=follows,
+            take=self._take_state,
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow until cancelled."""

@@ -7,40 +7,39 @@ that report stays; of an instance that has sent none, the router counts its own 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
-from ..errors import RemoteProtocolError
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.undecodable import UNDECODABLE
-from .follower import EventFollower
 from .source import EventSource
 from .subjects import topic_of
 
-__all__ = ["LOAD_INTERVAL_S", "LoadFollower", "LoadReport", "LoadSource"]
+__all__ = ["LOAD_INTERVAL_S", "LoadReport", "LoadSource"]
 
 LOAD_INTERVAL_S: Final = 1.0
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """How busy an instance is, as it says itself."""
 
-    active: int
+    active: Count
     """Requests being served."""
-    blocks_used: int = 0
+    blocks_used: Count = 0
     """KV blocks that running sequences hold; 0 where the engine keeps none."""
-    blocks_total: int = 0
+    blocks_total: Count = 0
     """KV blocks that the engine has."""
-    waiting_tokens: int = 0
+    waiting_tokens: Count = 0
     """Prompt tokens that are still to be computed."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(LoadReport)
 
 
 class LoadSource:
@@ -76,39 +75,3 @@ class LoadSource:
             while True:
                 await self._source.publish(_encode(self._read()))
                 await trio.sleep(self._interval_s)
-
-
-class LoadFollower:
-    """Hands each report of an instance that `follows` names to `take(instance_id, report)`."""
-
-    def __init__(
-        self,
-        events: EventPlane,
-        endpoint: EndpointName,
-        *,
-        follows: Callable[[str], bool],
-        take: Callable[[str, LoadReport], None],
-    ) -> None:
-        self._take = take
-        self.follower = EventFollower(
-            events,
-            topic_of("load", endpoint),
-            on_event=self.receive,
-            on_snapshot=self._receive_snapshot,
-            follows=follows,
-        )
-        """What was missed, and counted."""
-
-    def receive(self, instance_id: str, body: bytes) -> None:
-        """Take one report as it was published; raises `RemoteProtocolError` for nonsense."""
-        try:
-            report = _decoder.decode(body)
-        except UNDECODABLE as error:
-            raise RemoteProtocolError(f"not a load report: {error}") from error
-        if min(msgspec.structs.astuple(report)) < 0:
-            raise RemoteProtocolError(f"a load below nothing: {report}")
-        self._take(instance_id, report)
-
-    def _receive_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
-        for body in bodies:
-            self.receive(instance_id, body)

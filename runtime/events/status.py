@@ -7,21 +7,17 @@ away is passed over by who hears this (`caller/instances.py`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 
 import msgspec
 import trio
 
-from ..errors import RemoteProtocolError
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.undecodable import UNDECODABLE
-from .follower import EventFollower
 from .source import EventSource
 from .subjects import topic_of
 
-__all__ = ["StatusFollower", "StatusSource", "WorkerState"]
+__all__ = ["StatusSource", "WorkerState"]
 
 _BEAT_S = 10.0
 
@@ -34,7 +30,6 @@ class WorkerState(enum.StrEnum):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(WorkerState)
 
 
 class StatusSource:
@@ -72,36 +67,3 @@ class StatusSource:
             self._state = WorkerState.DRAINING
             await self._source.publish(_encode(self._state))
             await trio.sleep_forever()
-
-
-class StatusFollower:
-    """Hands each state of an instance that `follows` names to `take(instance_id, state)`."""
-
-    def __init__(
-        self,
-        events: EventPlane,
-        endpoint: EndpointName,
-        *,
-        follows: Callable[[str], bool],
-        take: Callable[[str, WorkerState], None],
-    ) -> None:
-        self._take = take
-        self.follower = EventFollower(
-            events,
-            topic_of("status", endpoint),
-            on_event=self._receive,
-            on_snapshot=self._receive_snapshot,
-            follows=follows,
-        )
-        """What was missed, and counted."""
-
-    def _receive(self, instance_id: str, body: bytes) -> None:
-        try:
-            state = _decoder.decode(body)
-        except UNDECODABLE as error:
-            raise RemoteProtocolError(f"not a state: {error}") from error
-        self._take(instance_id, state)
-
-    def _receive_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
-        for body in bodies:
-            self._receive(instance_id, body)

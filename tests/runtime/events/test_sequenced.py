@@ -11,8 +11,10 @@ import trio
 import trio.testing
 
 from trinamo.runtime.events.follower import EventFollower
-from trinamo.runtime.events.load import LoadFollower, LoadReport, LoadSource
+from trinamo.runtime.events.load import LoadReport, LoadSource
+from trinamo.runtime.events.reports import ReportFollower
 from trinamo.runtime.events.source import EventSource
+from trinamo.runtime.events.subjects import topic_of
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
@@ -203,8 +205,12 @@ async def test_the_last_known_load_stays_while_the_broker_is_away(
         read=lambda: LoadReport(active, 5, 10),
     )
     known, reports = {"a"}, dict[str, LoadReport]()
-    loads = LoadFollower(
-        MemoryEventPlane(broker), ENDPOINT, follows=known.__contains__, take=reports.__setitem__
+    loads = ReportFollower(
+        MemoryEventPlane(broker),
+        topic_of("load", ENDPOINT),
+        LoadReport,
+        follows=known.__contains__,
+        take=reports.__setitem__,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(loads.follower.run)

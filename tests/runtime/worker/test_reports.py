@@ -13,7 +13,9 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
-from trinamo.runtime.events.load import LoadFollower, LoadReport
+from trinamo.runtime.events.load import LoadReport
+from trinamo.runtime.events.reports import ReportFollower
+from trinamo.runtime.events.subjects import topic_of
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.kv.events import block_hashes, block_keys
@@ -93,8 +95,12 @@ async def test_load_reports_say_how_many_blocks_are_in_use(
         await anext(deltas)
         await until(lambda: engine.statistics().paused)
         reports: dict[str, LoadReport] = {}
-        loads = LoadFollower(
-            caller.events, GENERATE, follows=lambda _: True, take=reports.__setitem__
+        loads = ReportFollower(
+            caller.events,
+            topic_of("load", GENERATE),
+            LoadReport,
+            follows=lambda _: True,
+            take=reports.__setitem__,
         )
         await nursery.start(loads.follower.run)
         async with open_process(transports, serving=True, **wanted) as server:
