@@ -48,7 +48,7 @@ async def count(request: int, context: Context) -> AsyncGenerator[int, None]:
 
 
 async def serve(etcd: str) -> None:
-    await trinamo.serve(ENDPOINT, count, config=configure(etcd), request_type=int)
+    await trinamo.serve_stream(ENDPOINT, count, config=configure(etcd), request_type=int)
 
 
 async def main() -> None:

@@ -24,7 +24,7 @@ A name is imported when it is first used, so that `import trinamo` loads nothing
 How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_runtime)`.
 
 * A worker is one async generator: `examples/hello.py` has it and its caller in one process.
-  `trinamo.serve` keeps one up until SIGINT or SIGTERM, and then lets requests in flight end.
+  `trinamo.serve_stream` keeps one up until SIGINT or SIGTERM, and then lets requests in flight end.
   A handler whose items are made elsewhere than in its task, such as in a loop for all requests, hands
   them to a `Sink` instead: `Runtime.serve_push`.
 * An engine of your own is a class with `info`, `generate` and `statistics` (`GenerationEngine`), and

@@ -22,7 +22,7 @@ from trinamo.runtime.worker.endpoint import StreamHandler
 
 from .planes import RealTransports
 
-__all__ = ["asked_to_stop", "open_runtime", "serve"]
+__all__ = ["asked_to_stop", "open_runtime", "serve_stream"]
 
 
 def open_runtime(
@@ -60,7 +60,7 @@ def open_runtime(
     )
 
 
-async def serve(
+async def serve_stream(
     endpoint: EndpointName,
     handler: StreamHandler,
     *,

@@ -27,7 +27,7 @@ async def serve_worker(
 
     As `trinamo worker` does: under the name of `worker.namespace`, `component` and `endpoint`, with
     a status port. Of several engines each has an endpoint of its own, called after its model. The engine stays open, and yours. `ready` is called once the model can be found.
-    What asks to stop, and what is raised, is as for `serve` and `open_runtime`.
+    What asks to stop, and what is raised, is as for `serve_stream` and `open_runtime`.
     """
     async with asked_to_stop(stop) as asked:
         await roles.serve_worker(
@@ -44,7 +44,7 @@ async def serve_frontend(
     """Serve the OpenAI HTTP API for all models that are found until it is asked to stop; then drain.
 
     As `trinamo frontend` does; `ready` is called with its URL once it answers. What asks to stop,
-    and what is raised, is as for `serve` and `open_runtime`.
+    and what is raised, is as for `serve_stream` and `open_runtime`.
     """
     async with asked_to_stop(stop) as asked:
         await roles.serve_frontend(
