@@ -21,8 +21,8 @@ from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, Inference
 from .exchanges import Handler
 from .models.models import ModelManager
-from .overview import FrontendView, Overview
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
+from .survey.overview import FrontendView, Overview
 
 __all__ = [
     "build_app",

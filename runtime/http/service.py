@@ -26,8 +26,8 @@ from ..traces.ring import Traces
 from .admission import Admission
 from .app import build_app, build_handlers, status_of
 from .models.models import ModelManager
-from .overview import Overview
 from .server.server import Server
+from .survey.overview import Overview
 
 __all__ = ["HttpService", "HttpServiceBuilder"]
 

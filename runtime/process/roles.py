@@ -24,10 +24,10 @@ from ..engines import GenerationEngine
 from ..engines.generation import forward_of
 from ..env import Env
 from ..http.models.discovery import watch_models
-from ..http.overview import describe_planes, overview
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
+from ..http.survey.overview import describe_planes, overview
 from ..kv.cache import HoldsKv, KvCache
 from ..metrics.metrics import FrontendMetrics
 from ..metrics.migrations import MigrationSeries

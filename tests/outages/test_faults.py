@@ -20,8 +20,9 @@ from tests.cluster.processes import Cluster, open_cluster, until
 from tests.outages.watching import OK, ask, incarnation, wait_registered
 from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import Survey, survey_cluster
+from trinamo.cli.status.survey import survey_cluster
 from trinamo.runtime.config.config import load_config
+from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.transports.etcd import open_etcd
 

@@ -26,7 +26,7 @@ from ...metrics.metrics import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
-from ..overview import MODELS_MAX, ModelView
+from ..survey.overview import MODELS_MAX, ModelView
 
 __all__ = ["Engine", "ModelKind", "ModelManager", "RemoteEngine"]
 

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from trinamo.cli.doctor.discovery import cluster_findings, shedding_findings
 from trinamo.cli.doctor.finding import Verdict
-from trinamo.cli.status.models import look_at_models
-from trinamo.cli.status.survey import InstanceLook, Survey
 from trinamo.cli.status.text import survey_tables
 from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.models import look_at_models
+from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard

@@ -13,20 +13,15 @@ from rich.console import Console
 
 from trinamo.cli.running.locating import Target
 from trinamo.cli.running.run_file import ProcessEntry
-from trinamo.cli.status.models import ModelLook
-from trinamo.cli.status.survey import (
-    TOLD_MAX,
-    InstanceLook,
-    Survey,
-    ask_instances,
-    ask_processes,
-    survey_cluster,
-)
+from trinamo.cli.status.survey import survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.http.overview import InstanceView, Overview
 from trinamo.runtime.http.service import HttpService
+from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.models import ModelLook
+from trinamo.runtime.http.survey.overview import InstanceView, Overview
+from trinamo.runtime.http.survey.survey import TOLD_MAX, Survey, ask_instances, ask_processes
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.transports.servers.binaries import free_port
 

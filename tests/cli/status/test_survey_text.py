@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trinamo.cli.status.survey import InstanceLook, Survey
 from trinamo.cli.status.text import survey_json, survey_tables
+from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.survey import Survey
 
 
 def surveyed(health: dict[str, Any] | None) -> Survey:

@@ -10,8 +10,8 @@ import trio
 
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
-from trinamo.runtime.http import overview as module
-from trinamo.runtime.http.overview import InstanceView, Overview, describe_planes, overview
+from trinamo.runtime.http.survey import overview as module
+from trinamo.runtime.http.survey.overview import InstanceView, Overview, describe_planes, overview
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.protocol.discovery.instances import EndpointName

@@ -23,11 +23,10 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
+from trinamo.runtime.http.survey.http_client import Response, open_request
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
-
-from ..running.http_client import Response, open_request
 
 __all__ = ["Conversation", "converse"]
 

@@ -9,9 +9,10 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.http.survey.survey import Survey
 
 from ..running.locating import Target, somebody_listens
-from ..status.survey import Survey, survey_cluster
+from ..status.survey import survey_cluster
 from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 

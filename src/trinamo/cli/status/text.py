@@ -12,9 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.logs.text import one_line
 
-from .survey import InstanceLook, Survey
 from .weights import weights_rows
 
 __all__ = ["survey_json", "survey_tables"]

@@ -10,10 +10,10 @@ import msgspec
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError, TrinamoError, UnavailableError
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.traces.ring import ProcessView, RecentView, TraceView
 
-from ..running.http_client import fetch
 from ..running.locating import NOTHING_RUNS, Target, reachable
 from ..running.run_file import find_runs
 from ..status.survey import survey_cluster

@@ -23,6 +23,7 @@ import trio
 
 from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.http.survey.http_client import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
@@ -38,7 +39,6 @@ from ..children.shared_port import (
     status_url_of,
 )
 from ..failures import EXIT_HURRIED, EXIT_OK
-from ..running.http_client import fetch_json
 from ..running.locating import reachable
 from ..running.run_file import ProcessEntry, RunFile, find_runs, process_started
 from ..serve.joining import open_secret_file, shared_settings

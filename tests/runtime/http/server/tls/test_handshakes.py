@@ -11,8 +11,8 @@ import trio
 
 from tests.certificates import Authority, needs_openssl
 from tests.runtime.http.running import Secured, with_tls
-from trinamo.cli.running.http_client import fetch
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.http.survey.http_client import fetch
 
 pytestmark = [needs_openssl, with_tls]
 

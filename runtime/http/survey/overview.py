@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from ..caller.client import Client
-from ..caller.router import Router
-from ..planes import (
+from ...caller.client import Client
+from ...caller.router import Router
+from ...planes import (
     ControlPlane,
     ControlStatistics,
     CountsControl,

@@ -8,10 +8,10 @@ from typing import Final
 
 import attrs
 
-from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.planes import Entry
-from trinamo.runtime.protocol.discovery.model_cards import ModelTable, decode_card
-from trinamo.runtime.protocol.openai.generate import ModelCard
+from ...errors import RemoteProtocolError
+from ...planes import Entry
+from ...protocol.discovery.model_cards import ModelTable, decode_card
+from ...protocol.openai.generate import ModelCard
 
 __all__ = ["ModelLook", "look_at_models"]
 

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client on trio and h11, for the front door's own questions.
+"""A small HTTP/1.1 client on trio and h11, for the questions of our own processes.
 
 One connection a request, plain or TLS. No redirects, no cookies, no pool: whoever needs those
 takes a real client. `chat` streams through it; `status` and `up` read metrics.
@@ -17,14 +17,14 @@ import attrs
 import h11
 import trio
 
-from trinamo.runtime.errors import (
+from ...errors import (
     ConfigError,
     ConnectError,
     DisconnectedError,
     OverloadedError,
     RemoteProtocolError,
 )
-from trinamo.runtime.logs.text import cut
+from ...logs.text import cut
 
 __all__ = ["Response", "fetch", "fetch_json", "open_request"]
 
