@@ -115,6 +115,10 @@ class LogConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "console", "json"],
         about("`auto`: console on a terminal, else one JSON object a line."),
     ] = "auto"
+    access: Annotated[
+        Literal["all", "failures", "none"],
+        about("Which HTTP requests leave a line, on the logger `trinamo.access`, at `info`."),
+    ] = "all"
 
 
 class TracesConfig(Section, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ..config.config import HttpConfig
 from ..errors import RequestError, TrinamoError
+from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
 from .admission import Admission
@@ -21,6 +22,7 @@ from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, Inference
 from .exchanges import Handler
 from .models.models import ModelManager
+from .routes.access import OUTCOME, TellsRequests
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 from .survey.overview import FrontendView, Overview
 
@@ -107,7 +109,9 @@ def build_app(
     for (method, path), handler in handlers.items():
         app = ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max)
         routes.append(Route(path.decode(), app, methods=[method.decode()]))
-    return build_starlette(routes)
+    built = build_starlette(routes)
+    built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
+    return built
 
 
 def status_of(manager: ModelManager, admission: Admission) -> str:
@@ -174,8 +178,9 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     answer = answer_error(error)
+    request.scope[OUTCOME] = answer.code
     response = Response(answer.to_body(), answer.status, media_type="application/json")
     if answer.retry_after_s is not None:
         response.headers["retry-after"] = str(answer.retry_after_s)

@@ -63,6 +63,7 @@ class AsgiExchange(HttpExchange):
         self._nursery = nursery
         self._bytes_max = backlog_bytes_max
         self._head: MutableMapping[str, Any] | None = None
+        self._status = 0
         self._pieces: list[bytes] = []
         self._unsent_bytes = 0
         self._is_full = False
@@ -140,7 +141,12 @@ class AsgiExchange(HttpExchange):
 
     # --- the answer --------------------------------------------------------------------------
 
+    @property
+    def status(self) -> int:
+        return self._status
+
     def start(self, status: int, headers: Headers) -> None:
+        self._status = status
         self._head = {"type": "http.response.start", "status": status, "headers": headers}
 
     def write(self, data: bytes) -> bool:

@@ -17,8 +17,8 @@ from typing_extensions import Buffer
 from ..config.config import HttpConfig
 from ..engines.generation import Forward, forward_of
 from ..errors import RequestError, TrinamoError
-from ..logs.fields import log_fields
-from ..logs.requests import log_request
+from ..logs.access import AccessLog
+from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
@@ -55,6 +55,9 @@ WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
 CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"
 """In an answer under the policy `kv`: leading blocks of the prompt that the worker had."""
+
+CLIENT_GONE: Final = 499
+"""The status in the log of a request whose client left before it had any; nobody is sent it."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -110,6 +113,7 @@ class Inference:
     ) -> None:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
+        self._access = AccessLog(manager.env.clock)
         self._shedding = Shedding(config)
         self._ids = RequestIds(manager.env.rng)
 
@@ -136,16 +140,13 @@ class Inference:
                 parsed = await self._parse(exchange, body)
                 arrived.leg.mark("body")
                 record = await self._answer(parsed, exchange, arrived, headers, deadline)
-            self._tell(
-                record.outcome, arrived, record.detail, fault=record.fault, model=record.model
-            )
+            arrived.leg.finish(record.outcome, model=record.model)
+            self._tell(exchange, arrived, record)
         except ClientGoneError:
-            self._manager.metrics.refused(self._endpoint.kind, "client_disconnect")
-            self._tell("client_disconnect", arrived)
+            self._refused(exchange, arrived, CLIENT_GONE, "client_disconnect")
         except TrinamoError as error:
             refusal = self._explain(arrived.id)(error)
-            self._manager.metrics.refused(self._endpoint.kind, refusal.code)
-            self._tell(refusal.code, arrived, str(error))
+            self._refused(exchange, arrived, refusal.status, refusal.code, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
         # Not while the error is held: its traceback holds the body.
@@ -157,28 +158,43 @@ class Inference:
             answer_error, request_id=request_id, tells_detail=self._config.engine_error_detail
         )
 
-    def _tell(
+    def _tell(self, exchange: HttpExchange, arrived: _Arrived, record: RequestRecord) -> None:
+        """Write the request's line, and a line of its own about a fault of ours."""
+        first_token_at, began_at = record.first_token_at, record.started_at
+        self._access.tell(
+            exchange.method,
+            exchange.path,
+            exchange.status or CLIENT_GONE,
+            record.outcome,
+            began_at=arrived.at,
+            is_success=record.outcome == SUCCESS,
+            error=record.detail,
+            prompt_tokens=record.prompt_tokens,
+            output_tokens=record.output_tokens,
+            first_token_s=None if first_token_at is None else first_token_at - began_at,
+        )
+        if record.fault is not None:
+            log.error("a request failed", exc_info=record.fault)
+
+    def _refused(
         self,
-        outcome: str,
+        exchange: HttpExchange,
         arrived: _Arrived,
-        detail: str = "",
-        *,
-        fault: BaseException | None = None,
-        **fields: str,
+        status: int,
+        outcome: str,
+        error: str = "",
     ) -> None:
-        arrived.leg.finish(outcome, **fields)
-        if outcome == SUCCESS and not log.isEnabledFor(logging.DEBUG):
-            # Most answers: without a look at the clock for a line that nobody reads.
-            return
-        log_request(
-            log,
+        """Count and tell a request that ended before anybody was asked."""
+        self._manager.metrics.refused(self._endpoint.kind, outcome)
+        arrived.leg.finish(outcome)
+        self._access.tell(
+            exchange.method,
+            exchange.path,
+            status,
             outcome,
-            is_success=outcome == SUCCESS,
-            duration_s=self._manager.env.clock.now() - arrived.at,
-            detail=detail,
-            fault=fault,
-            endpoint=self._endpoint.kind,
-            **fields,
+            began_at=arrived.at,
+            is_success=False,
+            error=error,
         )
 
     async def _parse(self, exchange: HttpExchange, body: Body) -> _Parsed:
@@ -191,6 +207,7 @@ class Inference:
             )
         request = self._endpoint.decode(data)
         model, engine = self._manager.find(request.model, self._endpoint.kind)
+        add_fields(model=model)
         self._shedding.check([engine])
         context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)

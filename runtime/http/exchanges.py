@@ -83,6 +83,11 @@ class HttpExchange(Protocol):
         """Whether the client has left, or was cut off, before it had the whole answer."""
         ...
 
+    @property
+    def status(self) -> int:
+        """The answer's, 0 before there is one."""
+        ...
+
     def start(self, status: int, headers: Headers) -> None:
         """The head of an answer whose length is not known; it goes out with the first `write`."""
         ...

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar, copy_context
+from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVarTuple
 
-__all__ = ["add_fields", "current_fields", "log_fields", "name_process", "name_task"]
+import trio
 
+__all__ = [
+    "add_fields",
+    "current_fields",
+    "log_fields",
+    "name_process",
+    "name_task",
+    "start_nameless",
+]
+
+Ts = TypeVarTuple("Ts")
 _EMPTY: Final[dict[str, Any]] = {}
 _scope: ContextVar[dict[str, Any]] = ContextVar("log_fields", default=_EMPTY)
 _process: dict[str, Any] = {}
@@ -49,6 +61,18 @@ def add_fields(**fields: Any) -> None:
     found = _scope.get()
     if found is not _EMPTY:
         found.update(fields)
+
+
+def start_nameless(
+    nursery: trio.Nursery, work: Callable[[*Ts], Awaitable[object]], *args: *Ts
+) -> None:
+    """Start a task that outlives the request which needs it first, such as a connection.
+
+    A task gets the fields of who starts it; this one's lines are not that request's.
+    """
+    context = copy_context()
+    context.run(_scope.set, _EMPTY)
+    context.run(partial(nursery.start_soon, work, *args))
 
 
 def name_process(**fields: Any) -> None:

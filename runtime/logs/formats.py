@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
+
+from .access import AccessRecord
 from .fields import current_fields
 from .masking import mask_text, masked
 from .text import cut, one_line, tell_causes, tell_traceback
@@ -25,11 +29,16 @@ _BOLD: Final = "\x1b[1m"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 _TRACEBACK_INDENT: Final = "    "
+_encode = msgspec.json.Encoder().encode
 
 
 def _time(record: logging.LogRecord) -> str:
-    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{at}.{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _event(record: logging.LogRecord) -> str:
@@ -58,6 +67,8 @@ class ConsoleFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and below it where an error came from."""
+        if isinstance(record, AccessRecord):
+            return self._access(record)
         level = record.levelname.lower()
         parts = [
             self._in(_DIM, _time(record)),
@@ -73,6 +84,17 @@ class ConsoleFormat(logging.Formatter):
         traceback = mask_text(tell_traceback(error, indent=_TRACEBACK_INDENT))
         return f"{' '.join(parts)}\n{traceback}"
 
+    def _access(self, record: AccessRecord) -> str:
+        """As any other line, made at once: nothing in it is a secret, or has lines of its own."""
+        shown = {**current_fields(), **record.fields}
+        event = f"{shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
+        fields = " ".join([f"{key}={value}" for key, value in shown.items()])
+        head = self._in(_DIM, _time(record))
+        return (
+            f"{head} [{record.levelname.lower():<8}] {self._in(_BOLD, one_line(event))}"
+            f" {self._in(_DIM, f'[{record.name}]')} {one_line(fields)}"
+        )
+
     def _in(self, style: str, text: str) -> str:
         return f"{style}{text}{_PLAIN}" if self._colors and style else text
 
@@ -82,6 +104,8 @@ class JsonFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole record in one line."""
+        if isinstance(record, AccessRecord):
+            return one_line(_encode(_access_line(record)).decode(), characters_max=1 << 20)
         line: dict[str, Any] = {
             **_fields(record),
             "event": cut(_event(record)),
@@ -95,3 +119,14 @@ class JsonFormat(logging.Formatter):
             line["exception"] = mask_text(tell_traceback(error))
         # JSON escapes the controls of ASCII and leaves the others as they are.
         return one_line(json.dumps(line, ensure_ascii=False, default=str), characters_max=1 << 20)
+
+
+def _access_line(record: AccessRecord) -> dict[str, Any]:
+    return {
+        **current_fields(),
+        **record.fields,
+        "event": record.getMessage(),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "time": _time(record),
+    }

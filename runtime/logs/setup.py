@@ -12,11 +12,12 @@ import sys
 from typing import Final, TextIO
 
 from ..config.config import LogConfig
+from .access import ACCESS_LOGGER, AccessRecord, access_level
 from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
 from .text import one_line
 
-__all__ = ["LogHandler", "setup_log"]
+__all__ = ["LogHandler", "set_log_level", "setup_log"]
 
 # Libraries that say at `info` what we already say, or say it once per connection.
 QUIET_LIBRARIES: Final = ("hypercorn", "nats", "grpc", "asyncio", "httpx", "httpcore", "trio")
@@ -32,6 +33,10 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it."""
+        if isinstance(record, AccessRecord):
+            # No flush: streams of ours and standard error write whole lines at once.
+            self.stream.write(f"{self.format(record)}\n")
+            return
         for each in self.gate.admit(record):
             super().emit(each)
 
@@ -55,15 +60,21 @@ def setup_log(config: LogConfig, *, stream: TextIO | None = None) -> LogHandler:
     target = sys.stderr if stream is None else stream
     is_terminal = target.isatty()
     as_json = config.format == "json" or (config.format == "auto" and not is_terminal)
-    level = logging.getLevelNamesMapping()[config.level.upper()]
     handler = LogHandler(target, JsonFormat() if as_json else ConsoleFormat(colors=is_terminal))
     root = logging.getLogger()
     for old in list(root.handlers):
         if isinstance(old, LogHandler):
             root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(level)
-    for name in QUIET_LIBRARIES:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    set_log_level(config.level, config.access)
     logging.captureWarnings(capture=True)
     return handler
+
+
+def set_log_level(name: str, access: str) -> None:
+    """Write lines of the level `name` and above from now on, and access lines as `access` says."""
+    level = logging.getLevelNamesMapping()[name.upper()]
+    logging.getLogger().setLevel(level)
+    logging.getLogger(ACCESS_LOGGER).setLevel(access_level(level, access))
+    for library in QUIET_LIBRARIES:
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))

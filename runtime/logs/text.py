@@ -41,7 +41,9 @@ def one_line(text: object, *, characters_max: int = CHARACTERS_MAX) -> str:
 
     So what is valid JSON stays valid, as long as it is not cut.
     """
-    return _HARMFUL.sub(_escape, cut(str(text), characters_max))
+    shown = cut(str(text), characters_max)
+    # Most lines are harmless, and this is a tenth of a search.
+    return shown if shown.isprintable() else _HARMFUL.sub(_escape, shown)
 
 
 def cut(text: str, characters_max: int = CHARACTERS_MAX) -> str:

@@ -132,7 +132,7 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
         record = self._metrics.begin(envelope.endpoint, context.trace, is_stream=False)
-        name_task(request_id=envelope.id)
+        self._name_task(envelope, endpoint)
         result: bytes | None = None
         try:
             with context.scope:
@@ -236,6 +236,11 @@ class Worker:
         self._env.note("worker.begin", request=envelope.id)
         return context
 
+    def _name_task(self, envelope: Envelope, endpoint: Endpoint) -> None:
+        """Say in the lines of this task whose request it is, who serves it, and by which model."""
+        fields = {"model": endpoint.model} if endpoint.model else {}
+        name_task(request_id=envelope.id, instance_id=self.instance_id, **fields)
+
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
         self._migrating.pop(context.id, None)
@@ -265,7 +270,7 @@ class Worker:
         context: Context,
         record: WorkerRecord,
     ) -> None:
-        name_task(request_id=envelope.id)
+        self._name_task(envelope, endpoint)
         try:
             assert envelope.response is not None, "checked when the envelope was decoded"
             async with self._call_home.call_home(envelope.response, context) as sender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -308,14 +309,14 @@ def ends(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 async def test_lines_of_a_request_s_task_have_its_id_as_a_field(cluster: Cluster) -> None:
-    seen: list[tuple[str, str]] = []
+    seen: list[tuple[dict[str, Any], str]] = []
 
     async def handler(_: int, context: Context) -> AsyncGenerator[int, None]:
-        seen.append((current_fields()["request_id"], context.id))
+        seen.append((current_fields(), context.id))
         yield 1
 
     await cluster.serve("1", handler)
     await ask(cluster)
 
-    [(field, request_id)] = seen
-    assert field == request_id
+    [(fields, request_id)] = seen
+    assert (fields["request_id"], fields["instance_id"]) == (request_id, "1")

@@ -19,6 +19,7 @@ from trinamo.runtime.errors import (
     RequestError,
     TrinamoError,
 )
+from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import TakeAnswer
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
@@ -139,7 +140,7 @@ class TcpRequestPlane:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(self, address)
-            self._nursery.start_soon(link.run)
+            start_nameless(self._nursery, link.run)
         return link
 
     def forget(self, link: _Link) -> None:

@@ -53,7 +53,8 @@ class NativeExchange:
         self._body = bytearray()
         self._on_gone: Callable[[], None] | None = None
         self._changed: trio.Event | None = None
-        self._status: int | None = None
+        self.status = 0
+        """The answer's, 0 before there is one."""
         self._answer_headers: Headers = []
         self._has_begun = False
         self._is_mute = self._is_chunked = False
@@ -172,9 +173,9 @@ class NativeExchange:
 
     def start(self, status: int, headers: Headers) -> None:
         """See `HttpExchange`."""
-        if self._status is not None:
+        if self.status:
             raise LocalProtocolError("an answer begins once")
-        self._status, self._answer_headers = status, headers
+        self.status, self._answer_headers = status, headers
 
     def write(self, data: bytes) -> bool:
         """See `HttpExchange`."""
@@ -202,7 +203,7 @@ class NativeExchange:
         if not any(name == b"content-type" for name, _ in headers):
             headers = [(b"content-type", JSON_TYPE), *headers]
         # A head that was not sent yet is replaced: something failed since.
-        self._status, self._answer_headers = status, headers
+        self.status, self._answer_headers = status, headers
         self.finish(body)
 
     def check_finished(self) -> None:
@@ -235,7 +236,7 @@ class NativeExchange:
 
     def _make_head(self, length: int | None) -> bytes:
         """The head of an answer of `length`, unless its headers say one; None: not known."""
-        if self._status is None:
+        if not self.status:
             raise LocalProtocolError("an answer begins with its status")
         headers: Headers = []
         for name, value in self._answer_headers:
@@ -245,8 +246,8 @@ class NativeExchange:
                 self.is_last |= value.lower() == b"close"
             elif name not in (b"transfer-encoding", b"date"):
                 headers.append((name, value))
-        more = self._owner.dates.line() + self._make_framing(self._status, length)
-        head = encode_head(self._status, headers, more + self._make_connection())
+        more = self._owner.dates.line() + self._make_framing(self.status, length)
+        head = encode_head(self.status, headers, more + self._make_connection())
         self._has_begun = True
         return head
 

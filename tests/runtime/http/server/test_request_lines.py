@@ -1,4 +1,7 @@
-"""What a frontend's log says of each request: one line, with its id, when it has ended."""
+"""What a frontend's log says of each request: one line, with its id, when it has ended.
+
+What a worker's says is in `tests/runtime/worker/test_worker.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.runtime.http.running import on_every_server
 from trinamo.runtime.config.config import LogConfig
 from trinamo.runtime.context import Context
+from trinamo.runtime.logs.access import ACCESS_LOGGER
 from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
@@ -31,35 +36,48 @@ async def never_ends(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, N
 
 
 @pytest.fixture
-def lines() -> Iterator[Lines]:
-    """The log's lines about requests, at `debug`, in JSON."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+def stream() -> Iterator[io.StringIO]:
+    """What the log writes, at `info` and as JSON."""
+    root, access = logging.getLogger(), logging.getLogger(ACCESS_LOGGER)
+    handlers, levels = list(root.handlers), (root.level, access.level)
     stream = io.StringIO()
-    setup_log(LogConfig(level="debug", format="json"), stream=stream)
-    yield lambda: [
-        line
-        for line in map(json.loads, stream.getvalue().splitlines())
-        if line["event"] == "request ended"
-    ]
+    setup_log(LogConfig(format="json"), stream=stream)
+    yield stream
     root.handlers[:] = handlers
-    root.setLevel(level)
+    root.setLevel(levels[0])
+    access.setLevel(levels[1])
     logging.captureWarnings(capture=False)
 
 
-async def test_a_request_that_succeeds_has_a_line_at_debug(serve: Any, lines: Lines) -> None:
+@pytest.fixture
+def lines(stream: io.StringIO) -> Lines:
+    """The log's lines about requests."""
+    return lambda: [
+        line
+        for line in map(json.loads, stream.getvalue().splitlines())
+        if line["logger"] == ACCESS_LOGGER
+    ]
+
+
+@on_every_server
+async def test_a_request_that_succeeds_has_a_line_with_its_tokens_and_times(
+    serve: Any, lines: Lines
+) -> None:
     running = await serve(answer)
     async with running.client() as client:
         await client.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
-    await running.wait_quiet()
+    await running.wait_for(lambda: bool(lines()))
 
     [line] = lines()
     assert line["request_id"].startswith("mine")
-    assert (line["level"], line["outcome"], line["model"]) == ("debug", "success", "local")
-    assert line["duration_s"] >= 0
+    told = (line["event"], line["level"], line["outcome"], line["model"])
+    assert told == (f"POST {CHAT} 200", "info", "success", "local")
+    assert (line["method"], line["path"], line["status"]) == ("POST", CHAT, 200)
+    assert (line["prompt_tokens"], line["output_tokens"]) == (0, 1)
+    assert 0 <= line["first_token_s"] <= line["duration_s"]
 
 
-async def test_a_client_that_leaves_has_a_line_at_info(serve: Any, lines: Lines) -> None:
+async def test_a_client_that_leaves_has_a_line(serve: Any, lines: Lines) -> None:
     running = await serve(never_ends)
     stream = await running.connect()
     await stream.send_all(running.post(stream=True))
@@ -69,28 +87,67 @@ async def test_a_client_that_leaves_has_a_line_at_info(serve: Any, lines: Lines)
 
     [line] = lines()
     assert (line["level"], line["outcome"]) == ("info", "client_disconnect")
+    assert (line["status"], line["output_tokens"]) == (200, 1)
+
+
+async def test_a_client_that_leaves_before_its_body_is_there_has_a_line(
+    serve: Any, lines: Lines
+) -> None:
+    running = await serve(answer)
+    stream = await running.connect()
+    await stream.send_all(running.post()[:-4])
+    await running.wait_for(lambda: running.value("connections", kind="http") == 1)
+    await stream.aclose()
+    await running.wait_for(lambda: bool(lines()))
+
+    [line] = lines()
+    assert (line["status"], line["outcome"]) == (499, "client_disconnect")
 
 
 @pytest.mark.parametrize(
-    ("body", "outcome"),
-    [({**BODY, "model": "gpt-9\x1b[2J"}, "model_not_found"), ({"messages": 7}, "invalid_request")],
+    ("body", "status", "outcome"),
+    [
+        ({**BODY, "model": "gpt-9\x1b[2J"}, 404, "model_not_found"),
+        ({"messages": 7}, 400, "invalid_request"),
+    ],
 )
-async def test_a_request_that_is_refused_has_a_line_at_info_with_the_reason(
-    serve: Any, lines: Lines, body: Any, outcome: str
+async def test_a_request_that_is_refused_has_a_line_with_the_reason(
+    serve: Any, lines: Lines, body: Any, status: int, outcome: str
 ) -> None:
     running = await serve(answer)
     async with running.client() as client:
         await client.post(CHAT, json=body)
-    await running.wait_quiet()
+    await running.wait_for(lambda: bool(lines()))
 
     [line] = lines()
-    assert line["level"] == "info"
+    assert (line["level"], line["status"], line["outcome"]) == ("info", status, outcome)
     assert line["error"]
-    assert line["outcome"] == outcome
+    assert line["request_id"]
 
 
-async def test_a_fault_of_ours_has_one_line_at_error_with_its_id_and_traceback(
+@on_every_server
+async def test_whatever_else_is_asked_has_a_line_and_monitors_have_none(
     serve: Any, lines: Lines
+) -> None:
+    running = await serve(answer)
+    async with running.client() as client:
+        await client.get("/health")
+        await client.get("/metrics")
+        await client.get("/v1/models")
+        await client.get("/nowhere%1b%0aelse")
+        await client.get(CHAT)
+    await running.wait_for(lambda: len(lines()) >= 3)
+
+    found = [(line["path"], line["status"], line["outcome"]) for line in lines()]
+    assert found == [
+        ("/v1/models", 200, "success"),
+        ("/nowhere\x1b\nelse", 404, "path_not_found"),
+        (CHAT, 405, "method_not_allowed"),
+    ]
+
+
+async def test_a_fault_of_ours_has_a_line_at_error_with_its_id_and_traceback(
+    serve: Any, stream: io.StringIO, lines: Lines
 ) -> None:
     async def crash(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
         yield Delta("hello", [1], None)
@@ -102,6 +159,75 @@ async def test_a_fault_of_ours_has_one_line_at_error_with_its_id_and_traceback(
     await running.wait_quiet()
 
     [line] = lines()
-    assert (line["level"], line["error"]) == ("error", "ZeroDivisionError: by zero")
-    assert line["request_id"]
-    assert "in crash" in line["exception"]
+    assert line["status"] == 500
+    [fault] = [
+        each for each in map(json.loads, stream.getvalue().splitlines()) if each["level"] == "error"
+    ]
+    assert fault["error"] == "ZeroDivisionError: by zero"
+    assert fault["request_id"] == line["request_id"]
+    assert fault["model"] == "local"
+    assert "in crash" in fault["exception"]
+
+
+async def test_log_access_leaves_out_successes_or_all(
+    serve: Any, stream: io.StringIO, lines: Lines
+) -> None:
+    running = await serve(answer)
+
+    async def ask() -> None:
+        async with running.client() as client:
+            await client.post(CHAT, json=BODY)
+            await client.post(CHAT, json={"messages": 7})
+            await client.get("/nowhere")
+        await running.wait_quiet()
+
+    setup_log(LogConfig(format="json", access="none"), stream=stream)
+    await ask()
+    assert lines() == []
+
+    setup_log(LogConfig(format="json", access="failures"), stream=stream)
+    await ask()
+    assert [line["status"] for line in lines()] == [400, 404]
+    assert {line["level"] for line in lines()} == {"info"}
+
+
+async def test_access_lines_are_not_held_back(serve: Any, lines: Lines) -> None:
+    running = await serve(answer)
+    async with running.client() as client:
+        for _ in range(70):
+            await client.get("/v1/models")
+    await running.wait_quiet()
+
+    assert len(lines()) == 70
+
+
+async def test_on_a_terminal_a_line_is_for_people_and_cannot_command_it(
+    serve: Any, stream: io.StringIO
+) -> None:
+    running = await serve(answer)
+    setup_log(LogConfig(format="console"), stream=stream)
+    async with running.client() as client:
+        await client.post(CHAT, json=BODY)
+        await client.get("/nowhere%1b%5b2J")
+    await running.wait_quiet()
+
+    first, second = stream.getvalue().splitlines()
+    assert f"POST {CHAT} 200 [trinamo.access] request_id=" in first
+    assert "model=local outcome=success" in first
+    assert "GET /nowhere\\u001b[2J 404" in second
+
+
+async def test_a_library_that_formats_records_itself_can_read_these(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await serve(answer)
+    with caplog.at_level(logging.INFO, ACCESS_LOGGER):
+        async with running.client() as client:
+            await client.post(CHAT, json=BODY)
+        await running.wait_quiet()
+
+    [record] = [each for each in caplog.records if each.name == ACCESS_LOGGER]
+    assert record.getMessage() == f"POST {CHAT} 200"
+    assert vars(record)["outcome"] == "success"
+    form = logging.Formatter("%(levelname)s %(name)s %(module)s %(message)s %(status)d")
+    assert form.format(record) == f"INFO {ACCESS_LOGGER} access POST {CHAT} 200 200"

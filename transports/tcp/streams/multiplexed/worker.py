@@ -9,6 +9,7 @@ import trio
 from trinamo.runtime.context import Context, State
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, KilledError
+from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.protocol.streams.control import Closed, Handshake
 from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
 from trinamo.runtime.protocol.streams.membership import Purpose
@@ -49,7 +50,7 @@ class WorkerLinks:
         held = self._links.get(address)
         if held is None or not (held.is_dialling or held.takes_streams):
             held = self._links[address] = _Dialled()
-            self._nursery.start_soon(self._run, address, held)
+            start_nameless(self._nursery, self._run, address, held)
         with context.cancelled_by_kill():
             await held.settled.wait()
         if context.is_killed:

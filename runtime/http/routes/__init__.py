@@ -1,0 +1,1 @@
+"""What a frontend answers besides inference, for operators and their tools."""

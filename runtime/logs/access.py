@@ -1,0 +1,107 @@
+"""One line about each HTTP request, on the logger `trinamo.access`, when its answer has ended.
+
+`log.access` says which: all, those that failed, none; questions of monitors (`/health`, `/metrics`)
+leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
+a usual one's time: a frontend writes thousands a second. They are not held back as a flood is, for
+each costs its client a whole request; a reader that is too slow loses lines as with any other
+(`trinamo_log_lines_lost_total`). Who asked, who answered and which model come from the scope
+(`fields.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from ..env import Clock
+from .masking import mask_text
+from .text import cut
+
+__all__ = ["ACCESS_LOGGER", "AccessLog", "AccessRecord", "access_level"]
+
+ACCESS_LOGGER: Final = "trinamo.access"
+FAILED: Final = logging.INFO + 1
+"""The number of a failure's level, so that the logger's own can leave out successes only."""
+_OFF: Final = logging.CRITICAL + 1
+_PATH_CHARACTERS_MAX: Final = 200
+_ERROR_CHARACTERS_MAX: Final = 500
+_NAMES: Final = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", FAILED: "INFO"}
+_TEMPLATE: Final = {
+    **vars(logging.makeLogRecord({})),
+    "name": ACCESS_LOGGER,
+    "msg": "%s %s %s",
+    "module": "access",
+}
+
+
+def access_level(level: int, access: str) -> int:
+    """The level of the access logger in a log of `level`, where `log.access` says `access`."""
+    return max(level, {"all": logging.NOTSET, "failures": FAILED}.get(access, _OFF))
+
+
+class AccessRecord(logging.LogRecord):
+    """A record whose `fields` are all that its call would have had as `extra`."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, level: int, created_s: float, fields: dict[str, Any]) -> None:
+        # Not `super().__init__()`, which looks for the caller, the thread and the process.
+        self.fields = fields
+        own = self.__dict__
+        own.update(_TEMPLATE)
+        own.update(fields)
+        own["levelno"], own["levelname"] = level, _NAMES[level]
+        own["created"], own["msecs"] = created_s, created_s % 1 * 1e3
+        own["args"] = (fields["method"], fields["path"], fields["status"])
+
+
+class AccessLog:
+    """Writes the lines of one service."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._log = logging.getLogger(ACCESS_LOGGER)
+
+    def now(self) -> float:
+        """The time that durations are measured with."""
+        return self._clock.now()
+
+    def tell(
+        self,
+        method: bytes | str,
+        path: bytes | str,
+        status: int,
+        outcome: str,
+        *,
+        began_at: float,
+        is_success: bool,
+        is_probe: bool = False,
+        error: str = "",
+        first_token_s: float | None = None,
+        **fields: int,
+    ) -> None:
+        """A request that came at `began_at`, of the clock's `now`, is over.
+
+        `fields` are what else the line shows, such as tokens. Costs nothing worth counting where no
+        line is written.
+        """
+        level = logging.DEBUG if is_probe else logging.INFO if is_success else FAILED
+        if not self._log.isEnabledFor(level):
+            return
+        told = {
+            "method": _text(method),
+            "path": cut(_text(path), _PATH_CHARACTERS_MAX),
+            "status": status,
+            "outcome": outcome,
+            **fields,
+        }
+        if first_token_s is not None:
+            told["first_token_s"] = round(first_token_s, 4)
+        told["duration_s"] = round(self._clock.now() - began_at, 4)
+        if error:
+            told["error"] = cut(mask_text(error), _ERROR_CHARACTERS_MAX)
+        self._log.handle(AccessRecord(level, self._clock.wall(), told))
+
+
+def _text(given: bytes | str) -> str:
+    return given if isinstance(given, str) else given.decode("latin-1")
