@@ -84,6 +84,8 @@ def _kinds(kind: Any) -> Iterator[str]:
         yield from (f"`{value}`" for value in get_args(kind))
     elif origin is tuple:
         yield "list of text"
+    elif origin is dict:
+        yield "text by name"
     else:
         names = {bool: "true/false", int: "integer", float: "number", str: "text"}
         yield names.get(kind) or ("secret" if kind is Secret else "null")

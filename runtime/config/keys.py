@@ -164,6 +164,11 @@ class Field:
         """Whether it holds several values; one string stands for them separated by commas."""
         return _mentions(self.type, tuple)
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it holds texts by name; one string stands for them as `name=value,…`, or as JSON."""
+        return _mentions(self.type, dict)
+
 
 def _mentions(kind: Any, wanted: type) -> bool:
     if kind is wanted or get_origin(kind) is wanted:

@@ -293,6 +293,8 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
     try:
         if isinstance(value, str):
             value = _from_text(field, value, setting)
+        if field.is_mapping and isinstance(value, dict):
+            value = {key: _scalar_text(each) for key, each in value.items()}
         return msgspec.convert(
             value, type=field.type, strict=not setting.is_text, dec_hook=_decode_secret
         )
@@ -308,11 +310,32 @@ def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
         return parse_size(text)
     if not setting.is_text:
         return text
+    if field.is_mapping:
+        return _read_mapping(text)
     if field.is_list:
         return [part.strip() for part in text.split(",") if part.strip()]
     if field.is_optional and not field.is_secret and text.strip() == "null":
         return None
     return text.strip()
+
+
+def _read_mapping(text: str) -> dict[str, Any]:
+    """`name=value,…`, or a JSON object where values have commas."""
+    if text.lstrip().startswith("{"):
+        found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        return found
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    wrong = next((name for name, sign, _ in pairs if not (sign and name.strip())), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong.strip()!r} is no name=value")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _scalar_text(value: Any) -> Any:
+    """A number or a truth value as it would be written; anything else as it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 def _decode_secret(kind: type, value: Any) -> Any:

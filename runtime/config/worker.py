@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
-from .models import parse_model
+from .models import check_engine, is_own_engine, parse_model
 
 __all__ = ["WorkerConfig", "endpoint_of_model"]
 
@@ -31,9 +31,17 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "aggregated"
     engine: Annotated[
-        Literal["auto", "llamacpp", "exact", "echo", "mocker"],
-        about("`auto`: llamacpp where its extra and model file are there, else exact."),
+        Text,
+        about(
+            "`auto` (llamacpp where its extra and model file are there, else exact), `llamacpp`,"
+            " `exact`, `echo` or `mocker`; or an engine of your own, as `module:attribute` or"
+            " `path/to/file.py:attribute`."
+        ),
     ] = "auto"
+    engine_args: Annotated[
+        Annotated[dict[str, str], Meta(max_length=64)],
+        about("What an engine of your own is opened with, by parameter; as text `name=value,…`."),
+    ] = {}
     model_name: Annotated[
         Text | None, about("The name clients ask for; null: the engine's own.")
     ] = None
@@ -53,8 +61,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Annotated[tuple[Text, ...], Meta(max_length=32)],
         about(
             "Several models in one process, `NAME=ENGINE` each, with `;alias=…`, `;path=…`,"
-            " `;sha256=…` and `;endpoint=…` behind it as needed; without `endpoint` each has one that is called"
-            " after it. `engine`, `model_name`, `model_path` and `model_aliases` are for one model."
+            " `;sha256=…`, `;endpoint=…` and `;arg=NAME=VALUE` behind it as needed; without `endpoint` each has one that is called"
+            " after it. `engine`, `engine_args`, `model_name`, `model_path` and `model_aliases` are for one model."
         ),
     ] = ()
     status_host: Annotated[
@@ -116,6 +124,11 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """A worker has one model by its own keys, or several by lines of `models`."""
+        check_engine(self.engine)
+        if self.engine_args and not is_own_engine(self.engine):
+            raise ValueError(
+                f"engine_args is for an engine of your own, and engine is {self.engine}"
+            )
         sections = self.by_model()
         for what, said in (
             ("name", [each.model_name for each in sections]),
@@ -144,6 +157,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
             "model_name": said.name,
             "model_sha256": said.sha256,
             "engine": said.engine,
+            "engine_args": said.engine_args,
             "model_path": said.path,
             "model_aliases": said.aliases,
             "endpoint": said.endpoint or endpoint_of_model(self.endpoint, said.name),

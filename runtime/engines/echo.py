@@ -71,7 +71,7 @@ class EchoEngine:
         Stop wakes it from the prefill and from the pause before a word.
         """
         check_request(request)
-        found = _WORD.finditer(_text_to_echo(request))
+        found = _WORD.finditer(request.text)
         # No more than would be too many: the text may be many megabytes.
         words = [match[0] for match in islice(found, self.info.context_tokens_max)]
         prompt_tokens = len(words)
@@ -159,20 +159,6 @@ def _skip_delivered(
 
 def _token_of(word: str) -> int:
     return zlib.crc32(word.encode())
-
-
-def _text_to_echo(request: GenerateRequest) -> str:
-    if request.token_ids is not None:
-        raise RequestError(
-            "echo has no vocabulary; send messages or a prompt instead of token_ids",
-            param="token_ids",
-        )
-    if request.messages is None:
-        return request.prompt or ""
-    for message in reversed(request.messages):
-        if message.role == "user":
-            return message.content
-    return request.messages[-1].content
 
 
 async def _sleep_unless_stopped(seconds: float, context: Context) -> None:

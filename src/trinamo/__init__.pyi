@@ -32,6 +32,7 @@ from .runtime.protocol.openai.generate import (
     GenerateRequest as GenerateRequest,
     ModelCard as ModelCard,
 )
+from .runtime.engines.own.definition import EngineDefinition as EngineDefinition, engine as engine
 from .runtime.engines.loop.host import open_engine_host as open_engine_host
 from .runtime.engines.loop.step import (
     Sampling as Sampling,

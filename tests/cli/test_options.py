@@ -6,14 +6,14 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import get_args, get_type_hints
 
 import pytest
 
 from trinamo.cli.children.readiness import parse_line
-from trinamo.cli.options import EngineName, Sources, gather
+from trinamo.cli.engine_names import complete_engine
+from trinamo.cli.options import Sources, gather
 from trinamo.cli.up.plan import plan_cluster
-from trinamo.runtime.config.config import Secret, WorkerConfig, load_config
+from trinamo.runtime.config.config import Secret, load_config
 from trinamo.runtime.config.source import dump
 from trinamo.runtime.errors import ConfigError
 
@@ -154,10 +154,65 @@ def test_an_announcement_is_its_kind_and_its_facts() -> None:
     assert parse_line(b'{"ready": {"url": "x"}}') == ("ready", {"url": "x"})
 
 
-def test_every_engine_of_the_configuration_is_an_option() -> None:
-    hint = get_type_hints(WorkerConfig)["engine"]
+def test_an_engine_of_ones_own_and_its_arguments_reach_the_children() -> None:
+    sources = Sources().with_engine("./mine.py:engine", ["path=a,b.bin", "layers=4"])
+    environ = plan_cluster(sources, workers=1).child_environ(sources)
 
-    assert set(get_args(EngineName)) == set(get_args(hint))
+    config = load_config(environ={k: v for k, v in environ.items() if k.startswith("TRINAMO_")})
+
+    assert config.worker.engine == "./mine.py:engine"
+    assert config.worker.engine_args == {"path": "a,b.bin", "layers": "4"}
+
+
+@pytest.mark.parametrize("text", ["a=1, b=x", '{"a": "1", "b": "x"}'])
+def test_arguments_of_an_engine_are_pairs_or_json(text: str) -> None:
+    overrides = {"worker.engine": "m:e", "worker.engine_args": text}
+
+    assert Sources(overrides=overrides).load().worker.engine_args == {"a": "1", "b": "x"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"worker.engine": "exakt"}, "'exakt' is no engine"),
+        ({"worker.engine": "mine.py:"}, "is no engine"),
+        ({"worker.engine": "exact", "worker.engine_args": "a=1"}, "engine of your own"),
+        ({"worker.engine": "m:e", "worker.engine_args": "a"}, "'a' is no name=value"),
+        ({"worker.models": "a=m:"}, "is no engine"),
+    ],
+)
+def test_what_can_be_no_engine_is_refused_at_once(overrides: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Sources(overrides=overrides).load()
+
+
+def test_several_models_may_have_engines_of_ones_own() -> None:
+    worker = Sources(overrides={"worker.models": "a=m:e;arg=x=1;arg=y=2,b=echo"}).load().worker
+
+    assert [(each.engine, each.engine_args) for each in worker.by_model()] == [
+        ("m:e", {"x": "1", "y": "2"}),
+        ("echo", {}),
+    ]
+
+
+def test_an_argument_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--engine-arg 'layers': write key=value"):
+        Sources().with_engine("m:e", ["layers"])
+
+
+def test_engines_complete_to_ours_and_to_what_the_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        '@trinamo.engine(\n    name="x",\n)\nasync def parrot(request, context): ...\n'
+        "def other(): ...\n@engine\nclass Big: ...\n"
+    )
+
+    assert complete_engine("ex") == ["exact"]
+    assert complete_engine("mi") == ["mine.py:parrot", "mine.py:Big"]
+    assert complete_engine("./m") == ["./mine.py:parrot", "./mine.py:Big"]
+    assert complete_engine("/nowhere/m") == []
 
 
 def test_up_starts_workers_of_several_models() -> None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from ...errors import RequestError
+
 __all__ = [
     "ALIASES_MAX",
     "STOP_CHARS_MAX",
@@ -82,6 +84,31 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     seed: int | None = None
     stop: list[str] = []
     delivered_ids: list[int] = []
+
+    @property
+    def turns(self) -> list[ChatMessage]:
+        """The conversation; a prompt is one turn of the user.
+
+        Raises `RequestError` for a prompt of token ids.
+        """
+        if self.messages is not None:
+            return self.messages
+        if self.prompt is None:
+            raise RequestError(
+                "this model has no vocabulary; send messages or a prompt, no token ids",
+                param="token_ids",
+            )
+        return [ChatMessage("user", self.prompt)]
+
+    @property
+    def text(self) -> str:
+        """What to answer: what the user said last, or the prompt.
+
+        Raises `RequestError` for a prompt of token ids.
+        """
+        turns = self.turns
+        asked = (turn.content for turn in reversed(turns) if turn.role == "user")
+        return next(asked, turns[-1].content if turns else "")
 
 
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:

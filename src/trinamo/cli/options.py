@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,46 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import attrs
 import typer
 
+from trinamo.runtime.config.models import ENGINES
+
+from .engine_names import complete_engine
 from .failures import show_tracebacks
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
-__all__ = ["EngineName", "RoleName", "Sources", "as_text", "gather", "takes_sources"]
+__all__ = [
+    "EngineArgs",
+    "EngineName",
+    "RoleName",
+    "Sources",
+    "as_text",
+    "gather",
+    "pairs_of",
+    "takes_sources",
+]
 
 _PANEL = "Configuration"
 
-EngineName = Literal["auto", "exact", "llamacpp", "echo", "mocker"]
 RoleName = Literal["aggregated", "prefill", "decode"]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help=f"What generates the tokens: {', '.join(ENGINES)} (auto: llamacpp if it can run, else"
+        " exact); or your own, as module:attribute or file.py:attribute.",
+        autocompletion=complete_engine,
+    ),
+]
+EngineArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-arg",
+        metavar="NAME=VALUE",
+        help="An argument of an engine of your own. Repeatable.",
+    ),
+]
 PresetName = Literal["small", "medium", "large"]
 
 _OPTIONS: Final[Mapping[str, Any]] = {
@@ -127,13 +157,19 @@ def gather(settings: Sequence[str] | None, /, **named: Any) -> dict[str, Any]:
 
     Raises `ConfigError` for a setting that is not `key=value`.
     """
+    found = {key.replace("__", "."): value for key, value in named.items() if value is not None}
+    return found | pairs_of("--set", settings or (), "http.port=8080")
+
+
+def pairs_of(option: str, given: Sequence[str], example: str) -> dict[str, str]:
+    """What a repeatable option `key=value` says; raises `ConfigError` for one that is no pair."""
     from trinamo.runtime.errors import ConfigError
 
-    found = {key.replace("__", "."): value for key, value in named.items() if value is not None}
-    for setting in settings or ():
-        key, is_pair, value = setting.partition("=")
+    found = {}
+    for text in given:
+        key, is_pair, value = text.partition("=")
         if not is_pair or not key.strip():
-            raise ConfigError(f"--set {setting!r}: write key=value, such as http.port=8080")
+            raise ConfigError(f"{option} {text!r}: write key=value, such as {example}")
         found[key.strip()] = value
     return found
 
@@ -148,6 +184,8 @@ def as_text(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return json.dumps(value)
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return str(value)
@@ -185,6 +223,11 @@ class Sources:
     def with_overrides(self, **named: Any) -> Sources:
         """The same with more overrides, named as in `gather`; those given here win."""
         return attrs.evolve(self, overrides={**self.overrides, **gather(None, **named)})
+
+    def with_engine(self, engine: str | None, args: Sequence[str] | None) -> Sources:
+        """The same with `--engine` and `--engine-arg`; `--set` wins."""
+        given = pairs_of("--engine-arg", args or (), "path=weights.bin")
+        return self.with_options(worker__engine=engine, worker__engine_args=given or None)
 
     def with_options(self, **named: Any) -> Sources:
         """The same with what the command's own options say, named likewise; `--set` wins."""

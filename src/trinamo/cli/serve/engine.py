@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trinamo.runtime.config.config import WorkerConfig
+from trinamo.runtime.config.models import is_own_engine
 from trinamo.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[G
         chunk_tokens_max=section.chunk_tokens_max,
     )
     blocks, block_tokens = section.kv_blocks, section.kv_block_tokens
+    if is_own_engine(engine):
+        from trinamo.runtime.engines.own.loading import load_engine
+
+        return load_engine(engine).open(
+            model=section.model_name, arguments=section.engine_args, **context
+        )
     match engine:
         case "echo":
             from trinamo.runtime.engines import open_echo_engine

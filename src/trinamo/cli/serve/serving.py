@@ -18,7 +18,7 @@ import typer
 from trinamo.runtime.logs.text import leaves, tell_causes
 
 from ..children.readiness import announce, bind_to_parent
-from ..options import EngineName, RoleName, Sources, takes_sources
+from ..options import EngineArgs, EngineName, RoleName, Sources, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -32,9 +32,8 @@ Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]
 @takes_sources("etcd", "nats", "show")
 def worker(
     *,
-    engine: Annotated[
-        EngineName | None, typer.Option("--engine", help="What generates the tokens.")
-    ] = None,
+    engine: EngineName = None,
+    engine_arg: EngineArgs = None,
     role: Annotated[
         RoleName | None,
         typer.Option(
@@ -74,8 +73,7 @@ def worker(
     """Serve a model: register in the control plane and answer what the frontends send."""
     if parent is not None:
         bind_to_parent(parent)
-    sources = sources.with_options(
-        worker__engine=engine,
+    sources = sources.with_engine(engine, engine_arg).with_options(
         worker__role=role,
         worker__model_name=model_name,
         worker__model_path=model_path,
@@ -157,6 +155,7 @@ worker.__dict__["epilog"] = (
     "Examples:  trinamo worker --engine exact --etcd 10.0.0.5:2379 --nats nats://10.0.0.5:4222"
     "  ·  trinamo worker --config cluster.yaml --model-path model.gguf"
     "  ·  trinamo worker --engine exact --role prefill"
+    "  ·  trinamo worker --engine mymodule:engine --engine-arg path=weights.bin"
 )
 frontend.__dict__["epilog"] = (
     "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"

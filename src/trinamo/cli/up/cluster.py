@@ -243,7 +243,7 @@ class Cluster:
         """Tell that the cluster is ready, and wait for the first signal."""
         self._publish("ready")
         self._display.busy("")
-        for line in _welcome(self.url):
+        for line in _welcome(self.url, self.plan.worker_command):
             self._display.say(line)
         async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
@@ -327,10 +327,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _welcome(url: str) -> list[str]:
+def _welcome(url: str, worker_command: str) -> list[str]:
     body = '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}'
     return [
         f"The cluster is ready: {url}/v1",
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         '  trinamo chat "Say hello."      trinamo status',
+        f"  one more worker, in another terminal: {worker_command}",
     ]

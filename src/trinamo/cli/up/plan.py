@@ -6,6 +6,7 @@ Only decides; `cluster.py` does it.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,21 @@ class Plan:
             *((f"prefill-{number}", "prefill") for number in _from_1(self.prefills)),
             *((f"decode-{number}", "decode") for number in _from_1(decodes)),
         ]
+
+    @property
+    def worker_command(self) -> str:
+        """What starts one more worker like these, beside this cluster, by hand."""
+        worker = self.config.worker
+        words = ["trinamo", "worker"]
+        if worker.models:
+            words += [word for line in worker.models for word in ("--model", line)]
+        else:
+            words += ["--engine", self.engine]
+        for name, value in worker.engine_args.items():
+            words += ["--engine-arg", f"{name}={value}"]
+        for option, text in (("name", worker.model_name), ("path", worker.model_path)):
+            words += [f"--model-{option}", text] if text else []
+        return shlex.join(words)
 
     def joined(self, *, etcd: str, nats: str, nats_token: str, secret_file: str) -> Sources:
         """The sources of whoever belongs to the cluster; what is empty is as configured."""

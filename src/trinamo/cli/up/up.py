@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import EngineName, Sources, takes_sources
+from ..options import EngineArgs, EngineName, Sources, takes_sources
 
 __all__ = ["up"]
 
@@ -15,12 +15,8 @@ __all__ = ["up"]
 @takes_sources("etcd", "nats", "show")
 def up(
     *,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(
-            "--engine", help="What the workers run; auto: llamacpp if it can run, else exact."
-        ),
-    ] = None,
+    engine: EngineName = None,
+    engine_arg: EngineArgs = None,
     workers: Annotated[
         int | None,
         typer.Option("--workers", min=1, max=64, help="How many worker processes [2]."),
@@ -61,8 +57,7 @@ def up(
     sources: Sources,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C drains it and leaves nothing behind."""
-    sources = sources.with_options(
-        worker__engine=engine,
+    sources = sources.with_engine(engine, engine_arg).with_options(
         worker__model_name=model_name,
         worker__model_path=model_path,
         http__port=port,
@@ -105,5 +100,6 @@ def up(
 up.__dict__["epilog"] = (
     "Examples:  trinamo up  ·  trinamo up --engine exact --workers 4 --port 8080  ·  "
     "trinamo up --config cluster.yaml --set http.drain_timeout_s=5  ·  "
-    "trinamo up --engine exact --disagg --prefill 1 --decode 2"
+    "trinamo up --engine exact --disagg --prefill 1 --decode 2  ·  "
+    "trinamo up --engine ./mine.py:engine --workers 1"
 )

@@ -1,0 +1,242 @@
+"""`@trinamo.engine`: what makes an engine of an async generator, and how it is opened.
+
+What may be decorated, from the smallest: an async generator function; a class whose objects have
+one called `answer`, and that may be an async context manager, for an engine that loads something;
+a function that returns an async context manager whose value is one of these, or any
+`GenerationEngine`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
+
+import attrs
+import msgspec
+
+from ...errors import ConfigError, TrinamoError
+from ...nurseries import single
+from ..generation import EngineInfo, GenerationEngine
+from .serving import Answering, GeneratorEngine, told
+
+if TYPE_CHECKING:
+    from .asyncio_loop import AsyncioLoop
+
+__all__ = ["EngineDefinition", "LoopName", "defined", "engine"]
+
+LoopName = Literal["trio", "asyncio"]
+CONTEXT_TOKENS_MAX: Final = 8192
+_CONTEXT_TOKENS_MIN: Final = 16
+
+
+@attrs.frozen(eq=False)
+class EngineDefinition:
+    """What `engine` makes of a generator: `trinamo.serve` and `trinamo worker` open it.
+
+    Called, it is what was decorated.
+    """
+
+    factory: Callable[..., Any]
+    name: str
+    context_tokens_max: int = CONTEXT_TOKENS_MAX
+    loop: LoopName = "trio"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.factory(*args, **kwargs)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        *,
+        model: str | None = None,
+        context_tokens_max: int | None = None,
+        arguments: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[GenerationEngine]:
+        """The engine, with what it loads, while inside.
+
+        `model` and `context_tokens_max` replace the definition's own; `arguments` are passed by
+        keyword, made to what the parameters are annotated with. Raises `ConfigError` if it cannot be opened, with a
+        sentence that says where.
+        """
+        info = EngineInfo(
+            engine=self.name,
+            model=model or self.name,
+            context_tokens_max=context_tokens_max or self.context_tokens_max,
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                opened = await self._enter(stack, info, self._fitted(arguments or {}))
+            except TrinamoError:
+                raise
+            except Exception as raised:
+                sentence = f"engine {self.name} cannot be opened: {told(single(raised))}"
+                raise ConfigError(sentence) from raised
+            yield opened
+
+    async def _enter(
+        self, stack: AsyncExitStack, info: EngineInfo, arguments: Mapping[str, Any]
+    ) -> GenerationEngine:
+        loop: AsyncioLoop | None = None
+        if self.loop == "asyncio":
+            # It brings asyncio along, which nobody else need pay for.
+            from .asyncio_loop import open_asyncio_loop  # noqa: PLC0415
+
+            loop = await stack.enter_async_context(open_asyncio_loop())
+        if inspect.isasyncgenfunction(self.factory):
+            value: Any = partial(self.factory, **arguments)
+        else:
+            value = await stack.enter_async_context(_entering(self.factory(**arguments), loop))
+        if _is_engine(value):
+            engine: GenerationEngine = value
+            return engine
+        bridge = None if loop is None else loop.iterate
+        return GeneratorEngine(info, self._answering(value), bridge)
+
+    def _answering(self, value: Any) -> Answering:
+        answering: Any
+        for answering in (value, getattr(value, "answer", None)):
+            if _is_generator(answering):
+                return cast("Answering", answering)
+        raise ConfigError(
+            f"engine {self.name} is no async generator `answer(request, context)`, and has none"
+            f" (it is {type(value).__name__}); write `async def` with `yield` in it"
+        )
+
+    def _fitted(self, arguments: Mapping[str, str]) -> Mapping[str, Any]:
+        """The arguments as the factory's parameters want them."""
+        takes = _parameters(self.factory)
+        fitted: dict[str, Any] = {}
+        for name, text in arguments.items():
+            if takes is not None and name not in takes:
+                raise ConfigError(
+                    f"engine {self.name} takes no argument {name!r}; it takes"
+                    f" {', '.join(takes) or 'none'}"
+                )
+            fitted[name] = self._converted(name, text, (takes or {}).get(name))
+        return fitted
+
+    def _converted(self, name: str, text: str, wanted: Any) -> Any:
+        if wanted not in _CONVERTIBLE:
+            return text
+        try:
+            return msgspec.convert(text, wanted, strict=False)
+        except msgspec.ValidationError as error:
+            wants = str(error).removeprefix("Expected ").partition(",")[0]
+            raise ConfigError(
+                f"engine {self.name}: its argument {name} is {wants}, not {text!r}"
+            ) from error
+
+
+_CONVERTIBLE: Final = (int, float, bool, int | None, float | None, bool | None)
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, Any] | None:
+    """What may be passed by keyword, with annotations; None if it takes anything."""
+    try:
+        found = inspect.signature(factory, eval_str=True).parameters
+    except (NameError, TypeError, ValueError):
+        return None
+    if any(each.kind is each.VAR_KEYWORD for each in found.values()):
+        return None
+    # Of a generator the first two are the request and its context.
+    skipped = 2 if inspect.isasyncgenfunction(factory) else 0
+    takes = [each for each in found.values() if each.kind is not each.POSITIONAL_ONLY]
+    return {each.name: each.annotation for each in takes[skipped:]}
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, partial):
+        return _is_generator(value.func)
+    return inspect.isasyncgenfunction(value)
+
+
+def _is_engine(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("info", "generate", "statistics"))
+
+
+def _entering(value: Any, loop: AsyncioLoop | None) -> AbstractAsyncContextManager[Any]:
+    """What a factory has made: entered, if it is a context manager."""
+    if not hasattr(type(value), "__aenter__"):
+        return nullcontext(value)
+    manager: AbstractAsyncContextManager[Any] = value
+    return manager if loop is None else loop.entered(manager)
+
+
+def defined(value: Any, name: str = "") -> EngineDefinition:
+    """The definition of an engine that need not be decorated; raises `ConfigError`."""
+    if isinstance(value, EngineDefinition):
+        return value
+    if not callable(value):
+        what = name or repr(value)[:80]
+        raise ConfigError(f"{what} is no engine, but {type(value).__name__}; see @trinamo.engine")
+    return EngineDefinition(value, getattr(value, "__name__", "") or type(value).__name__)
+
+
+@overload
+def engine(factory: Callable[..., Any], /) -> EngineDefinition: ...
+@overload
+def engine(
+    *,
+    name: str = "",
+    context_tokens_max: int = CONTEXT_TOKENS_MAX,
+    loop: LoopName = "trio",
+) -> Callable[[Callable[..., Any]], EngineDefinition]: ...
+def engine(
+    factory: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    context_tokens_max: int = CONTEXT_TOKENS_MAX,
+    loop: LoopName = "trio",
+) -> Any:
+    """Make an engine of `async def answer(request, context)` that yields the answer bit by bit.
+
+        @trinamo.engine(name="parrot", context_tokens_max=1024)
+        async def parrot(request, context):
+            for word in request.text.split():
+                yield word + " "
+
+    What it yields is `str` or `Delta`. All else is filled in: stop strings and `max_tokens` end the
+    answer, and so does the client that leaves; its end is a `stop` unless a `Delta` says otherwise.
+    A `str` counts as one token, and so does a `Delta` without `token_ids`, until the first that has
+    some: then they are counted. The prompt counts a token a word, unless a `Delta` says
+    `prompt_tokens`.
+
+    `request.text` is what to answer, `request.turns` the conversation. Stop sets
+    `context.is_stopped`; the next item is then the end. Kill cancels the generator where it waits.
+    It may raise `RequestError` (the client's mistake) and `OverloadedError`; all else is told to the
+    operator, and to the client as a failure without its text. It must not compute for long between two
+    awaits: `await trio.to_thread.run_sync(model.step)`.
+
+    An engine that loads something is a class with `answer` and, if need be, `__aenter__`, or a
+    function that returns an async context manager whose value is such a generator. Further parameters come from
+    `--engine-arg NAME=VALUE`, as `int`, `float` or `bool` where they are annotated so.
+
+    Args:
+        factory: What is decorated.
+        name: Of the engine, and of its model unless the worker has another; None: the factory's own.
+        context_tokens_max: Prompt and answer together; longer prompts are refused.
+        loop: `asyncio` for a generator that awaits asyncio's functions: it runs in an asyncio loop
+            inside trio, and Kill is its `CancelledError`.
+
+    Raises:
+        ValueError: For a context of less than 16 tokens, or an unknown loop.
+    """
+    if context_tokens_max < _CONTEXT_TOKENS_MIN:
+        raise ValueError(f"context_tokens_max is {context_tokens_max}; at least 16 are needed")
+    if loop not in ("trio", "asyncio"):
+        raise ValueError(f"loop is {loop!r}; it is 'trio' or 'asyncio'")
+
+    def define(made: Callable[..., Any]) -> EngineDefinition:
+        own = defined(made)
+        return attrs.evolve(
+            own,
+            name=name or own.name,
+            context_tokens_max=context_tokens_max,
+            loop=loop,
+        )
+
+    return define if factory is None else define(factory)

@@ -1,0 +1,108 @@
+"""From what a generator yields to the deltas of one answer: counts, bounds, stop strings, the end.
+
+Synchronous, and knows nothing of time. `serving.py` asks the generator.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...errors import EngineError
+from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ..text import StopMatcher
+from ..validation import check_prompt_fits
+
+__all__ = ["AnswerItems", "count_words"]
+
+_NO_VOCABULARY = 0
+"""The id of a token of which only the text is known."""
+
+
+def count_words(request: GenerateRequest) -> int:
+    """How many tokens the prompt counts as long as nobody says otherwise: a word is one."""
+    if request.token_ids is not None:
+        return len(request.token_ids)
+    texts = [request.prompt or "", *(turn.content for turn in request.messages or ())]
+    return max(1, sum(len(text.split()) for text in texts))
+
+
+class AnswerItems:
+    """One answer: what the generator yields goes into `take`, and its end into `finish`."""
+
+    def __init__(self, engine: str, request: GenerateRequest, context_tokens_max: int) -> None:
+        self._engine = engine
+        self._tokens_max = request.max_tokens
+        self._context_tokens_max = context_tokens_max
+        self.prompt_tokens = count_words(request)
+        check_prompt_fits(self.prompt_tokens, context_tokens_max)
+        self._untold = self.prompt_tokens
+        """Prompt tokens that no delta has told of yet."""
+        self._matcher = StopMatcher(request.stop)
+        self._says_tokens = False
+        """Whether the generator counts its tokens itself."""
+        self._held_ids: list[int] = []
+        """Of text that is held back."""
+        self.completion_tokens = 0
+        self.is_over = False
+        """A delta with the finish reason was returned: nothing more is taken."""
+
+    def take(self, item: object) -> Delta | None:
+        """What the client gets for one item; None while its text is held back.
+
+        Raises `EngineError` for an item that is neither `str` nor `Delta`.
+        """
+        if isinstance(item, str):
+            item = Delta(item)
+        elif not isinstance(item, Delta):
+            raise EngineError(
+                f"engine {self._engine} yielded {_article(type(item).__name__)};"
+                " an engine yields str or trinamo.Delta"
+            )
+        if item.prompt_tokens:
+            self.prompt_tokens = self._untold = item.prompt_tokens
+        token_ids = self._tokens_of(item)
+        self.completion_tokens += len(token_ids)
+        text = self._matcher.push(item.text)
+        return self._delta(item, text, token_ids, self._reason(item))
+
+    def finish(self, *, is_stopped: bool) -> Delta:
+        """The last delta, after which the generator yields no more."""
+        reason = FinishReason.CANCELLED if is_stopped else FinishReason.STOP
+        delta = self._delta(Delta(), "", [], reason)
+        assert delta is not None
+        return delta
+
+    def _tokens_of(self, item: Delta) -> list[int]:
+        if item.token_ids:
+            self._says_tokens = True
+        elif item.text and not self._says_tokens:
+            return [_NO_VOCABULARY]
+        return item.token_ids
+
+    def _reason(self, item: Delta) -> FinishReason | None:
+        if self._matcher.is_stopped:
+            return FinishReason.STOP
+        if item.finish_reason is not None:
+            return item.finish_reason
+        room = self._context_tokens_max - self.prompt_tokens
+        limit = room if self._tokens_max is None else min(self._tokens_max, room)
+        return FinishReason.LENGTH if self.completion_tokens >= limit else None
+
+    def _delta(
+        self, item: Delta, text: str, token_ids: list[int], reason: FinishReason | None
+    ) -> Delta | None:
+        self._held_ids += token_ids
+        if reason is not None:
+            self.is_over = True
+            text += self._matcher.flush()
+        elif not text:
+            return None
+        told, self._untold = self._untold, 0
+        held, self._held_ids = self._held_ids, []
+        return msgspec.structs.replace(
+            item, text=text, token_ids=held, finish_reason=reason, prompt_tokens=told
+        )
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,146 @@
+"""The engine behind a generator: what a worker asks, and what goes wrong in it, as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ...context import Context
+from ...errors import EngineError, TrinamoError
+from ...nurseries import single
+from ...protocol.openai.generate import Delta, GenerateRequest
+from ..generation import EngineInfo, EngineStatistics
+from ..validation import check_request
+from .items import AnswerItems
+from .stalls import Stalls
+
+__all__ = ["Answering", "GeneratorEngine", "told"]
+
+_log = logging.getLogger("trinamo.engines")
+Answering = Callable[[GenerateRequest, Context], AsyncGenerator[Any, None]]
+"""What a program writes: yields `str` or `Delta`."""
+Bridge = Callable[[AsyncGenerator[Any, None], Any], AsyncGenerator[Any, None]]
+
+
+class GeneratorEngine:
+    """A `GenerationEngine` that asks `answering` for each answer.
+
+    `bridge` brings the items of a generator from another event loop.
+    """
+
+    def __init__(
+        self, info: EngineInfo, answering: Answering, bridge: Bridge | None = None
+    ) -> None:
+        self.info = info
+        self._answering = answering
+        self._bridge = bridge
+        thread = "trio.to_thread.run_sync" if bridge is None else "asyncio.to_thread"
+        self._stalls = Stalls(info.engine, thread)
+        self._running = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cancellations = 0
+        self._failures = 0
+
+    def statistics(self) -> EngineStatistics:
+        """The gauges and counters now; a step is one token of one answer."""
+        return EngineStatistics(
+            running=self._running,
+            steps=self._completion_tokens,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cancellations=self._cancellations,
+            failures=self._failures,
+        )
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream one answer; see `GenerationEngine.generate`.
+
+        Once `context` is stopped the answer ends with the generator's next item, which is dropped.
+        """
+        check_request(request)
+        answer = AnswerItems(self.info.engine, request, self.info.context_tokens_max)
+        with self._running_answer(answer):
+            async with aclosing(self._items(request, context)) as items:
+                async for item in items:
+                    if context.is_stopped:
+                        break
+                    delta = answer.take(item)
+                    if delta is not None:
+                        yield delta
+                    if answer.is_over:
+                        return
+            self._cancellations += context.is_stopped
+            yield answer.finish(is_stopped=context.is_stopped)
+
+    def _items(self, request: GenerateRequest, context: Context) -> AsyncGenerator[Any, None]:
+        items: Any = self._answering(request, context)
+        if not isinstance(items, AsyncGenerator):
+            raise EngineError(
+                f"engine {self.info.engine} returned {type(items).__name__} instead of yielding:"
+                " write it as an async generator"
+            )
+        if self._bridge is not None:
+            return self._bridge(items, self._stalls.next_of)
+        return self._measured(items)
+
+    async def _measured(self, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        async with aclosing(items):
+            while True:
+                try:
+                    item = await self._stalls.next_of(items)
+                except StopAsyncIteration:
+                    return
+                yield item
+
+    @contextmanager
+    def _running_answer(self, answer: AnswerItems) -> Iterator[None]:
+        self._running += 1
+        try:
+            yield
+        except (GeneratorExit, trio.Cancelled):
+            self._cancellations += 1
+            raise
+        except Exception as raised:
+            self._failures += 1
+            error = single(raised)
+            if isinstance(error, TrinamoError):
+                if isinstance(error, EngineError):
+                    _log.error("%s", error)
+                raise error from None
+            sentence = f"engine {self.info.engine} raised {told(error)}"
+            wants_traceback = _log.isEnabledFor(logging.DEBUG)
+            _log.error("%s", sentence, exc_info=raised if wants_traceback else None)
+            raise EngineError(sentence) from raised
+        finally:
+            self._running -= 1
+            self._prompt_tokens += answer.prompt_tokens
+            self._completion_tokens += answer.completion_tokens
+
+
+def told(error: BaseException) -> str:
+    """An error of a program in a few words: its type, its text, and where it was raised."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not _is_ours(each.filename)]
+    if not own:
+        return text
+    place = own[-1]
+    return f"{text} ({Path(place.filename).name}:{place.lineno}, in {place.name})"
+
+
+_HERE = Path(__file__).resolve().parent
+
+
+def _is_ours(file_name: str) -> bool:
+    return file_name.startswith("<") or Path(file_name).resolve().parent == _HERE

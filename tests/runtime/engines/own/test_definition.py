@@ -1,0 +1,275 @@
+"""`@trinamo.engine` on a generator, a class and a context manager: opened, asked, and wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Self
+
+import pytest
+import trio
+
+import trinamo
+from trinamo import (
+    ConfigError,
+    Context,
+    Delta,
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    GenerationEngine,
+    OverloadedError,
+    RequestError,
+)
+from trinamo.runtime.engines.own.definition import EngineDefinition
+
+
+@trinamo.engine(name="parrot", context_tokens_max=64)
+async def parrot(
+    request: GenerateRequest, context: Context, *, loud: bool = False, times: int = 1
+) -> AsyncGenerator[str, None]:
+    for word in request.text.split() * times:
+        yield (word.upper() if loud else word) + " "
+
+
+async def ask(
+    engine: GenerationEngine, prompt: str = "say it", context: Context | None = None, **given: Any
+) -> list[Delta]:
+    request = GenerateRequest(model=engine.info.model, prompt=prompt, **given)
+    async with aclosing(engine.generate(request, context or Context("r"))) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def answer_of(definition: EngineDefinition, prompt: str = "say it", **opened: Any) -> str:
+    async with definition.open(**opened) as engine:
+        return "".join(delta.text for delta in await ask(engine, prompt))
+
+
+async def test_a_generator_is_an_engine() -> None:
+    assert await answer_of(parrot) == "say it "
+    async with parrot.open() as engine:
+        info = engine.info
+    assert (info.engine, info.model, info.context_tokens_max) == ("parrot", "parrot", 64)
+
+
+async def test_a_worker_s_name_and_bound_win() -> None:
+    async with parrot.open(model="polly", context_tokens_max=32) as engine:
+        assert (engine.info.model, engine.info.context_tokens_max) == ("polly", 32)
+
+
+async def test_a_bare_decorator_takes_the_function_s_name() -> None:
+    @trinamo.engine
+    async def echo(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        yield request.text
+
+    assert echo.name == "echo"
+    assert await answer_of(echo) == "say it"
+
+
+async def test_arguments_become_what_parameters_are_annotated_with() -> None:
+    assert await answer_of(parrot, arguments={"loud": "true", "times": "2"}) == "SAY IT SAY IT "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"lod": "1"}, "takes no argument 'lod'; it takes loud, times"),
+        ({"times": "x"}, "argument times is `int`, not 'x'"),
+    ],
+)
+async def test_wrong_arguments_are_a_sentence(arguments: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await answer_of(parrot, arguments=arguments)
+
+
+async def test_a_class_that_loads_something_is_entered_and_left() -> None:
+    said: list[str] = []
+
+    class Big:
+        def __init__(self, path: str = "none") -> None:
+            self.path = path
+
+        async def __aenter__(self) -> Self:
+            said.append("loaded")
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            said.append("freed")
+
+        async def answer(
+            self, request: GenerateRequest, context: Context
+        ) -> AsyncGenerator[str, None]:
+            said.append("asked")
+            yield self.path
+
+    assert await answer_of(trinamo.engine(name="big")(Big), arguments={"path": "w.bin"}) == "w.bin"
+    assert said == ["loaded", "asked", "freed"]
+
+
+async def test_a_context_manager_may_yield_a_generator_or_a_whole_engine() -> None:
+    @trinamo.engine(name="loaded")
+    @asynccontextmanager
+    async def loaded() -> AsyncIterator[Any]:
+        async def answer(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+            yield "from inside"
+
+        yield answer
+
+    whole = trinamo.engine(trinamo.open_echo_engine)
+
+    assert await answer_of(loaded) == "from inside"
+    assert await answer_of(whole) == "say it"
+
+
+async def test_what_cannot_be_opened_says_where() -> None:
+    @trinamo.engine(name="broken")
+    @asynccontextmanager
+    async def broken(*, is_there: bool = False) -> AsyncIterator[Any]:
+        if not is_there:
+            raise FileNotFoundError("weights.bin")
+        yield
+
+    with pytest.raises(
+        ConfigError, match=r"broken cannot be opened: .*weights.bin \(test_definition.py:\d+, in b"
+    ):
+        await answer_of(broken)
+
+
+@pytest.mark.parametrize("value", [4, "text", object()])
+async def test_what_yields_no_generator_is_a_sentence(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"engine odd is no async generator"):
+        await answer_of(trinamo.engine(name="odd")(lambda: value))
+
+
+def test_bounds_that_cannot_work_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="at least 16"):
+        trinamo.engine(context_tokens_max=4)
+    with pytest.raises(ValueError, match="'trio' or 'asyncio'"):
+        trinamo.engine(loop="curio")  # type: ignore[call-overload]
+
+
+async def failing(request: GenerateRequest, context: Context) -> AsyncGenerator[Any, None]:
+    yield "before "
+    match request.text:
+        case "raise":
+            raise ValueError("a secret")
+        case "refuse":
+            raise RequestError("say please", param="prompt")
+        case "full":
+            raise OverloadedError("no more")
+        case "wrong":
+            yield 4
+        case "group":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(raise_later)
+        case _:
+            pass
+
+
+async def raise_later() -> None:
+    await trio.lowlevel.checkpoint()
+    raise KeyError("inside")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "words"),
+    [
+        (
+            "raise",
+            EngineError,
+            r"engine failing raised ValueError: a secret \(test_definition.py:\d",
+        ),
+        ("group", EngineError, r"engine failing raised KeyError: 'inside'"),
+        ("wrong", EngineError, "engine failing yielded an int"),
+        ("refuse", RequestError, "^say please$"),
+        ("full", OverloadedError, "^no more$"),
+    ],
+)
+async def test_what_an_engine_raises_is_one_typed_error(
+    prompt: str, kind: type[Exception], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trinamo.engine(failing).open() as engine:
+        with pytest.raises(kind, match=words):
+            await ask(engine, prompt)
+        told = [record for record in caplog.records if record.name == "trinamo.engines"]
+
+        assert len(told) == (kind is EngineError)
+        assert (await ask(engine, "well"))[-1].finish_reason is FinishReason.STOP
+        assert (engine.statistics().failures, engine.statistics().running) == (1, 0)
+
+
+async def test_a_function_that_does_not_yield_is_a_sentence() -> None:
+    class Odd:
+        info = None
+
+        async def answer(self, request: GenerateRequest, context: Context) -> str:
+            return "whole"
+
+    with pytest.raises(ConfigError, match="`yield` in it"):
+        await answer_of(trinamo.engine(Odd))
+
+
+async def test_stop_ends_the_answer_with_the_next_item() -> None:
+    ended: list[str] = []
+
+    @trinamo.engine
+    async def endless(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        try:
+            while True:
+                await trio.lowlevel.checkpoint()
+                yield "on "
+        finally:
+            ended.append("ended")
+
+    context = Context("r")
+    async with endless.open() as engine:
+        request = GenerateRequest(model="endless", prompt="go")
+        deltas = []
+        async with aclosing(engine.generate(request, context)) as stream:
+            async for delta in stream:
+                deltas.append(delta)
+                context.stop()
+
+        assert [delta.finish_reason for delta in deltas] == [None, FinishReason.CANCELLED]
+        assert ended
+        assert engine.statistics().cancellations == 1
+
+
+async def test_an_abandoned_answer_closes_its_generator() -> None:
+    ended: list[str] = []
+
+    @trinamo.engine
+    async def sleepy(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        try:
+            await trio.sleep(3600)
+            yield "never"
+        finally:
+            ended.append("ended")
+
+    async with sleepy.open() as engine:
+        with trio.move_on_after(0.01) as scope:
+            await ask(engine)
+
+        assert scope.cancelled_caught
+        assert ended
+        assert engine.statistics().running == 0
+
+
+@pytest.mark.slow
+async def test_who_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    @trinamo.engine(name="greedy")
+    async def greedy(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        for _ in range(2):
+            time.sleep(0.3)  # noqa: ASYNC251 -- what is to be found
+            yield "slow "
+
+    async with greedy.open() as engine:
+        await ask(engine)
+
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert told[0].startswith("engine greedy held the event loop for 0.")
+    assert "trio.to_thread.run_sync" in told[0]
+    assert "(test_definition.py:" in told[0]

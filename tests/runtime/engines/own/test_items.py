@@ -1,0 +1,118 @@
+"""What a generator yields becomes an answer: counts, bounds and the end are filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trinamo import ChatMessage, Delta, EngineError, FinishReason, GenerateRequest, RequestError
+from trinamo.runtime.engines.own.items import AnswerItems
+
+
+def answer(items: list[object], *, context_tokens_max: int = 64, **given: Any) -> list[Delta]:
+    """The deltas of an answer to two words, until it is over."""
+    request = GenerateRequest(model="m", prompt="two words", **given)
+    taken = AnswerItems("parrot", request, context_tokens_max)
+    deltas = []
+    for item in items:
+        delta = taken.take(item)
+        if delta is not None:
+            deltas.append(delta)
+        if taken.is_over:
+            return deltas
+    return [*deltas, taken.finish(is_stopped=False)]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens(deltas: list[Delta]) -> int:
+    return sum(len(delta.token_ids) for delta in deltas)
+
+
+def test_texts_are_tokens_the_prompt_is_its_words_and_the_end_is_a_stop() -> None:
+    deltas = answer(["Hello, ", "", "you"])
+
+    assert (text(deltas), tokens(deltas)) == ("Hello, you", 2)
+    assert [delta.prompt_tokens for delta in deltas] == [2, 0, 0]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+def test_an_answer_of_nothing_still_has_its_counts_and_its_end() -> None:
+    assert answer([]) == [Delta("", [], FinishReason.STOP, 2)]
+
+
+def test_counts_that_a_generator_gives_are_taken() -> None:
+    deltas = answer([Delta("a", [7, 8], None, 5), Delta("b"), Delta("c", [9])])
+
+    assert [delta.token_ids for delta in deltas] == [[7, 8], [], [9], []]
+    assert [delta.prompt_tokens for delta in deltas] == [5, 0, 0, 0]
+
+
+def test_a_delta_without_token_ids_is_one_token_until_somebody_counts() -> None:
+    assert tokens(answer([Delta("a"), "b"])) == 2
+
+
+def test_a_reason_of_the_generator_s_own_ends_the_answer() -> None:
+    deltas = answer([Delta("a", finish_reason=FinishReason.LENGTH), "never"])
+
+    assert deltas == [Delta("a", [0], FinishReason.LENGTH, 2)]
+
+
+def test_max_tokens_ends_the_answer() -> None:
+    deltas = answer(["a", "b", "c"], max_tokens=2)
+
+    assert (text(deltas), deltas[-1].finish_reason) == ("ab", FinishReason.LENGTH)
+
+
+def test_the_context_ends_the_answer() -> None:
+    deltas = answer(["x"] * 99, context_tokens_max=16)
+
+    assert (tokens(deltas), deltas[-1].finish_reason) == (14, FinishReason.LENGTH)
+
+
+def test_a_stop_string_across_two_items_ends_the_answer_before_it() -> None:
+    deltas = answer(["one E", "N", "D two"], stop=["END"])
+
+    assert (text(deltas), deltas[-1].finish_reason) == ("one ", FinishReason.STOP)
+    assert tokens(deltas) == 3
+
+
+def test_text_that_was_held_back_comes_with_the_end() -> None:
+    deltas = answer(["E", "N"], stop=["END"])
+
+    assert (text(deltas), tokens(deltas)) == ("EN", 2)
+
+
+def test_a_stopped_answer_ends_as_cancelled() -> None:
+    items = AnswerItems("parrot", GenerateRequest(model="m", prompt="p"), 64)
+
+    assert items.finish(is_stopped=True).finish_reason is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("item", "words"), [(4, "an int"), (None, "a NoneType"), (b"x", "a bytes")]
+)
+def test_anything_else_is_an_error_that_names_the_engine(item: object, words: str) -> None:
+    with pytest.raises(EngineError, match=f"engine parrot yielded {words}; an engine yields str"):
+        answer([item])
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    request = GenerateRequest(model="m", prompt="word " * 64)
+
+    with pytest.raises(RequestError, match="64 tokens"):
+        AnswerItems("parrot", request, 64)
+
+
+def test_a_request_says_what_to_answer_and_the_conversation() -> None:
+    turns = [ChatMessage("system", "s"), ChatMessage("user", "u"), ChatMessage("assistant", "a")]
+    chat = GenerateRequest(model="m", messages=turns)
+    prompt = GenerateRequest(model="m", prompt="p")
+
+    assert (chat.text, chat.turns) == ("u", turns)
+    assert (prompt.text, prompt.turns) == ("p", [ChatMessage("user", "p")])
+    with pytest.raises(RequestError, match="no token ids"):
+        _ = GenerateRequest(model="m", token_ids=[1]).text
