@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import types
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Final, TypeVar
 
 __all__ = ["Stalls"]
@@ -41,7 +41,8 @@ class Stalls:
         self, step: Awaitable[T], items: AsyncGenerator[Any, None]
     ) -> Generator[Any, Any, T]:
         awaited = step.__await__()
-        resume, value = awaited.send, None
+        resume: Callable[[Any], Any] = awaited.send
+        value: Any = None
         while True:
             began = time.perf_counter()
             try:
