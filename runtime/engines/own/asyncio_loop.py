@@ -86,7 +86,7 @@ class AsyncioLoop:
             task.cancel()
 
     @asynccontextmanager
-    async def entered(self, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    async def within(self, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
         """Inside an asyncio context manager, which one asyncio task enters and leaves."""
         received: Iteration[T] = Iteration(1)
         leaving, left = asyncio.Event(), trio.Event()

@@ -162,7 +162,7 @@ def _entering(value: Any, loop: AsyncioLoop | None) -> AbstractAsyncContextManag
     if not hasattr(type(value), "__aenter__"):
         return nullcontext(value)
     manager: AbstractAsyncContextManager[Any] = value
-    return manager if loop is None else loop.entered(manager)
+    return manager if loop is None else loop.within(manager)
 
 
 def defined(value: Any, name: str = "") -> EngineDefinition:
