@@ -82,6 +82,8 @@ class EngineStatistics:
     prompt_tokens: int = 0
     """Tokens computed in prefill, those computed again after a preemption included."""
     completion_tokens: int = 0
+    hit_tokens: int = 0
+    """Of prompts, tokens that were not computed because blocks held them, likewise."""
     preemptions: int = 0
     cancellations: int = 0
     """Requests that ended by Stop, Kill or an abandoned generator."""

@@ -20,6 +20,19 @@ from .metrics import Metrics
 
 __all__ = ["KvSeries"]
 
+_ENGINE_GAUGES: Final = {
+    "paused_sequences": "Of the sequences those whose consumers are too slow",
+    "waiting_tokens": "Known tokens still to be computed before their sequences decode",
+}
+_ENGINE_COUNTERS: Final = {
+    "prompt_tokens": "Tokens computed in prefill",
+    "completion_tokens": "Tokens generated",
+    "prefix_hit_tokens": "Prompt tokens not computed, because blocks held them",
+    "steps": "Steps of the model",
+    "preemptions": "Sequences that gave their blocks to others, to come back later",
+    "cancellations": "Requests that were stopped, killed or abandoned",
+    "failures": "Requests that an error of the engine ended",
+}
 _SOURCE_GAUGES: Final = {
     "blocks": "Full blocks that were told as held",
     "waiting_blocks": "Blocks in events that wait to be sent",
@@ -118,22 +131,23 @@ def _engine_series(engines: Mapping[str, GenerationEngine]) -> Iterator[Metric]:
         "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=by_state
     )
     sequences = GaugeMetricFamily("trinamo_engine_sequences", "Sequences held", labels=by_state)
-    prompt = CounterMetricFamily(
-        "trinamo_engine_prompt_tokens", "Tokens computed in prefill", labels=["endpoint"]
-    )
-    completion = CounterMetricFamily(
-        "trinamo_engine_completion_tokens", "Tokens generated", labels=["endpoint"]
-    )
-    for endpoint, engine in engines.items():
-        statistics = engine.statistics()
-        if engine.info.block_count:
+    told = {name: each.statistics() for name, each in engines.items()}
+    for endpoint, statistics in told.items():
+        if engines[endpoint].info.block_count:
             blocks.add_metric([endpoint, "used"], statistics.blocks_used)
             blocks.add_metric([endpoint, "free"], statistics.blocks_free)
         sequences.add_metric([endpoint, "running"], statistics.running)
         sequences.add_metric([endpoint, "waiting"], statistics.waiting)
-        prompt.add_metric([endpoint], statistics.prompt_tokens)
-        completion.add_metric([endpoint], statistics.completion_tokens)
-    yield from (blocks, sequences, prompt, completion)
+    yield from (blocks, sequences)
+    values = {
+        name: {
+            **attrs.asdict(each),
+            "paused_sequences": each.paused,
+            "prefix_hit_tokens": each.hit_tokens,
+        }
+        for name, each in told.items()
+    }
+    yield from _series("trinamo_engine", values, _ENGINE_GAUGES, _ENGINE_COUNTERS)
 
 
 def _series(

@@ -1,25 +1,34 @@
 """What a process counts about KV transfers, per backend.
 
-`trinamo_transfer_…` are ours. `nixl_transfer_latency` (seconds), `nixl_bandwidth_gbps` and
-`nixl_error_rate` are the names that dashboards of the field expect; they cover every backend by the
-label `backend`, and the two gauges are over the last 100 attempts. They live in the registry of the
-process's `Metrics`.
+All are by `backend`; those that say how fast and how reliable one is are over its last 100
+attempts. Three have a second name each, `nixl_…` (`ALIASES`), which dashboards of the field expect:
+they cover every backend, too. All live in the registry of the process's `Metrics`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ..planes import TransferReport
 
-__all__ = ["TransferMetrics"]
+__all__ = ["ALIASES", "TransferMetrics"]
 
 _WINDOW: Final = 100
+_GBPS: Final = 8e-9
+"""Of a byte per second."""
+ALIASES: Final = {
+    "trinamo_transfer_duration_seconds": "nixl_transfer_latency",
+    "trinamo_transfer_bandwidth_bytes_per_second": "nixl_bandwidth_gbps",
+    "trinamo_transfer_failure_ratio": "nixl_error_rate",
+}
+"""Second names, which break the conventions of Prometheus."""
 _LATENCY_BUCKETS_S: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
@@ -33,13 +42,35 @@ class _Recent:
     outcomes: deque[tuple[int, float, bool]] = attrs.field(factory=lambda: deque(maxlen=_WINDOW))
 
     @property
-    def gigabits_per_s(self) -> float:
+    def bytes_per_s(self) -> float:
         seconds = sum(each[1] for each in self.outcomes)
-        return sum(each[0] for each in self.outcomes) * 8e-9 / seconds if seconds else 0.0
+        return sum(each[0] for each in self.outcomes) / seconds if seconds else 0.0
 
     @property
-    def error_rate(self) -> float:
+    def failure_ratio(self) -> float:
         return sum(not each[2] for each in self.outcomes) / len(self.outcomes)
+
+
+class _Aliases(Collector):
+    """The same numbers once more, under their second names."""
+
+    def __init__(self, *originals: Histogram | Gauge) -> None:
+        self._originals = originals
+
+    def collect(self) -> Iterator[Metric]:
+        for original in self._originals:
+            for metric in original.collect():
+                yield _renamed(metric, ALIASES[metric.name])
+
+
+def _renamed(metric: Metric, name: str) -> Metric:
+    factor = _GBPS if name.endswith("_gbps") else 1.0
+    found = Metric(name, f"Another name of {metric.name}", metric.type)
+    found.samples = [
+        each._replace(name=name + each.name[len(metric.name) :], value=each.value * factor)
+        for each in metric.samples
+    ]
+    return found
 
 
 class TransferMetrics:
@@ -84,19 +115,22 @@ class TransferMetrics:
         self._inquiries = counter(
             "inquiries", "Questions to peers whether they let go of blocks", "status"
         )
-        self._latency = Histogram(
-            "nixl_transfer_latency",
-            "Seconds from start to the last verified block",
+        self._duration = Histogram(
+            "trinamo_transfer_duration_seconds",
+            "Start to the last verified block",
             ("backend",),
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
         self._bandwidth = gauge(
-            "nixl_bandwidth_gbps", "Gbit/s while moving, of recent transfers", "backend"
+            "trinamo_transfer_bandwidth_bytes_per_second",
+            "While moving, of recent transfers",
+            "backend",
         )
-        self._error_rate = gauge(
-            "nixl_error_rate", "Part of recent transfers that failed", "backend"
+        self._failure_ratio = gauge(
+            "trinamo_transfer_failure_ratio", "Part of recent transfers that failed", "backend"
         )
+        registry.register(_Aliases(self._duration, self._bandwidth, self._failure_ratio))
         self._open = gauge(
             "trinamo_transfer_backend_open", "1 if the backend works on this machine", "backend"
         )
@@ -119,7 +153,7 @@ class TransferMetrics:
         """One that was started is done."""
         self._ended(report.backend, report.direction, "success")
         self._bytes.labels(report.backend, report.direction).inc(report.byte_count)
-        self._latency.labels(report.backend).observe(report.duration_s)
+        self._duration.labels(report.backend).observe(report.duration_s)
         self._remember(report.backend, (report.byte_count, report.duration_s, True))
 
     def failed(self, backend: str, direction: str, outcome: str) -> None:
@@ -136,8 +170,8 @@ class TransferMetrics:
     def _remember(self, backend: str, outcome: tuple[int, float, bool]) -> None:
         recent = self._recent.setdefault(backend, _Recent())
         recent.outcomes.append(outcome)
-        self._bandwidth.labels(backend).set(recent.gigabits_per_s)
-        self._error_rate.labels(backend).set(recent.error_rate)
+        self._bandwidth.labels(backend).set(recent.bytes_per_s)
+        self._failure_ratio.labels(backend).set(recent.failure_ratio)
 
     def fell_back(self, failed: str, to: str) -> None:
         """A transfer goes on over `to`, because `failed` could not."""

@@ -103,6 +103,8 @@ class Scheduler:
         """In order of admission, paused ones included."""
         self.waiting: deque[TokenSequence] = deque()
         self.preemptions = 0
+        self.hit_tokens = 0
+        """Tokens that sequences found in blocks as they were given a place."""
         self._block_tokens = block_tokens
         self._running_max = running_max
         self._waiting_max = waiting_max
@@ -277,6 +279,7 @@ class Scheduler:
         sequence.block_ids = found + taken
         sequence.stored_blocks = len(found)
         sequence.cached_tokens = len(found) * self._block_tokens
+        self.hit_tokens += sequence.cached_tokens
         return True
 
     def find_prefix(self, token_ids: Sequence[int], hashes: list[bytes]) -> list[int]:

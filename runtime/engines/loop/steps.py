@@ -68,6 +68,7 @@ class StepLoop:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
+            hit_tokens=scheduler.hit_tokens,
             preemptions=scheduler.preemptions,
             cancellations=self._cancellations,
             failures=self._failures,

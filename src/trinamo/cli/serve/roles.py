@@ -13,6 +13,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.process import show_process
 from trinamo.runtime.metrics.tallies import Counts
 from trinamo.runtime.metrics.weights import WeightsMetrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
@@ -45,6 +46,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     env, transports = RealEnv(), RealTransports()
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
+    show_process(metrics, "worker")
     counted = WeightsMetrics(metrics.registry)
     async with (
         stopped_by_signals() as stop,
@@ -86,6 +88,7 @@ async def run_frontend(
     env = RealEnv()
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
+    show_process(metrics, "frontend")
     if name:
         name_process(process=name)
         _tell_name(metrics, name)

@@ -54,6 +54,8 @@ async def test_granted_blocks_of_another_engine_are_read_by_its_id(layout: KvLay
         assert 'nixl_transfer_latency_count{backend="tcp"} 1.0' in page
         assert 'nixl_bandwidth_gbps{backend="tcp"} ' in page
         assert 'nixl_error_rate{backend="tcp"} 0.0' in page
+        assert 'trinamo_transfer_duration_seconds_count{backend="tcp"} 1.0' in page
+        assert 'trinamo_transfer_bandwidth_bytes_per_second{backend="tcp"} ' in page
         await pair.there.leases.drain()
         await pair.here.leases.drain()
         assert pair.owned.pool.in_flight_count == pair.read.pool.in_flight_count == 0
