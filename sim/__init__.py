@@ -20,7 +20,7 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
 `core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
-`explore/` makes many runs: search, shrink, replay. Whole systems are played by
+`explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own. Whole systems are played by
 `scenario/run.py`: clusters (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by
 `checks/`.
 """
@@ -49,6 +49,8 @@ from .core.host import Host, HostState
 from .core.scheduler import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
 from .core.world import World
+from .explore.picture import page_of
+from .explore.run import BadScenario
 from .isolation.guard import check_trio
 from .net.bus import Bus, Message, Verdict
 from .net.connection import Connection, Endpoint
@@ -56,9 +58,12 @@ from .net.handshake import SynAnswer
 from .net.links import Link, Links
 from .net.network import Network
 from .net.sockets import SimSocket
+from .own.scenario import own_scenario
+from .own.search import Found, Hint, search
 from .scenario.liveness import heal_core
 
 __all__ = [
+    "BadScenario",
     "Bus",
     "Choice",
     "Choices",
@@ -68,6 +73,8 @@ __all__ = [
     "Difference",
     "Endpoint",
     "Escape",
+    "Found",
+    "Hint",
     "Host",
     "HostState",
     "LabelledChoices",
@@ -97,4 +104,7 @@ __all__ = [
     "diff",
     "first_difference",
     "heal_core",
+    "own_scenario",
+    "page_of",
+    "search",
 ]

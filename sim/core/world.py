@@ -99,6 +99,11 @@ class World(Machines):
 
     # --- running -----------------------------------------------------------------------------
 
+    @property
+    def has_run(self) -> bool:
+        """Whether `run` was called and got under way."""
+        return self._loop is not None
+
     def run(self, main: Callable[[], Awaitable[None]]) -> str:
         """Run `main` on the driver host until it returns; the digest of the trace.
 

@@ -3,7 +3,7 @@
 Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds), `bounded.py`
 (every run near the default run), `coverage.py` (what no run has shown), `failure.py` and `replay.py`
 (a failure on file), `shrink.py`, `pin.py`, `determinism.py`. Scenario files come from
-`sim/scenario/play.py`. All are plain functions that report progress to a callback; the command line
+`sim/scenario/play.py`, functions in anybody's file from `sim/own/`. All are plain functions that report progress to a callback; the command line
 is elsewhere.
 """
 
@@ -11,14 +11,16 @@ from .bounded import Search, explore_bounded
 from .coverage import Coverage
 from .determinism import Determinism, check_determinism
 from .failure import BadFailureFile, Failure, load_failure, save_failure
+from .picture import page_of
 from .pin import Pin, PinPoint, pin
 from .replay import Replay, replay
-from .run import Finding, Play, Played, Run, Scenario, played, run
+from .run import BadScenario, Finding, Play, Played, Run, Scenario, played, quietly, run
 from .shrink import Shrunk, shrink
 from .swarm import Failures, Progress, swarm
 
 __all__ = [
     "BadFailureFile",
+    "BadScenario",
     "Coverage",
     "Determinism",
     "Failure",
@@ -37,8 +39,10 @@ __all__ = [
     "check_determinism",
     "explore_bounded",
     "load_failure",
+    "page_of",
     "pin",
     "played",
+    "quietly",
     "replay",
     "run",
     "save_failure",

@@ -11,8 +11,10 @@ What this module does not do: search. Read next: `swarm.py`, `bounded.py`, `shri
 from __future__ import annotations
 
 import importlib
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -23,7 +25,17 @@ from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimi
 from ..core.trace import Trace
 from ..core.world import World
 
-__all__ = ["Finding", "Play", "Played", "Run", "Scenario", "played", "run"]
+__all__ = [
+    "BadScenario",
+    "Finding",
+    "Play",
+    "Played",
+    "Run",
+    "Scenario",
+    "played",
+    "quietly",
+    "run",
+]
 
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
@@ -34,6 +46,10 @@ _PARTICULARS = re.compile(r"\d+(\.\d+)?|'[^']{20,}('|$)")
 def shape_of(text: str) -> str:
     """A sentence without its particulars: equal for two that say the same of two runs."""
     return _PARTICULARS.sub("#", text)
+
+
+class BadScenario(ValueError):  # noqa: N818 -- the scenario is at fault
+    """This is no scenario, or it never got as far as a run; the text says why."""
 
 
 @attrs.frozen
@@ -120,7 +136,9 @@ def played(play: Play, choices: Choices | int) -> Played:
     world = choices.world
     if not isinstance(world, World):
         # It never got as far as a world: a mistake in the scenario, no finding about it.
-        raise error or ValueError("the scenario made no world")
+        raise error or BadScenario("the scenario made no world")
+    if error is None and not world.has_run:
+        raise BadScenario("the scenario made a world and did not run it: call world.run(main)")
     trace = world.trace
     result = Run(
         seed=choices.seed,
@@ -152,3 +170,14 @@ def _finding(error: BaseException, at_s: float) -> Finding:
         if isinstance(error, kind):
             return Finding(name, at_s, str(error)[:TEXT_MAX])
     return Finding(f"error {type(error).__name__}", at_s, str(error)[:TEXT_MAX])
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the log of the simulated processes: their story is in the trace."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

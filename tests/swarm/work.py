@@ -14,6 +14,7 @@ import attrs
 
 from tests.sources import ROOT
 from trinamo.cli.sim.files import scenario_of
+from trinamo.sim import Policy
 from trinamo.sim.explore import Run, Scenario
 from trinamo.sim.explore.swarm import play_seeds
 
@@ -35,7 +36,7 @@ class Seeds:
     """Some seeds of one scenario, under one policy."""
 
     name: str
-    policy: str
+    policy: Policy
     first: int
     count: int
     bug: str = ""

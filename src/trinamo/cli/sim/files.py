@@ -1,7 +1,8 @@
-"""What the simulator's commands are given: scenarios by path or shipped name, and failure files.
+"""What the simulator's commands are given: scenarios by path, function or shipped name, and failure files.
 
-A failure file is somebody else's: beyond what `load_failure` checks, only scenario files' own text
-and the scenarios that ship may be played, with parameters they know and sizes that end.
+A failure file is somebody else's: beyond what `load_failure` checks, only scenario files' own text,
+the scenarios that ship, with parameters they know and sizes that end, and scenario functions of files
+below this folder (`own.py`) may be played.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
 
+from .own import (
+    OWN_SCENARIO,
+    complete_own,
+    is_own_name,
+    objection,
+    open_own,
+    warn_of_change,
+)
+
 if TYPE_CHECKING:
+    from trinamo.sim.core.policies import Policy
     from trinamo.sim.explore import Failure, Played, Replay, Scenario
 
 __all__ = [
@@ -68,16 +79,19 @@ def catalogue_names() -> list[str]:
 
 
 def complete_scenario(incomplete: str) -> list[str]:
-    """For tab completion: shipped names and scenario files that begin so."""
+    """For tab completion: shipped names, scenario files and functions in Python files that begin so."""
     names = [name for name in catalogue_names() if name.startswith(incomplete)]
     head, slash, _ = incomplete.rpartition("/")
     folder = Path(head or (slash or "."))
     found = [f"{head}{slash}{path.name}" for path in sorted(folder.glob("*.toml"))]
-    return names + [path for path in found if path.startswith(incomplete)]
+    files = [path for path in found if path.startswith(incomplete)]
+    return names + files + complete_own(incomplete)
 
 
 def resolve(name: str) -> Path:
     """The scenario file called `name`: a path, or the name of a shipped one."""
+    if is_own_name(name):
+        refuse(f"{name} is code, and this command plays scenario files")
     path = Path(name)
     if path.is_file():
         if path.stat().st_size > SCENARIO_BYTES_MAX:
@@ -94,9 +108,16 @@ def resolve(name: str) -> Path:
 
 
 def scenario_of(
-    name: str, *, bug: str = "", policy: str | None = None, streams: str | None = None
+    name: str, *, bug: str = "", policy: Policy | None = None, streams: str | None = None
 ) -> Scenario:
-    """The scenario as the searchers want it; ends with a sentence if it cannot be read."""
+    """The scenario as the searchers want it; ends with a sentence if it cannot be read.
+
+    A function in a Python file that is none raises `BadScenario`, a sentence too.
+    """
+    if is_own_name(name):
+        if bug or streams:
+            refuse(f"--bug and --streams are about our own cluster, and {name} is code")
+        return open_own(name, policy)
     from trinamo.runtime.errors import ConfigError
     from trinamo.sim.scenario.play import play_of
 
@@ -146,11 +167,15 @@ def open_failure(path: Path) -> Failure:
     from trinamo.sim.explore import BadFailureFile, load_failure
 
     try:
-        failure = load_failure(path, packages=(FILE_SCENARIO, SHIPPED_SCENARIOS))
+        failure = load_failure(path, packages=(FILE_SCENARIO, OWN_SCENARIO, SHIPPED_SCENARIOS))
     except (BadFailureFile, OSError) as error:
         refuse(str(error))
     if failure.scenario.module == FILE_SCENARIO:
         _check_file_scenario(failure.scenario, str(path))
+    elif failure.scenario.module == OWN_SCENARIO:
+        if why := objection(failure.scenario):
+            refuse(f"{path}: {why}")
+        warn_of_change(failure.scenario)
     else:
         _check_shipped_scenario(failure.scenario, str(path))
     return failure
@@ -228,7 +253,7 @@ def _is_fault_plan(key: str, value: Any) -> bool:
 
 def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:
     """Replay exactly, or end with the first difference; with `is_loose` go on all the same."""
-    from trinamo.sim.explore import replay
+    from trinamo.sim.explore import BadScenario, replay
     from trinamo.sim.explore.failure import versions
 
     changes = [
@@ -240,6 +265,8 @@ def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:
         refuse(f"recorded with other versions ({'; '.join(changes)}); --loose replays all the same")
     try:
         again = replay(failure)
+    except BadScenario:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         # The scenario never got as far as a world, so its parameters are wrong.
         refuse(f"the recorded scenario cannot be played: {type(error).__name__}: {error}")

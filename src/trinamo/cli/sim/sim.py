@@ -7,15 +7,15 @@ function of its seed or does not replay, 4 simulated code reached for the real w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .files import (
     EXIT_BROKEN,
     EXIT_UNSTEADY,
-    complete_scenario,
     exit_code_for,
     open_failure,
     play_again,
@@ -26,15 +26,13 @@ from .files import (
     seeds_of,
     write_file,
 )
-from .text import page_of, pin_lines, quietly, row_text, run_lines, say, title_of
+from .options import Bug, FailFile, File, Files, Html, Loose, PolicyOption, Seed, StreamsOption
+from .text import pin_lines, quietly, row_text, run_lines, say, title_of
 
 if TYPE_CHECKING:
     from trinamo.sim.explore import Failure, Played, Scenario
 
 __all__ = ["sim"]
-
-PolicyName = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
-StreamsName = Literal["multiplexed", "dedicated"]
 
 sim = typer.Typer(
     name="sim",
@@ -47,54 +45,34 @@ sim = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE",
-        help="A scenario file, or the name of a shipped one.",
-        autocompletion=complete_scenario,
-    ),
-]
-Files = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[FILE]…",
-        help="Scenario files or names of shipped ones; all that ship if none is given.",
-        autocompletion=complete_scenario,
-    ),
-]
-FailFile = Annotated[Path, typer.Argument(metavar="FAIL.json", help="A failure file.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Which run of the scenario.")]
-PolicyOption = Annotated[
-    PolicyName | None,
-    typer.Option("--policy", help="How tasks are scheduled, in place of the file's own."),
-]
-StreamsOption = Annotated[
-    StreamsName | None,
-    typer.Option("--streams", help="What streams travel on, in place of what the file says."),
-]
-Bug = Annotated[
-    str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the mutants do.")
-]
-Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Draw the run here.")]
-Loose = Annotated[
-    bool,
-    typer.Option("--loose", help="Go on if versions or rows are not those that were recorded."),
-]
-
 
 def command(name: str, examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command; the examples stand at the end of its help."""
+    """Register a command; the examples stand at the end of its help.
+
+    What is no scenario, or breaks before it has a world, is a sentence and exit code 2.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        return sim.command(name, epilog=f"Examples:  {examples}")(function)
+        @wraps(function)
+        def run(*arguments: Any, **options: Any) -> None:
+            try:
+                function(*arguments, **options)
+            except ValueError as error:
+                from trinamo.sim.explore import BadScenario
+
+                if not isinstance(error, BadScenario):
+                    raise
+                refuse(str(error))
+
+        return sim.command(name, epilog=f"Examples:  {examples}")(run)
 
     return register
 
 
 def name_of(play: Scenario) -> str:
-    where = play.parameters.get("where")
-    return Path(where).stem if isinstance(where, str) and where else play.module.rpartition(".")[2]
+    from trinamo.sim.own import label_of
+
+    return label_of(play)
 
 
 def _played(play: Scenario, choices: Any) -> tuple[Played, float]:
@@ -118,6 +96,8 @@ def _tell(title: str, played: Played, cpu_s: float, html: Path | None) -> None:
     for line in run_lines(title, played.run, cpu_s):
         say(line)
     if html is not None:
+        from trinamo.sim.explore import page_of
+
         write_file(html, page_of(title, played))
         say(f"The picture is in {html}.")
 
@@ -125,7 +105,7 @@ def _tell(title: str, played: Played, cpu_s: float, html: Path | None) -> None:
 @command(
     "run",
     "trinamo sim run kill  ·  trinamo sim run storm --seed 7 --html storm.html  ·  "
-    "trinamo sim run s10_stale_ack --bug stale_ack --seed 1",
+    "trinamo sim run register.py::stale_read --seed 1",
 )
 def run_command(
     file: File,
@@ -217,6 +197,8 @@ def replay_command(
         say(line)
     say("Every row is as recorded." if again.is_exact else "The replay is not the recorded run.")
     if html is not None:
+        from trinamo.sim.explore import page_of
+
         write_file(html, page_of(title, played, until_s=until))
         say(f"The picture is in {html}.")
     _finish(played)
@@ -235,6 +217,8 @@ def html_command(
     loose: Loose = False,
 ) -> None:
     """Draw a failure: one page that needs no other file."""
+    from trinamo.sim.explore import page_of
+
     recorded = open_failure(failure)
     with quietly():
         again = play_again(recorded, is_loose=loose)

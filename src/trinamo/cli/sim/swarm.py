@@ -141,6 +141,7 @@ def _swarm(play: Scenario, seeds: Any, jobs: int, show: Callable[[Progress], Non
 def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar: Bar) -> int:
     from trinamo.sim.core.choices import ReplayChoices
     from trinamo.sim.explore import played
+    from trinamo.sim.own import file_stem
 
     code = 0
     for kind in progress.failures.values():
@@ -150,7 +151,7 @@ def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar
         lines = [f"{name}, seed {run.seed}, {kind.count} of {progress.runs} runs"]
         lines += finding_lines(finding)
         if exit_code_for(finding.invariant) != EXIT_UNSTEADY:
-            path = out / f"{name}-{run.seed}.json"
+            path = out / f"{file_stem(play)}-{run.seed}.json"
             save_played(play, played(play, ReplayChoices(run.values, run.seed)), path)
             lines.append(f"  trinamo sim replay {path}")
         bar.stop()

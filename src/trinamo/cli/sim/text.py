@@ -1,20 +1,17 @@
-"""What the simulator's commands print, and the page of a run."""
+"""What the simulator's commands print."""
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trinamo.sim.core.trace import Row
-    from trinamo.sim.explore import Finding, Pin, Played, Run
+    from trinamo.sim.explore import Finding, Pin, Run
 
 __all__ = [
     "finding_lines",
-    "page_of",
     "pin_lines",
     "quietly",
     "row_text",
@@ -32,15 +29,11 @@ def say(text: str = "") -> None:
     sys.stdout.write(f"{text}\n")
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
+def quietly() -> AbstractContextManager[None]:
     """Without the log of the simulated processes: their story is in the trace."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+    from trinamo.sim.explore import quietly as silence
+
+    return silence()
 
 
 def title_of(name: str, seed: int, bug: str = "") -> str:
@@ -92,36 +85,3 @@ def row_text(row: Row) -> str:
     """One row, for people."""
     fields = " ".join(f"{name}={value!s}" for name, value in row.fields)
     return f"{row.time_s:12.6f}  {row.host:<14} {row.kind:<16} {fields}"
-
-
-def page_of(
-    title: str,
-    played: Played,
-    *,
-    facts: Iterable[tuple[str, str]] = (),
-    until_s: float | None = None,
-) -> str:
-    """The HTML page of a run, up to `until_s` if given."""
-    from trinamo.sim.report import About, page
-
-    run, rows = played.run, played.trace.rows
-    is_whole = until_s is None or until_s >= run.virtual_s
-    end_s = run.virtual_s if until_s is None else min(until_s, run.virtual_s)
-    if not is_whole:
-        rows = [row for row in rows if row.time_s <= end_s]
-        title = f"{title}, until {end_s:g} s"
-    finding = run.finding if is_whole else None
-    about = About(
-        title=title,
-        invariant=finding.invariant if finding else "",
-        text=finding.text if finding else "",
-        at_s=finding.at_s if finding else 0.0,
-        end_s=end_s,
-        facts=(
-            ("seed", str(run.seed)),
-            ("digest", run.digest),
-            ("decisions", f"{len(run.values)}, {run.deviation_count} not the default"),
-            *facts,
-        ),
-    )
-    return page(rows, about)

@@ -1,0 +1,21 @@
+"""Other people's protocols: their functions as scenarios, searched, explained.
+
+Read in this order: `scenario.py` (what a scenario function is), `source.py` (where it stands),
+`search.py` (find a failure, shrink it, save it, draw it).
+"""
+
+from .scenario import file_stem, is_own, label_of, own_change, own_scenario
+from .search import Found, Hint, search
+from .source import functions_of
+
+__all__ = [
+    "Found",
+    "Hint",
+    "file_stem",
+    "functions_of",
+    "is_own",
+    "label_of",
+    "own_change",
+    "own_scenario",
+    "search",
+]

@@ -1,0 +1,209 @@
+"""A function in anybody's file as a scenario: `FILE.py::function`, called by the names of its parameters.
+
+A scenario function asks for what it needs by name: `choices` (it makes its own `World`), `world`, or
+`network`. A plain function runs the world itself; an `async` one is the run's main, in a world with a
+network. What else it takes must have a default that JSON can hold; a list called `faults` is the plan
+that `shrink` makes shorter.
+
+What this module does not do: find the function in its file (`source.py`), judge a run
+(`explore/run.py`). Read next: `search.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+from typing_extensions import override
+
+from ..core.choices import Choices
+from ..core.policies import Policy
+from ..core.world import World
+from ..explore.run import BadScenario, Scenario
+from ..net.network import Network
+from .source import (
+    ALL_PARTS,
+    check_callable,
+    check_in_file,
+    digest_of,
+    functions_of,
+    in_words,
+    loaded_function,
+)
+
+__all__ = ["file_stem", "function_in_file", "is_own", "label_of", "own_change", "own_scenario"]
+
+
+# --- naming one ------------------------------------------------------------------------------------
+
+
+def own_scenario(path: Path, name: str = "", *, policy: Policy | None = None) -> Scenario:
+    """The scenario `path::name`; the only one of the file if `name` is empty.
+
+    `policy` schedules in place of what the file says. Raises `BadScenario`.
+    """
+    if not name:
+        known = functions_of(path)
+        if len(known) != 1:
+            which = f"one of {', '.join(known)}" if known else f"a function of {ALL_PARTS}"
+            raise BadScenario(f"say which scenario of {path}: {path}::NAME, with {which}")
+        name = known[0]
+    check_in_file(path, name)
+    return _named(path, name, loaded_function(path, name), policy)
+
+
+def function_in_file(function: Callable[..., object]) -> Scenario:
+    """The scenario that this function is.
+
+    If it stands at the top of a file, the file names it, so that processes and failure files can;
+    one from inside another function is played by this process alone, and nothing else finds it.
+    """
+    check_callable(function)
+    code = inspect.unwrap(function)
+    name, file = getattr(code, "__qualname__", ""), getattr(code, "__globals__", {}).get("__file__")
+    if isinstance(file, str) and name.isidentifier():
+        path = Path(file)
+        if path.is_file() and name in functions_of(path):
+            return _named(path, name, function, None)
+    arguments = {"function": name or type(function).__name__, **_plan(function)}
+    return _Local(__name__, "play", arguments, call=function)
+
+
+def _named(
+    path: Path, name: str, function: Callable[..., object], policy: Policy | None
+) -> Scenario:
+    parameters: dict[str, Any] = {
+        "file": _place(path),
+        "function": name,
+        "digest": digest_of(path),
+        **_plan(function),
+    }
+    if policy is not None:
+        parameters["policy"] = policy
+        _check_policy(function, name)
+    return Scenario(__name__, "play", parameters)
+
+
+@attrs.frozen
+class _Local(Scenario):
+    """A function that only this process can reach."""
+
+    call: Callable[..., object] = attrs.field(kw_only=True)
+
+    @override
+    def __call__(self, choices: Choices) -> object:
+        return _call(self.call, choices, None, _faults(self.parameters.get("faults")))
+
+
+def is_own(scenario: Scenario) -> bool:
+    """Whether this is somebody's own function, not a scenario that ships or a scenario file."""
+    return scenario.module == __name__
+
+
+def label_of(scenario: Scenario) -> str:
+    """What people call a scenario: `FILE.py::function`, a scenario file's name, or its module's."""
+    file, function, where = (
+        scenario.parameters.get(name, "") for name in ("file", "function", "where")
+    )
+    if is_own(scenario):
+        return f"{file}::{function}" if file else str(function)
+    return Path(str(where)).stem if where else scenario.module.rpartition(".")[2]
+
+
+def file_stem(scenario: Scenario) -> str:
+    """The label as the beginning of a file's name: of `a/b.py::c` it is `b-c`."""
+    file, _, function = label_of(scenario).rpartition("::")
+    stem = "-".join([Path(file).stem, function] if file else [function])
+    return re.sub(r"[^\w.-]+", "_", stem).strip("_") or "scenario"
+
+
+def own_change(scenario: Scenario) -> str:
+    """A sentence if the file is not the one that the scenario was recorded with; else nothing."""
+    path = Path(str(scenario.parameters.get("file")))
+    if digest_of(path) == scenario.parameters.get("digest"):
+        return ""
+    return f"{path} has changed since this was recorded"
+
+
+def _place(path: Path) -> str:
+    """The path from here if the file lies below, so that a failure file fits other machines."""
+    absolute = path.resolve()
+    try:
+        return absolute.relative_to(Path.cwd().resolve()).as_posix()
+    except ValueError:
+        return str(absolute)
+
+
+def _plan(function: Callable[..., object]) -> dict[str, Any]:
+    """The function's own fault plan as JSON has it, if that can hold it."""
+    faults = inspect.signature(function).parameters.get("faults")
+    if faults is None or not isinstance(faults.default, (list, tuple)):
+        return {}
+    try:
+        return {"faults": json.loads(json.dumps(faults.default))}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _faults(faults: Any) -> dict[str, Any]:
+    return {} if faults is None else {"faults": faults}
+
+
+# --- calling one -----------------------------------------------------------------------------------
+
+
+def play(
+    choices: Choices,
+    *,
+    file: str,
+    function: str,
+    digest: str = "",  # noqa: ARG001 -- for whoever compares it with the file (`own_change`)
+    policy: Policy | None = None,
+    faults: list[Any] | None = None,
+) -> object:
+    """Play the scenario function in this file; raises what it raises, or `BadScenario`."""
+    return _call(loaded_function(Path(file), function), choices, policy, _faults(faults))
+
+
+def _call(
+    function: Callable[..., object],
+    choices: Choices,
+    policy: Policy | None,
+    arguments: dict[str, Any],
+) -> object:
+    takes = inspect.signature(function).parameters
+    is_main = inspect.iscoroutinefunction(function)
+    parts: dict[str, Any] = {"choices": choices}
+    if is_main or not {"world", "network"}.isdisjoint(takes):
+        world = World(choices) if policy is None else World(choices, policy=policy)
+        parts["world"] = world
+        if is_main or "network" in takes:
+            parts["network"] = Network(world)
+    elif policy is not None:
+        arguments = {**arguments, "policy": policy}
+    given = {name: part for name, part in parts.items() if name in takes}
+    try:
+        if is_main:
+            return parts["world"].run(partial(function, **given, **arguments))
+        return function(**given, **arguments)
+    except Exception as error:
+        if choices.world is not None:
+            raise
+        name = getattr(function, "__name__", "the scenario")
+        raise BadScenario(f"{name} failed before it made a world: {in_words(error)}") from error
+
+
+def _check_policy(function: Callable[..., object], name: str) -> None:
+    takes = set(inspect.signature(function).parameters)
+    is_made_here = inspect.iscoroutinefunction(function) or takes & {"world", "network"}
+    if not is_made_here and "policy" not in takes:
+        raise BadScenario(
+            f"{name} makes its own world: give it a parameter `policy` that it hands to World,"
+            " or let it take `world`"
+        )

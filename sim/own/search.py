@@ -1,0 +1,208 @@
+"""Search for a failure of one's own protocol: swarm, shrink, save, draw, in one call.
+
+What this module does not do: any of it itself. `scenario.py` says what a scenario function is, and
+`explore/` does the work.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import attrs
+from typing_extensions import override
+
+from ..core.choices import Choice, ReplayChoices
+from ..core.errors import Violation
+from ..explore.failure import Failure, save_failure
+from ..explore.picture import page_of
+from ..explore.run import BadScenario, Played, Run, Scenario, played, quietly
+from ..explore.shrink import shrink as shrink_run
+from ..explore.swarm import NONDETERMINISM, Progress, swarm
+from .scenario import file_stem, function_in_file, is_own, label_of
+
+__all__ = ["Found", "Hint", "search"]
+
+LISTED_MAX = 12
+
+
+class Hint(UserWarning):
+    """A search found nothing, and may have tested less than it seems; the text says what to change."""
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """The first failure of a search. `str` of it is what a person wants to read."""
+
+    scenario: str
+    """What was searched: `FILE.py::function`, or the function's name."""
+    seed: int
+    rule: str
+    """The invariant that was broken, or `deadlock`, `error KeyError` and the like."""
+    violation: Violation
+    """The finding of the shrunk run, ready to be raised."""
+    decisions: tuple[Choice, ...]
+    """The decisions of the shrunk run that are not the default answer."""
+    decisions_before: int
+    """How many there were before shrinking."""
+    runs: int
+    """How many seeds were played until it showed."""
+    failed_runs: int
+    failure: Path | None
+    """The file that replays it; None without `out`, or if the function stands in no file."""
+    page: Path | None
+    """Its picture; None without `out`."""
+    replay: str
+    """The command, or the call, that plays it again."""
+    hints: tuple[str, ...] = ()
+
+    @override
+    def __str__(self) -> str:
+        before, after = self.decisions_before, len(self.decisions)
+        lines = [
+            f"{self.rule} broken in {self.scenario}, seed {self.seed}",
+            f"  {self.failed_runs} of {self.runs} runs failed",
+            *(f"  {line}" for line in self.violation.text.splitlines()[:LISTED_MAX]),
+            f"  decisions: {before} that are not the default before shrinking, {after} after",
+            *(
+                f"    {each.label} = {each.value} of {each.n}"
+                for each in self.decisions[:LISTED_MAX]
+            ),
+        ]
+        if after > LISTED_MAX:
+            lines.append(f"    … {after - LISTED_MAX} more")
+        lines.append(f"  replay: {self.replay}")
+        if self.page is not None:
+            lines.append(f"  page: {self.page}")
+        return "\n".join([*lines, *(f"  hint: {hint}" for hint in self.hints)])
+
+
+class _Enough(Exception):  # noqa: N818 -- no error: it ends the swarm
+    pass
+
+
+def search(
+    run: Callable[..., object] | Scenario,
+    *,
+    seeds: Iterable[int] = range(200),
+    out: Path | None = None,
+    shrink: bool = True,
+    shrink_cpu_s_max: float = 30.0,
+    jobs: int = 1,
+    on_progress: Callable[[Progress], object] = lambda _progress: None,
+) -> Found | None:
+    """Play these seeds until one fails; make it small, save it and draw it below `out`.
+
+    `run` is a scenario function (of `choices`, `world` or `network`: see `scenario.py`) or a `Scenario`.
+    The search ends after the batch of eight seeds in which a failure shows, and returns the one of the
+    smallest seed; None if there is none, with a `Hint` warned of for whatever the runs did not test.
+    Shrinking takes at most `shrink_cpu_s_max` seconds of processor time. `jobs` processes need a
+    function at the top of a file. `on_progress` hears after each batch. Raises `BadScenario` for what
+    is no scenario, `Escape` never: it is a finding.
+    """
+    scenario = run if isinstance(run, Scenario) else function_in_file(run)
+    is_filed = not is_own(scenario) or "file" in scenario.parameters
+    if jobs > 1 and not is_filed:
+        raise BadScenario("several processes play only a function that stands at the top of a file")
+    with quietly():
+        progress = _swarm(scenario, seeds, jobs, on_progress)
+        if not progress.failures:
+            for text in progress.coverage.untested:
+                warnings.warn(f"{text}, in none of {progress.runs} runs", Hint, stacklevel=2)
+            return None
+        first = min((kind.first for kind in progress.failures.values()), key=lambda run: run.seed)
+        return _found(scenario, first, progress, out, shrink_cpu_s_max if shrink else 0.0)
+
+
+def _swarm(
+    scenario: Scenario,
+    seeds: Iterable[int],
+    jobs: int,
+    on_progress: Callable[[Progress], object],
+) -> Progress:
+    latest = Progress()
+
+    def show(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
+        on_progress(progress)
+        if progress.failures:
+            raise _Enough
+
+    try:
+        return swarm(scenario, seeds, jobs=jobs, on_progress=show)
+    except _Enough:
+        return latest
+
+
+def _found(
+    scenario: Scenario, first: Run, progress: Progress, out: Path | None, cpu_s_max: float
+) -> Found:
+    finding = first.finding
+    assert finding is not None
+    result = played(scenario, ReplayChoices(first.values, first.seed))
+    again = result.run.finding
+    if finding.invariant == NONDETERMINISM or again is None or again.key != finding.key:
+        # What cannot be played again cannot be shrunk, and a file would replay something else.
+        return _told(scenario, first, progress, replay=_again(scenario, first.seed, None))
+    if cpu_s_max > 0:
+        small = shrink_run(scenario, ReplayChoices(first.values, first.seed), cpu_s_max=cpu_s_max)
+        scenario = small.scenario
+        result = played(scenario, ReplayChoices(small.run.values, first.seed))
+    failure, page = (None, None) if out is None else _save(scenario, result, out)
+    return attrs.evolve(
+        _told(scenario, result.run, progress, replay=_again(scenario, first.seed, failure)),
+        decisions=tuple(choice for choice in result.record if choice.value),
+        decisions_before=first.deviation_count,
+        failure=failure,
+        page=page,
+    )
+
+
+def _told(scenario: Scenario, run: Run, progress: Progress, *, replay: str) -> Found:
+    assert run.finding is not None
+    return Found(
+        scenario=label_of(scenario),
+        seed=run.seed,
+        rule=run.finding.invariant,
+        violation=Violation(run.finding.invariant, run.finding.text),
+        decisions=(),
+        decisions_before=run.deviation_count,
+        runs=progress.runs,
+        failed_runs=progress.failed_runs,
+        failure=None,
+        page=None,
+        replay=replay,
+    )
+
+
+def _save(scenario: Scenario, result: Played, out: Path) -> tuple[Path | None, Path | None]:
+    out.mkdir(parents=True, exist_ok=True)
+    stem = f"{file_stem(scenario)}-{result.run.seed}"
+    page = out / f"{stem}.html"
+    page.write_text(page_of(f"{label_of(scenario)}, seed {result.run.seed}", result), "utf-8")
+    if is_own(scenario) and "file" not in scenario.parameters:
+        return None, page
+    failure = out / f"{stem}.json"
+    try:
+        save_failure(Failure.of(scenario, result), failure)
+    except ValueError:
+        # Larger than a failure file may be; the seed replays it as well.
+        return None, page
+    return failure, page
+
+
+def _again(scenario: Scenario, seed: int, failure: Path | None) -> str:
+    """How to play it again, for who stands in the folder that the search stood in."""
+    is_named = "file" in scenario.parameters or "where" in scenario.parameters
+    if failure is None and not is_named:
+        return f"search(…, seeds=[{seed}])"
+    # A failure file may name files below the folder it is replayed in, and no others.
+    file = Path(str(scenario.parameters.get("file", "")))
+    there = f"cd {shlex.quote(str(file.parent))} && " if file.is_absolute() else ""
+    if failure is not None:
+        path = failure.resolve() if there else failure
+        return f"{there}trinamo sim replay {shlex.quote(str(path))}"
+    return f"{there}trinamo sim run {shlex.quote(label_of(scenario))} --seed {seed}"
