@@ -21,6 +21,7 @@ from trinamo.runtime.protocol.streams.control import (
     Sentinel,
     Stop,
 )
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
 __all__ = ["controls", "cut", "cuts", "events", "frames", "instances"]
@@ -49,8 +50,8 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Data, st.binary(min_size=1, max_size=50)),
     st.builds(Sentinel),
     st.builds(Failed, _errors),
-    st.builds(Stop),
-    st.builds(Kill),
+    st.builds(Stop, st.sampled_from(Reason)),
+    st.builds(Kill, st.sampled_from(Reason)),
     st.builds(Refused, st.text(max_size=10), st.text(max_size=20)),
 )
 """Everything that has a frame, with any legal content."""

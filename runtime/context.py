@@ -20,6 +20,7 @@ from typing import Self
 
 import trio
 
+from .protocol.streams.reasons import Reason
 from .traces.trace import NO_TRACE, Trace
 
 __all__ = ["Context", "KillableScope", "Reason", "State"]
@@ -33,18 +34,6 @@ class State(enum.IntEnum):
     LIVE = 0
     STOPPED = 1
     KILLED = 2
-
-
-class Reason(enum.StrEnum):
-    """Why a request was stopped or killed; the label of the cancellation metric."""
-
-    CLIENT_DISCONNECT = "client_disconnect"
-    DEADLINE = "deadline"
-    STOP_REQUESTED = "stop_requested"
-    CONSUMER_DROPPED = "consumer_dropped"
-    WORKER_SHUTDOWN = "worker_shutdown"
-    PROTOCOL_ERROR = "protocol_error"
-    MIGRATION = "migration"
 
 
 class Context:
@@ -123,6 +112,17 @@ class Context:
     def reason(self) -> Reason | None:
         """Why it ended: the kill's reason if killed, else the stop's, else None."""
         return self.kill_reason or self.stop_reason
+
+    def why_left(self) -> Reason:
+        """Why somebody who leaves the request now does so.
+
+        What ended it, else its time if that is over, else his own choice. A deadline cancels the
+        scope before anybody can say so: who unwinds asks here.
+        """
+        if self.reason is not None:
+            return self.reason
+        is_late = self.deadline <= trio.current_time()
+        return Reason.DEADLINE if is_late else Reason.CONSUMER_DROPPED
 
     def stop(self, reason: Reason = Reason.STOP_REQUESTED) -> None:
         """Ask the request to finish early. Idempotent; does nothing once stopped or killed."""

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from trinamo.runtime.protocol.discovery.presence import PRESENCE, Presence, Sign
+from trinamo.runtime.protocol.streams.control import Kill, Stop
 from trinamo.runtime.protocol.streams.machine import Role, Tables
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
 
@@ -32,6 +34,28 @@ Made from the tables in the code by `make docs`. A step that is
 not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
 the peer took it.
 """
+
+
+_REASONS_PREFACE: Final = """\
+Stop and Kill say why, and so does the cancel of a unary request: the caller's reason is the handler's
+`context.reason`, and the label of both ends' cancellation metrics. On a connection of the stream's own
+`"Stop"` and `"Kill"` mean the first two reasons below, and `{"stop": "deadline"}` or
+`{"kill": "deadline"}` any other; on a link the reason is the data of the frame, and nothing means the
+same two. A reason that the receiver does not know counts as the one that the bare frame has. A
+connection that ends without a word is `consumer_dropped`.
+"""
+
+
+_MEANINGS: Final = {
+    Reason.STOP_REQUESTED: "the caller asks for an early, complete end",
+    Reason.CONSUMER_DROPPED: "the caller left the answer, or is gone",
+    Reason.CLIENT_DISCONNECT: "the HTTP client went away",
+    Reason.DEADLINE: "the request's time is up",
+    Reason.FRONTEND_SHUTDOWN: "the frontend that asked shuts down",
+    Reason.WORKER_SHUTDOWN: "the worker shuts down",
+    Reason.PROTOCOL_ERROR: "the other end broke the protocol",
+    Reason.MIGRATION: "the worker leaves, and another one goes on",
+}
 
 
 _PRESENCE_PREFACE: Final = """\
@@ -65,7 +89,19 @@ def protocol_page(tables: Tables | PresenceTable) -> str:
         parts.append(_table(tables.transitions[role]))
     parts.append("## What one end's step does to the other\n")
     parts.append(_couplings(tables))
+    parts += ["## Why\n", _REASONS_PREFACE, _reasons()]
     return "\n".join(parts)
+
+
+def _reasons() -> str:
+    usual = {Stop().reason: "Stop", Kill().reason: "Kill"}
+    lines = ["| reason | meaning | unsaid in |", "|---|---|---|"]
+    ordered = [*usual, *(reason for reason in Reason if reason not in usual)]
+    lines += [
+        f"| `{reason.value}` | {_MEANINGS[reason]} | {usual.get(reason, '')} |"
+        for reason in ordered
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _render_presence(table: PresenceTable) -> str:

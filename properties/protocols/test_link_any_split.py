@@ -33,13 +33,16 @@ from trinamo.runtime.protocol.streams.multiplex import (
     Multiplexer,
     StreamIds,
 )
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
 STREAMS = 4
 Said = bytes | Control | Credit
 
 events: st.SearchStrategy[Said] = st.one_of(
-    st.sampled_from([Opened(), Sentinel(), Stop(), Kill(), Closed()]),
+    st.sampled_from([Opened(), Sentinel(), Closed()]),
+    st.builds(Stop, st.sampled_from(Reason)),
+    st.builds(Kill, st.sampled_from(Reason)),
     st.builds(lambda text: Failed(EngineError(text)), st.text(max_size=9)),
     st.builds(lambda text: Declined(EngineError(text)), st.text(max_size=9)),
     st.builds(Refused, st.text(max_size=5), st.text(max_size=9)),

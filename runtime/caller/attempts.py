@@ -9,7 +9,7 @@ from __future__ import annotations
 import outcome
 import trio
 
-from ..context import Context, Reason
+from ..context import Context
 from ..deadlines import Deadlines
 from ..errors import DisconnectedError, KilledError, TrinamoError
 from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
@@ -19,17 +19,18 @@ from ..protocol.kv.hints import RoutingHint
 from ..protocol.streams.request import Answer, ConnectionInfo, Envelope, raise_for_nack
 from .router import Router
 
-__all__ = ["StreamAttempt", "UnaryAttempt"]
+__all__ = ["StreamAttempt", "UnaryAttempt", "check_killed"]
 
 
 class UnaryAttempt(InFlight):
     """One unary request at one instance."""
 
-    __slots__ = ("_error", "_scope", "_task")
+    __slots__ = ("_context", "_error", "_scope", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
         # Its only item is the answer, which a worker that leaves may still give.
         super().__init__(is_waiting=False)
+        self._context = context
         self._task: trio.lowlevel.Task | None = None
         self._scope: trio.CancelScope | None = None
         self._error: DisconnectedError | None = None
@@ -41,7 +42,8 @@ class UnaryAttempt(InFlight):
         delivery = plane.post(address, envelope, payload, self._take)
         if delivery is None:
             with trio.CancelScope() as self._scope:
-                return await plane.call(address, envelope, payload)
+                why_left = self._context.why_left
+                return await plane.call(address, envelope, payload, why_left=why_left)
             assert self._error is not None
             raise self._error
 
@@ -54,7 +56,8 @@ class UnaryAttempt(InFlight):
             result: bytes = await trio.lowlevel.wait_task_rescheduled(abort)
             return result
         finally:
-            delivery.cancel()
+            # Of an answer that has come this does nothing.
+            delivery.cancel(self._context.why_left())
 
     def heard(self) -> int:
         return 0
@@ -91,7 +94,6 @@ class StreamAttempt(InFlight):
 
     __slots__ = (
         "_calls",
-        "_context",
         "_delivery",
         "_error",
         "_has_ack",
@@ -101,6 +103,7 @@ class StreamAttempt(InFlight):
         "_sending",
         "cached_blocks",
         "channel",
+        "context",
         "input",
         "instance",
         "registration",
@@ -121,7 +124,8 @@ class StreamAttempt(InFlight):
         self._leg = context.trace.begin("attempt", instance=instance.id)
         self.instance = instance
         self.input: InputRegistration | None = None
-        self._context, self._plane, self._calls, self._router = context, plane, calls, router
+        self.context = context
+        self._plane, self._calls, self._router = plane, calls, router
         self._delivery: Delivery | None = None
         self._sending: trio.CancelScope | None = None
         """Until the ACK has come, where the request plane cannot post."""
@@ -136,7 +140,7 @@ class StreamAttempt(InFlight):
 
     def open_input(self) -> ConnectionInfo:
         """Where the worker calls for the request's input."""
-        self.input = self._plane.register_input(self._context)
+        self.input = self._plane.register_input(self.context)
         return self.input.connection
 
     def close(self, error: BaseException | None = None) -> None:
@@ -144,7 +148,7 @@ class StreamAttempt(InFlight):
         self._leg.leave(error)
         self._calls.end(self)
         if self._delivery is not None:
-            self._delivery.cancel()
+            self._delivery.cancel(self.context.why_left())
         if self.input is not None:
             self.input.close()
         self._router.end(self.instance, self)
@@ -154,7 +158,7 @@ class StreamAttempt(InFlight):
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
         """Deliver the request; returns once the handler has started."""
-        self._check_killed()
+        check_killed(self.context)
         self._delivery = plane.post(address, envelope, payload, self._take)
         if self._delivery is None:
             await self._send(plane, address, envelope, payload)
@@ -210,16 +214,19 @@ class StreamAttempt(InFlight):
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
         ack: Answer | None = None
-        with self._context.cancelled_by_kill() as self._sending:
-            ack = await plane.send(address, envelope, payload)
+        with self.context.cancelled_by_kill() as self._sending:
+            why_left = self.context.why_left
+            ack = await plane.send(address, envelope, payload, why_left=why_left)
         self._sending = None
         if self._error is not None:
             raise self._error
-        self._check_killed()
+        check_killed(self.context)
         if ack is not None:
             self._take(ack)
 
-    def _check_killed(self) -> None:
-        if self._context.is_killed:
-            reason = self._context.reason or Reason.CONSUMER_DROPPED
-            raise KilledError(f"the request was killed: {reason}", reason=reason)
+
+def check_killed(context: Context) -> None:
+    """Raise `KilledError` if nobody wants an answer any more."""
+    if context.is_killed:
+        reason = context.why_left()
+        raise KilledError(f"the request was killed: {reason}", reason=reason)

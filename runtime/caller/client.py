@@ -9,7 +9,7 @@ instance; after that the stream belongs to its worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Callable, Container
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -17,15 +17,14 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 import msgspec
-import trio
 
 from ..context import Context
 from ..deadlines import Deadlines
 from ..env import Env
 from ..errors import (
     ConnectError,
-    DeadlineError,
     DisconnectedError,
+    KilledError,
     OverloadedError,
     RemoteProtocolError,
     TransportError,
@@ -42,7 +41,10 @@ from ..protocol.streams.request import (
     attempt_id,
 )
 from ..protocol.undecodable import UNDECODABLE
-from .attempts import StreamAttempt, UnaryAttempt
+from ..traces.ring import Traces
+from ..traces.trace import NO_TRACE, Leg
+from .attempts import StreamAttempt, UnaryAttempt, check_killed
+from .deadline import Bound, left_s, within
 from .router import Router
 from .streams import Exchange, ResponseStream
 
@@ -68,11 +70,13 @@ class Client:
         *,
         attempts_max: int = 3,
         call_home_timeout_s: float = 10.0,
+        traces: Traces | None = None,
     ) -> None:
         self.router = router
         self._response_plane = response_plane
         self.env = env
         self._attempts_max = attempts_max
+        self._traces = traces or Traces(env.clock, 0)
         self._calls = Deadlines(call_home_timeout_s, StreamAttempt.give_up_call)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -96,6 +100,8 @@ class Client:
         item_type: type[T],
         *,
         context: Context | None = None,
+        timeout_s: float | None = None,
+        deadline: float = math.inf,
         instance_id: str | None = None,
         among: Container[str] | None = None,
         migrates: bool = False,
@@ -106,22 +112,25 @@ class Client:
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. With `migrates` the worker may hand the
         stream over when it leaves: the caller will ask another one. `hint` is what the policy `kv`
-        is told about the prompt. Raises `UnavailableError` if nobody is live, `DeadlineError` once
-        `context.deadline` is over, else the last attempt's error.
+        is told about the prompt. Raises `UnavailableError` if nobody is live, else the last
+        attempt's error.
+
+        The whole answer must be there `timeout_s` after this is entered, by `deadline` on trio's
+        clock, and by `context.deadline`, whichever comes first. It travels: the handler finds it as
+        its own `context.deadline`. After it every wait on the stream raises `DeadlineError`, and
+        both ends have `Reason.DEADLINE`; `context` itself lives on.
         """
 
         def found(attempt: StreamAttempt) -> ResponseStream[T]:
             decoder = self._decoder(item_type)
-            stream = ResponseStream(attempt.channel, decoder, self.router, attempt.instance)
+            stream = ResponseStream(attempt, decoder, self.router)
             if hint is not None:
                 stream.cached_blocks = attempt.cached_blocks
                 stream.tell_first(partial(self.router.first_item, attempt))
             return stream
 
-        context = context or Context(self.new_id())
-        payload = self._encode(request)
-        asked = _Asked(context, payload, instance_id, among, hint, migrates=migrates)
-        return _Opening(self._dispatch, asked, found)
+        asked = Asked(self._encode(request), instance_id, among, hint, migrates=migrates)
+        return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
 
     def exchange(
         self,
@@ -129,6 +138,8 @@ class Client:
         item_type: type[T],
         *,
         context: Context | None = None,
+        timeout_s: float | None = None,
+        deadline: float = math.inf,
         instance_id: str | None = None,
     ) -> AbstractAsyncContextManager[Exchange[T]]:
         """As `stream`, of an endpoint that is also streamed to; `send` its input, then `finish`.
@@ -138,59 +149,77 @@ class Client:
         """
 
         def found(attempt: StreamAttempt) -> Exchange[T]:
-            assert attempt.input is not None
-            decoder = self._decoder(item_type)
-            return Exchange(attempt.channel, decoder, self.router, attempt.instance, attempt.input)
+            return Exchange(attempt, self._decoder(item_type), self.router)
 
-        context = context or Context(self.new_id())
-        asked = _Asked(context, self._encode(request), instance_id, takes_input=True)
-        return _Opening(self._dispatch, asked, found)
+        asked = Asked(self._encode(request), instance_id, takes_input=True)
+        return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
 
     async def call(
         self,
         request: Any,
         result_type: type[T],
         *,
-        instance_id: str | None = None,
+        context: Context | None = None,
         timeout_s: float | None = None,
+        deadline: float = math.inf,
+        instance_id: str | None = None,
     ) -> T:
         """One value for one request, without a response stream.
 
-        Tried elsewhere only if it certainly did not run. Raises `DeadlineError` after `timeout_s`,
-        having told the worker to forget it.
+        Tried elsewhere only if it certainly did not run. `timeout_s`, `deadline` and
+        `context.deadline` bound it as they bound a `stream`: raises `DeadlineError` then, and
+        `KilledError` once `context` was killed, having told the worker to forget it, and why.
         """
-        if timeout_s is None:
-            return await self._call(request, result_type, instance_id)
-        with trio.move_on_after(timeout_s):
-            return await self._call(request, result_type, instance_id)
-        raise DeadlineError(f"no answer from {self.router.endpoint} within {timeout_s:g} s")
-
-    async def _call(self, request: Any, result_type: type[T], instance_id: str | None) -> T:
         payload = self._encode(request)
+        asking, leg = self.begin(context)
+        with leg:
+            limited = Bound(timeout_s, deadline).limit(asking)
+            try:
+                with limited.cancelled_by_kill():
+                    call = partial(self._call, payload, instance_id, limited)
+                    result = await within(limited, call)
+                    return self._decode_result(result, result_type)
+                reason = limited.why_left()
+                raise KilledError(f"the request was killed: {reason}", reason=reason)
+            finally:
+                if limited is not asking:
+                    limited.close()
+
+    def begin(self, context: Context | None) -> tuple[Context, Leg]:
+        """The context of a request, and its leg here; whoever gave one writes its legs himself."""
+        if context is not None:
+            return context, NO_TRACE.begin("caller")
+        context = Context(self.new_id())
+        context.trace = self._traces.begin(context.id)
+        return context, context.trace.begin("caller", endpoint=str(self.router.endpoint))
+
+    async def _call(self, payload: bytes, instance_id: str | None, context: Context) -> bytes:
+        check_killed(context)
         tried: list[str] = []
         failed: TrinamoError | None = None
         while True:
             instance = self._choose(instance_id, tried, failed)
             tried.append(instance.id)
             add_fields(instance_id=instance.id)
-            envelope = Envelope(
-                id=self.new_id(),
-                endpoint=instance.endpoint,
-                instance_id=instance.id,
-                kind=RequestKind.UNARY,
-            )
+            attempt = UnaryAttempt(context)
             try:
-                plane, address = self._route(instance)
-                attempt = UnaryAttempt()
-                with self.router.flight(instance, attempt):
-                    result = await attempt.run(plane, address, envelope, payload)
+                with (
+                    context.trace.begin("attempt", instance=instance.id),
+                    self.router.flight(instance, attempt),
+                ):
+                    envelope = Envelope(
+                        id=attempt_id(context.id, self.env.rng),
+                        endpoint=instance.endpoint,
+                        instance_id=instance.id,
+                        kind=RequestKind.UNARY,
+                        deadline_s=left_s(context),
+                    )
+                    return await attempt.run(*self._route(instance), envelope, payload)
             except ELSEWHERE as error:
                 failed = error
                 self._blame(instance, error)
                 if not error.definite or not self._may_retry(tried, instance_id):
                     raise
-            else:
-                return self._decode_result(result, result_type)
 
     def _decode_result(self, result: bytes, result_type: type[T]) -> T:
         try:
@@ -208,7 +237,7 @@ class Client:
 
     # --- one streaming request, attempt by attempt ---
 
-    async def _dispatch(self, asked: _Asked) -> StreamAttempt:
+    async def dispatch(self, asked: Asked, context: Context) -> StreamAttempt:
         """The attempt that succeeded; whoever gets it closes it."""
         tried: list[str] = []
         failed: TrinamoError | None = None
@@ -217,7 +246,7 @@ class Client:
             tried.append(instance.id)
             add_fields(instance_id=instance.id)
             attempt = StreamAttempt(
-                instance, asked.context, self._response_plane, self._calls, self.router, asked.hint
+                instance, context, self._response_plane, self._calls, self.router, asked.hint
             )
             try:
                 await attempt.run(
@@ -227,7 +256,7 @@ class Client:
                 attempt.close(error)
                 failed = error
                 self._blame(instance, error)
-                if asked.context.is_stopped or not self._may_retry(tried, asked.instance_id):
+                if context.is_stopped or not self._may_retry(tried, asked.instance_id):
                     raise
             except BaseException as error:
                 attempt.close(error)
@@ -236,15 +265,15 @@ class Client:
                 self.router.restore(instance)
                 return attempt
 
-    def _envelope(self, attempt: StreamAttempt, asked: _Asked) -> Envelope:
+    def _envelope(self, attempt: StreamAttempt, asked: Asked) -> Envelope:
         return Envelope(
-            id=attempt_id(asked.context.id, self.env.rng),
+            id=attempt_id(attempt.context.id, self.env.rng),
             endpoint=attempt.instance.endpoint,
             instance_id=attempt.instance.id,
             response=attempt.registration.connection,
             request=attempt.open_input() if asked.takes_input else None,
             migrates=asked.migrates,
-            deadline_s=_left(asked.context),
+            deadline_s=left_s(attempt.context),
         )
 
     def _choose(
@@ -284,21 +313,10 @@ class Client:
             self.router.inhibit(instance, is_nonsensical=True)
 
 
-def _left(context: Context) -> float:
-    """Seconds until the deadline of a request, 0 for one that has none."""
-    if context.deadline == math.inf:
-        return 0.0
-    left = context.deadline - trio.current_time()
-    if left <= 0:
-        raise DeadlineError("the request's time was up before a worker had it")
-    return left
-
-
 @attrs.frozen
-class _Asked:
+class Asked:
     """One streaming request."""
 
-    context: Context
     payload: bytes
     instance_id: str | None
     among: Container[str] | None = None
@@ -311,18 +329,31 @@ class _Asked:
 class _Opening(Generic[S]):
     """An `async with` over one streaming request."""
 
-    __slots__ = ("_asked", "_attempt", "_dispatch", "_found")
+    __slots__ = ("_asked", "_attempt", "_bound", "_child", "_client", "_context", "_found", "_leg")
 
     def __init__(
         self,
-        dispatch: Callable[[_Asked], Awaitable[StreamAttempt]],
-        asked: _Asked,
+        client: Client,
+        asked: Asked,
+        context: Context | None,
+        bound: Bound,
         found: Callable[[StreamAttempt], S],
     ) -> None:
-        self._dispatch, self._asked, self._found = dispatch, asked, found
+        self._client, self._asked, self._found = client, asked, found
+        self._context, self._bound = context, bound
+        self._child: Context | None = None
+        """Ours alone, and to be closed: what a bound of this call ends."""
 
     async def __aenter__(self) -> S:
-        self._attempt = await self._dispatch(self._asked)
+        asking, self._leg = self._client.begin(self._context)
+        context = self._bound.limit(asking)
+        self._child = None if context is asking else context
+        try:
+            opening = partial(self._client.dispatch, self._asked, context)
+            self._attempt = await within(context, opening)
+        except BaseException as error:
+            self._close(error)
+            raise
         return self._found(self._attempt)
 
     async def __aexit__(
@@ -332,3 +363,9 @@ class _Opening(Generic[S]):
         traceback: TracebackType | None,
     ) -> None:
         self._attempt.close(exc)
+        self._close(exc)
+
+    def _close(self, error: BaseException | None) -> None:
+        self._leg.leave(error)
+        if self._child is not None:
+            self._child.close()

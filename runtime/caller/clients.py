@@ -21,6 +21,7 @@ from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.routing import Policy
+from ..traces.ring import Traces
 from .client import Client
 from .kv.routing import KvRouting
 from .router import Router
@@ -53,6 +54,7 @@ class Clients:
         data: DataPlane,
         *,
         metrics: Metrics,
+        traces: Traces,
         series: KvSeries,
         nursery: trio.Nursery,
     ) -> None:
@@ -62,6 +64,7 @@ class Clients:
         self._events = events
         self._data = data
         self._metrics = metrics
+        self._traces = traces
         self._series = series
         self._nursery = nursery
         self._slots: dict[str, _Slot] = {}
@@ -143,6 +146,7 @@ class Clients:
             self._env,
             attempts_max=config.attempts_max,
             call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,
+            traces=self._traces,
         )
         with self._series.showing_routing(str(endpoint), kv):
             async with open_nursery() as nursery:

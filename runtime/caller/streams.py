@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
 from ..errors import DisconnectedError, RemoteProtocolError, TrinamoError
-from ..planes import InputRegistration, ResponseChannel
-from ..protocol.discovery.instances import Instance
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink
+from .attempts import StreamAttempt
+from .deadline import within
 from .router import Router
 
 __all__ = ["Exchange", "ResponseStream"]
@@ -26,20 +28,25 @@ class ResponseStream(Generic[T]):
     Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
     """
 
-    __slots__ = ("_channel", "_decode", "_on_first", "_router", "cached_blocks", "instance")
+    __slots__ = (
+        "_channel",
+        "_context",
+        "_decode",
+        "_on_first",
+        "_router",
+        "cached_blocks",
+        "instance",
+    )
 
     def __init__(
-        self,
-        channel: ResponseChannel,
-        decoder: msgspec.msgpack.Decoder[T],
-        router: Router,
-        instance: Instance,
+        self, attempt: StreamAttempt, decoder: msgspec.msgpack.Decoder[T], router: Router
     ) -> None:
-        self.instance = instance
+        self.instance = attempt.instance
         """The worker that answers."""
         self.cached_blocks: int | None = None
         """Leading blocks of the prompt that it had, as the policy `kv` knew; None under others."""
-        self._channel = channel
+        self._channel = attempt.channel
+        self._context = attempt.context
         self._decode = decoder.decode
         self._router = router
         self._on_first: Callable[[], None] | None = None
@@ -56,10 +63,13 @@ class ResponseStream(Generic[T]):
 
         Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
         nothing for `router.silence_grace_s` and has left discovery or does not answer
-        (`liveness.py`); `KilledError` if the context was killed, or what the handler raised.
+        (`liveness.py`); `KilledError` if the context was killed, `DeadlineError` once its deadline
+        is over, or what the handler raised.
         """
         try:
-            return self._decode(await self._channel.__anext__())
+            if self._context.deadline == math.inf:
+                return self._decode(await self._channel.__anext__())
+            return self._decode(await within(self._context, self._channel.__anext__))
         except UNDECODABLE as error:
             self._router.inhibit(self.instance, is_nonsensical=True)
             raise _undecodable(error) from error
@@ -77,7 +87,7 @@ class ResponseStream(Generic[T]):
             decoding: Sink[bytes] = _Decoding(self._decode, sink)
             if self._on_first is not None:
                 decoding = _Telling(decoding, self._on_first)
-            await self._channel.forward(decoding)
+            await within(self._context, partial(self._channel.forward, decoding))
         except (DisconnectedError, RemoteProtocolError) as error:
             self._inhibit(error)
             raise
@@ -143,25 +153,22 @@ class Exchange(ResponseStream[T]):
     __slots__ = ("_input",)
 
     def __init__(
-        self,
-        channel: ResponseChannel,
-        decoder: msgspec.msgpack.Decoder[T],
-        router: Router,
-        instance: Instance,
-        sending: InputRegistration,
+        self, attempt: StreamAttempt, decoder: msgspec.msgpack.Decoder[T], router: Router
     ) -> None:
-        super().__init__(channel, decoder, router, instance)
-        self._input = sending
+        super().__init__(attempt, decoder, router)
+        assert attempt.input is not None
+        self._input = attempt.input
 
     async def send(self, item: Any) -> None:
         """Queue one input item; waits while `queue_bytes_max` bytes wait for the worker.
 
         A worker that waits for its answers to be read may not read, so let another task do that.
         Raises `DisconnectedError` once the worker takes no more input, be it that it has answered,
-        and `KilledError` once the request was stopped or killed.
+        `KilledError` once the request was stopped or killed, and `DeadlineError` once its time is
+        up.
         """
-        await self._input.send(_encode(item))
+        await within(self._context, partial(self._input.send, _encode(item)))
 
     async def finish(self) -> None:
         """Say that the input is complete; the handler's iterator ends."""
-        await self._input.finish()
+        await within(self._context, self._input.finish)

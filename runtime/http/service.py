@@ -114,11 +114,11 @@ class HttpService:
         with trio.move_on_after(self.config.drain_timeout_s):
             await admission.wait_idle()
         if admission.in_flight:
-            admission.stop(Reason.WORKER_SHUTDOWN)
+            admission.stop(Reason.FRONTEND_SHUTDOWN)
             with trio.move_on_after(self.config.stop_grace_s):
                 await admission.wait_idle()
         if admission.in_flight:
-            admission.kill(Reason.WORKER_SHUTDOWN)
+            admission.kill(Reason.FRONTEND_SHUTDOWN)
             with trio.move_on_after(KILL_GRACE_S):
                 await admission.wait_idle()
 

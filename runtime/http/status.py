@@ -141,6 +141,7 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
 # left: nobody reads it but the metrics.
 KILLED_TABLE: Final[dict[str, StatusRow]] = {
     Reason.CLIENT_DISCONNECT: StatusRow(499, _CLIENT),
+    Reason.FRONTEND_SHUTDOWN: StatusRow(503, _SERVER, RETRY_AFTER_S),
     Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S),
     Reason.MIGRATION:         StatusRow(503, _SERVER, RETRY_AFTER_S),
     Reason.DEADLINE:          StatusRow(504, _SERVER),

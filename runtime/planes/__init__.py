@@ -39,6 +39,8 @@ from .requests import (
     RequestServer,
     RequestService,
     TakeAnswer,
+    WhyLeft,
+    dropped,
 )
 from .responses import (
     CallHome,
@@ -100,5 +102,7 @@ __all__ = [
     "TransferPlane",
     "TransferReport",
     "WatchEvent",
+    "WhyLeft",
     "WorkQueue",
+    "dropped",
 ]

@@ -8,6 +8,7 @@ from typing import Protocol
 import trio
 
 from ..errors import TrinamoError
+from ..protocol.streams.reasons import Reason
 from ..protocol.streams.request import Answer, Envelope
 
 __all__ = [
@@ -16,10 +17,21 @@ __all__ = [
     "RequestServer",
     "RequestService",
     "TakeAnswer",
+    "WhyLeft",
+    "dropped",
 ]
 
 TakeAnswer = Callable[[Answer | TrinamoError, bytes], None]
 """Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error."""
+
+
+WhyLeft = Callable[[], Reason]
+"""Says, when a caller that waits is cancelled, why it leaves its request."""
+
+
+def dropped() -> Reason:
+    """Why a caller leaves that has nothing to say about it."""
+    return Reason.CONSUMER_DROPPED
 
 
 class RequestService(Protocol):
@@ -36,7 +48,13 @@ class RequestService(Protocol):
         """Run a unary request and return its encoded result; raises a `TrinamoError`."""
         ...
 
-    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
+    def cancel(
+        self,
+        request_id: str,
+        reason: Reason = Reason.CONSUMER_DROPPED,
+        *,
+        has_arrived: bool = False,
+    ) -> None:
         """The caller wants no answer any more; also if the request has not arrived yet.
 
         An `answer` that runs is cancelled, and raises without waiting for anything.
@@ -76,7 +94,7 @@ class RequestServer(Protocol):
 class Delivery(Protocol):
     """A request that was posted; once its answer has been taken both methods do nothing."""
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told to forget the request. Synchronous."""
         ...
 
@@ -123,16 +141,23 @@ class RequestPlane(Protocol):
         """
         ...
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         """Deliver a streaming request, or a probe, and return the worker's ACK or NACK.
 
         Raises `ConnectError` if nothing was sent (`ImpostorError`: another instance than
         `envelope.instance_id` answers at the address), `DisconnectedError` if the connection broke
         while waiting, `RemoteProtocolError` if the reply is neither. Cancelled while waiting, it
-        has told the worker to forget the request.
+        has told the worker to forget the request, for the reason that `why_left` gives then.
         """
         ...
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
-        """Deliver a unary request and return its encoded result; raises what the worker raised."""
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
+        """Deliver a unary request and return its encoded result; raises what the worker raised.
+
+        Cancelled while waiting, it does as `send` does.
+        """
         ...

@@ -92,6 +92,7 @@ class Runtime:
             events,
             data,
             metrics=metrics,
+            traces=self.traces,
             series=self._kv_series,
             nursery=control_nursery,
         )

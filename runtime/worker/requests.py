@@ -74,10 +74,11 @@ class RequestTable:
         `reply` is None where the sender has not said where to. Raises `RemoteProtocolError` for a
         frame that is no request, or one that cannot be.
         """
-        cancelled = decode_cancel(header)
-        if cancelled is not None:
+        cancel = decode_cancel(header)
+        if cancel is not None:
+            cancelled = cancel.request_id
             has_arrived = self._keeps_order or cancelled in self._seen
-            self._service.cancel(cancelled, has_arrived=has_arrived)
+            self._service.cancel(cancelled, cancel.reason, has_arrived=has_arrived)
             if cancelled in self._unary:
                 self._unary[cancelled] = False
             return None

@@ -151,11 +151,17 @@ class Worker:
         finally:
             self._end(context, record)
 
-    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
+    def cancel(
+        self,
+        request_id: str,
+        reason: Reason = Reason.CONSUMER_DROPPED,
+        *,
+        has_arrived: bool = False,
+    ) -> None:
         """Kill a request, or remember that it is not wanted should it still arrive."""
         active = self._active.get(request_id)
         if active is not None:
-            active.kill(Reason.CONSUMER_DROPPED)
+            active.kill(reason)
         if active is not None or has_arrived:
             return
         now = trio.current_time()

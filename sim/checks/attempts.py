@@ -35,6 +35,8 @@ class Attempt:
     ended_s: float = math.inf
     stopped_at: int | None = None
     killed_at_s: float | None = None
+    reasons: list[str] = attrs.Factory(list)
+    """Why it was stopped, killed, or both, as the worker was told."""
     tokens: int = 0
     wrong: list[str] = attrs.Factory(list)
 
@@ -47,10 +49,12 @@ class Attempt:
                 if killed_s is not None and row.time_s > killed_s + self.on_the_way_s:
                     self.wrong.append(f"token {row.field('index')} was made after a Kill")
             case "engine.stopped":
+                self.reasons.append(row.field("reason"))
                 self.stopped_at = self.tokens
                 if self.killed_at_s is not None:
                     self.wrong.append("a Stop came through after the Kill, which it must not undo")
             case "engine.killed":
+                self.reasons.append(row.field("reason"))
                 self.killed_at_s = row.time_s
             case "engine.end":
                 self.ended_s = row.time_s

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from trinamo.runtime.context import Reason
+from trinamo.runtime.errors import DeadlineError
+
+from ..cluster.members import DROPPED
 from ..cluster.workload import COMPLETE, RequestRecord
 from . import legs
 from .attempts import Attempt, attempts_of
@@ -37,6 +41,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield from _check_stops(outcome)
     records = {r.name: r for r in outcome.cluster.records}
     yield from legs.check(outcome, attempts)
+    yield from _check_reasons(outcome, attempts)
     for attempt in attempts:
         for text in attempt.wrong:
             yield "I3", f"{attempt.request}: {text}"
@@ -123,3 +128,32 @@ def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, 
     more = attempt.tokens - attempt.stopped_at
     if more > TOKENS_AFTER_STOP_MAX:
         yield "I3", f"{attempt.request}: the engine made {more} tokens after Stop"
+
+
+def _check_reasons(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]]:
+    """Without faults a worker hears why its caller ended the request, in the caller's words."""
+    if outcome.scenario.faults:
+        # A connection that breaks says nothing.
+        return
+    said = {record.name: _why_it_ended(record) for record in outcome.cluster.records}
+    for row in outcome.told:
+        if row.kind in ("caller.stop", "caller.kill"):
+            said[row.field("request")].add(row.field("reason"))
+    for attempt in attempts:
+        reasons = said.get(attempt.request)
+        for reason in attempt.reasons:
+            if reasons and reason not in reasons:
+                yield (
+                    "I3",
+                    f"{attempt.request} ended for {sorted(reasons)}; its worker heard {reason}",
+                )
+
+
+def _why_it_ended(record: RequestRecord) -> set[str]:
+    reasons = {
+        "quit": Reason.CLIENT_DISCONNECT,
+        DROPPED: Reason.CONSUMER_DROPPED,
+        DeadlineError.code: Reason.DEADLINE,
+    }
+    reason = reasons.get(record.outcome)
+    return set() if reason is None else {reason.value}

@@ -55,11 +55,7 @@ class _Caller(Client):
         # The same name twice would be cancelled with the first.
         with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
             try:
-                with trio.move_on_after(self.profile.timeout_s) as deadline:
-                    terminal = await self._consume(routed, record, context)
-                if deadline.cancelled_caught:
-                    context.kill(Reason.DEADLINE)
-                    terminal = "deadline"
+                terminal = await self._consume(routed, record, context)
             except TrinamoError as error:
                 terminal = error.code
             self.process.note("caller.state", request=record.name, state=context.state)
@@ -67,8 +63,11 @@ class _Caller(Client):
 
     async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
         if self.profile.kill_after == 0:
-            context.kill(Reason.CLIENT_DISCONNECT)
-        async with routed.stream(record.request, Delta, context=context) as deltas:
+            context.kill(self.profile.kill_reason)
+        timeout_s = self.profile.timeout_s
+        async with routed.stream(
+            record.request, Delta, context=context, timeout_s=timeout_s
+        ) as deltas:
             return await self._read(deltas, record, context)
 
     async def _read(self, deltas: Any, record: RequestRecord, context: Context) -> str:
@@ -89,11 +88,13 @@ class _Caller(Client):
     def _decide(self, record: RequestRecord, context: Context) -> None:
         profile, count = self.profile, len(record.text)
         if 0 <= profile.stop_after <= count and not context.is_stopped:
-            self.process.note("caller.stop", request=record.name, tokens=count)
-            context.stop(Reason.STOP_REQUESTED)
+            reason = profile.stop_reason
+            self.process.note("caller.stop", request=record.name, tokens=count, reason=reason.value)
+            context.stop(reason)
         if 0 <= profile.kill_after <= count and not context.is_killed:
-            self.process.note("caller.kill", request=record.name, tokens=count)
-            context.kill(Reason.CLIENT_DISCONNECT)
+            reason = profile.kill_reason
+            self.process.note("caller.kill", request=record.name, tokens=count, reason=reason.value)
+            context.kill(reason)
             # Upstream's stop after kill downgraded it; ours must not hear it.
             context.stop(Reason.STOP_REQUESTED)
 
@@ -103,7 +104,9 @@ class _Sender(_Caller):
     async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
         terminal = DROPPED
         async with (
-            routed.exchange(record.request, Delta, context=context) as exchange,
+            routed.exchange(
+                record.request, Delta, context=context, timeout_s=self.profile.timeout_s
+            ) as exchange,
             open_nursery() as nursery,
         ):
             nursery.start_soon(self._send, exchange, record, nursery.cancel_scope)

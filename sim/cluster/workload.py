@@ -19,6 +19,7 @@ import attrs
 import httpx
 import trio
 
+from trinamo.runtime.context import Reason
 from trinamo.runtime.engines.mocker.engine import expected_text
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
@@ -76,6 +77,8 @@ class ClientProfile:
     kill_after: int = -1
     drop_after: int = -1
     """Leave the iterator."""
+    stop_reason: Reason = Reason.STOP_REQUESTED
+    kill_reason: Reason = Reason.CLIENT_DISCONNECT
     raise_after: int = -1
     """Have the engine fail."""
     input_pause_s: float = 0.0

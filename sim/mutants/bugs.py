@@ -136,6 +136,12 @@ def stop_downgrades_kill() -> list[Patch]:
 
 
 @bug
+def reasons_unsaid() -> list[Patch]:
+    """Whatever ended a request, its worker is told that the consumer dropped it."""
+    return [(Context, "why_left", lambda _: Reason.CONSUMER_DROPPED)]
+
+
+@bug
 def drop_leaves_the_stream() -> list[Patch]:
     """A consumer that leaves its iterator forgets the subject and tells nobody."""
 

@@ -26,8 +26,17 @@ from trinamo.runtime.errors import (
     RequestError,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import CountsEvents, EventPlane, Message, RequestService, TakeAnswer
+from trinamo.runtime.planes import (
+    CountsEvents,
+    EventPlane,
+    Message,
+    RequestService,
+    TakeAnswer,
+    WhyLeft,
+    dropped,
+)
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
@@ -187,7 +196,9 @@ class NatsRequestPlane:
         """Never: a broker is asked by a call that waits."""
         return
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
         Raises `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker was
@@ -197,7 +208,7 @@ class NatsRequestPlane:
         Cancelled while waiting, it has told the worker to forget the request.
         """
         try:
-            answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s)
+            answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s, why_left)
         except DeadlineError as error:
             # A worker acknowledges at once or not at all: this one hangs, and another may be asked.
             raise DisconnectedError(
@@ -205,18 +216,26 @@ class NatsRequestPlane:
             ) from error
         return answer.ack
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
         """Deliver a unary request and return its encoded result.
 
         Raises what the worker raised, the error a NACK stands for, or what `send` raises, but
         `DeadlineError` if no answer came within `answer_timeout_s`.
         """
-        answer, result = await self._ask(address, envelope, payload, self._answer_timeout_s)
+        timeout_s = self._answer_timeout_s
+        answer, result = await self._ask(address, envelope, payload, timeout_s, why_left)
         raise_for_nack(answer)
         return result
 
     async def _ask(
-        self, address: str, envelope: Envelope, payload: bytes, timeout_s: float
+        self,
+        address: str,
+        envelope: Envelope,
+        payload: bytes,
+        timeout_s: float,
+        why_left: WhyLeft,
     ) -> tuple[Answer, bytes]:
         try:
             check_subject(address)
@@ -231,12 +250,12 @@ class NatsRequestPlane:
         try:
             reply = await self._events.request(address, frame, timeout_s=timeout_s)
         except trio.Cancelled:
-            await self._cancel(address, envelope.id)
+            await self._cancel(address, envelope.id, why_left())
             raise
         except DeadlineError as error:
             if error.definite:
                 raise ConnectError(error.message) from error
-            await self._cancel(address, envelope.id)
+            await self._cancel(address, envelope.id, Reason.DEADLINE)
             raise
         header, result = decode_frame(reply.payload)
         answer = decode_answer(header)
@@ -245,11 +264,12 @@ class NatsRequestPlane:
             raise RemoteProtocolError(f"an answer to {answer.id!r} came for {envelope.id!r}")
         return answer, result
 
-    async def _cancel(self, address: str, request_id: str) -> None:
+    async def _cancel(self, address: str, request_id: str, reason: Reason) -> None:
         # Publishing only queues the message, so this does not wait for the network; the shield
         # lets it happen although the caller is being cancelled.
         with trio.move_on_after(CANCEL_PATIENCE_S, shield=True):
             try:
-                await self._events.publish(address, encode_frame(encode_cancel(request_id)))
+                cancel = encode_frame(encode_cancel(request_id, reason))
+                await self._events.publish(address, cancel)
             except (OverloadedError, ConnectError) as error:
                 _log.warning("request %s: cannot tell the worker to cancel: %s", request_id, error)

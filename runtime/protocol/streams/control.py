@@ -13,6 +13,7 @@ import msgspec
 from ...errors import RemoteProtocolError, TrinamoError, error_from_wire
 from ..undecodable import UNDECODABLE
 from .codec import Frame, encode_frame
+from .reasons import Reason, known_reason
 from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
 
 __all__ = [
@@ -82,10 +83,14 @@ class Failed:
 class Stop:
     """Please finish early."""
 
+    reason: Reason = Reason.STOP_REQUESTED
+
 
 @attrs.frozen
 class Kill:
     """No more is wanted."""
+
+    reason: Reason = Reason.CONSUMER_DROPPED
 
 
 @attrs.frozen
@@ -125,6 +130,14 @@ class _WireFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: WireError
 
 
+class _WireStop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    stop: str
+
+
+class _WireKill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kill: str
+
+
 class _WireRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: WireRefusal
 
@@ -136,6 +149,8 @@ _WIRE: Final[dict[str, type[msgspec.Struct]]] = {
     "error": _WirePrologue,
     "failed": _WireFailed,
     "refused": _WireRefused,
+    "stop": _WireStop,
+    "kill": _WireKill,
 }
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -162,6 +177,10 @@ def _to_wire(event: Control) -> Any:
             return {"failed": wire_error(error)}
         case Refused(code, message):
             return {"refused": {"code": code, "message": message[:MESSAGE_CHARS_MAX]}}
+        case Stop(reason) if reason is not Reason.STOP_REQUESTED:
+            return {"stop": reason}
+        case Kill(reason) if reason is not Reason.CONSUMER_DROPPED:
+            return {"kill": reason}
         case _:
             return _WORDS[type(event)]
 
@@ -202,6 +221,16 @@ def _from_wire(value: Any) -> Control:
             return Failed(rebuilt(error))
         case _WireRefused(refusal):
             return Refused(refusal.code, refusal.message)
+        case other:
+            return _early_end(other)
+
+
+def _early_end(wire: msgspec.Struct) -> Stop | Kill:
+    match wire:
+        case _WireStop(word):
+            return Stop(known_reason(word, Reason.STOP_REQUESTED))
+        case _WireKill(word):
+            return Kill(known_reason(word, Reason.CONSUMER_DROPPED))
         case other:
             raise AssertionError(other)
 

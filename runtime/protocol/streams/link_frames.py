@@ -9,7 +9,8 @@ Two-part frames whose header is `stream u32 | kind u8 | …`, big-endian:
 | data | | an item, or the last part of one |
 | part | | another part of an item |
 | batch | pairs of `stream u32`, `length u32`; its own stream is 0 | the items, end to end |
-| sentinel, stop, kill, closed | | |
+| sentinel, closed | | |
+| stop, kill | | nothing, or the reason |
 | failed, refused | | the error as JSON |
 | credit | `bytes u32` | |
 
@@ -43,6 +44,7 @@ from .control import (
     WireRefusal,
     rebuilt,
 )
+from .reasons import known_reason
 from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
 
 __all__ = [
@@ -86,7 +88,7 @@ _TYPES: Final = (StreamType.RESPONSE, StreamType.REQUEST)
 _BARE: Final[dict[int, Control]] = {
     Kind.SENTINEL: Sentinel(), Kind.STOP: Stop(), Kind.KILL: Kill(), Kind.CLOSED: Closed(),
 }  # fmt: skip
-_BARE_KINDS: Final = {type(event): kind for kind, event in _BARE.items()}
+_BARE_KINDS: Final = {event: kind for kind, event in _BARE.items()}
 
 
 @attrs.frozen
@@ -124,10 +126,14 @@ def encode_credit(stream: int, given_bytes: int) -> bytes:
 
 def encode_event(stream: int, event: Control) -> bytes:
     """The frame that says `event` on `stream`; handshakes and items have functions of their own."""
-    kind = _BARE_KINDS.get(type(event))
+    kind = _BARE_KINDS.get(event)
     if kind is not None:
         return _frame(stream, kind)
     match event:
+        case Stop(reason):
+            return _frame(stream, Kind.STOP, reason.encode())
+        case Kill(reason):
+            return _frame(stream, Kind.KILL, reason.encode())
         case Opened():
             return _frame(stream, Kind.PROLOGUE)
         case Declined(error):
@@ -181,9 +187,7 @@ def parse_event(kind: int, header: bytes, data: bytes) -> Control | Credit:
         raise RemoteProtocolError(f"a header of {len(header)} bytes for kind {kind}")
     bare = _BARE.get(kind)
     if bare is not None:
-        if data:
-            raise RemoteProtocolError(f"{type(bare).__name__} with {len(data)} bytes of data")
-        return bare
+        return _with_reason(bare, data) if data else bare
     try:
         if kind == Kind.PROLOGUE:
             return Declined(rebuilt(_decode_error(data))) if data else Opened()
@@ -195,3 +199,14 @@ def parse_event(kind: int, header: bytes, data: bytes) -> Control | Credit:
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"malformed frame of kind {kind}: {error}") from error
     raise RemoteProtocolError(f"unknown kind {kind}")
+
+
+def _with_reason(bare: Control, data: bytes) -> Stop | Kill:
+    word = data.decode("ascii", "replace")
+    match bare:
+        case Stop(default):
+            return Stop(known_reason(word, default))
+        case Kill(default):
+            return Kill(known_reason(word, default))
+        case _:
+            raise RemoteProtocolError(f"{type(bare).__name__} with {len(data)} bytes of data")

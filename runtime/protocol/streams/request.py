@@ -24,11 +24,13 @@ from ...errors import (
     error_to_wire,
 )
 from ..undecodable import UNDECODABLE
+from .reasons import Reason, known_reason
 
 __all__ = [
     "CONTEXT_ID_CHARS_MAX",
     "AckStatus",
     "Answer",
+    "Cancel",
     "Carrier",
     "ConnectionInfo",
     "Envelope",
@@ -157,8 +159,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self
 
 
-class _Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Cancel(msgspec.Struct, frozen=True):
+    """A caller wants no answer to a request any more."""
+
+    request_id: str
+    reason: Reason = Reason.CONSUMER_DROPPED
+
+
+class _WireCancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     cancel: str
+    reason: str = ""
 
 
 class _Identified(msgspec.Struct, frozen=True):
@@ -170,7 +180,7 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _answer_decoder = msgspec.json.Decoder(Answer)
-_cancel_decoder = msgspec.json.Decoder(_Cancel)
+_cancel_decoder = msgspec.json.Decoder(_WireCancel)
 _id_decoder = msgspec.json.Decoder(_Identified)
 _CANCEL_PREFIX = b'{"cancel":'
 
@@ -236,16 +246,19 @@ def wire_error(error: TrinamoError) -> WireError:
     return WireError(**fields | {"message": fields["message"][:MESSAGE_CHARS_MAX]})
 
 
-def encode_cancel(request_id: str) -> bytes:
-    """The header part that says: no answer to this request is wanted any more."""
-    return _encoder.encode(_Cancel(request_id))
+def encode_cancel(request_id: str, reason: Reason = Reason.CONSUMER_DROPPED) -> bytes:
+    """The header part that says: no answer to this request is wanted any more, and why."""
+    word = "" if reason is Reason.CONSUMER_DROPPED else reason.value
+    return _encoder.encode(_WireCancel(request_id, word))
 
 
-def decode_cancel(header: bytes) -> str | None:
-    """The request id if this header part is a cancel, None if it is something else."""
+def decode_cancel(header: bytes) -> Cancel | None:
+    """The cancel in this header part, None if it is something else."""
     if not header.startswith(_CANCEL_PREFIX):
         return None
-    return _decode(_cancel_decoder, header, "cancel").cancel[:REQUEST_ID_CHARS_MAX]
+    wire = _decode(_cancel_decoder, header, "cancel")
+    reason = known_reason(wire.reason, Reason.CONSUMER_DROPPED)
+    return Cancel(wire.cancel[:REQUEST_ID_CHARS_MAX], reason)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:

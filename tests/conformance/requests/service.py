@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from trinamo.runtime.errors import EngineError, KilledError, UnavailableError
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
@@ -26,6 +27,8 @@ class Service:
         self.admitted: list[tuple[Envelope, bytes]] = []
         self.answered: list[str] = []
         self.cancelled: list[str] = []
+        self.reasons: list[Reason] = []
+        """Of each of them."""
         self.remembered: list[str] = []
         self.running = 0
         self.release = trio.Event()
@@ -64,8 +67,15 @@ class Service:
         self.answered.append(envelope.id)
         return b"re:" + payload
 
-    def cancel(self, request_id: str, *, has_arrived: bool = False) -> None:
+    def cancel(
+        self,
+        request_id: str,
+        reason: Reason = Reason.CONSUMER_DROPPED,
+        *,
+        has_arrived: bool = False,
+    ) -> None:
         self.cancelled.append(request_id)
+        self.reasons.append(reason)
         if request_id in self.scopes:
             self.scopes[request_id].cancel()
         if not has_arrived:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import pytest
@@ -32,6 +33,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
@@ -183,10 +185,12 @@ async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> Non
 async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.plane.call, pair.address, unary("r1", "wait"), b"")
+            call = partial(pair.plane.call, why_left=lambda: Reason.CLIENT_DISCONNECT)
+            nursery.start_soon(call, pair.address, unary("r1", "wait"), b"")
             await eventually(lambda: pair.service.running == 1)
             scope.cancel()
     await eventually(lambda: pair.service.cancelled == ["r1"])
+    assert pair.service.reasons == [Reason.CLIENT_DISCONNECT]
     await eventually(lambda: pair.service.running == 0 and pair.server.in_flight == 0)
     assert pair.service.answered == []
 
@@ -205,6 +209,7 @@ async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> No
         await plane.call(pair.address, unary("r1", "wait"), b"")
     assert not caught.value.definite
     await eventually(lambda: pair.service.cancelled == ["r1"] and pair.service.running == 0)
+    assert pair.service.reasons == [Reason.DEADLINE]
 
 
 async def test_a_request_larger_than_a_message_is_refused_before_it_is_sent(pair: Pair) -> None:

@@ -19,6 +19,7 @@ from trinamo.runtime.errors import (
     RequestError,
     TrinamoError,
 )
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope
 from trinamo.transports.tcp import TcpRequestPlane, open_request_plane
 
@@ -87,9 +88,10 @@ async def test_a_cancelled_delivery_tells_the_worker_and_takes_nothing(pair: Pai
     delivery = pair.plane.post(pair.address, unary("r1", "wait"), b"", taken)
     assert delivery is not None
     await eventually(lambda: pair.service.running == 1)
-    delivery.cancel()
+    delivery.cancel(Reason.DEADLINE)
     delivery.cancel()
     await eventually(lambda: pair.service.cancelled == ["r1"])
+    assert pair.service.reasons == [Reason.DEADLINE]
     await eventually(lambda: pair.service.running == 0)
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
     assert not taken.all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.planes import RequestPlane, RequestServer
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import AckStatus, Answer
 from trinamo.transports.tcp import open_request_plane
 
@@ -103,10 +105,12 @@ async def test_a_port_nobody_listens_on_is_a_connect_error_and_later_requests_di
 async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.plane.call, pair.address, unary("r1", "wait"), b"")
+            call = partial(pair.plane.call, why_left=lambda: Reason.CLIENT_DISCONNECT)
+            nursery.start_soon(call, pair.address, unary("r1", "wait"), b"")
             await eventually(lambda: pair.service.running == 1)
             scope.cancel()
     await eventually(lambda: pair.service.cancelled == ["r1"])
+    assert pair.service.reasons == [Reason.CLIENT_DISCONNECT]
     await eventually(lambda: pair.service.running == 0)
     assert pair.service.answered == []
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"

@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError
-from trinamo.runtime.planes import Delivery, Entry, TakeAnswer
+from trinamo.runtime.planes import Delivery, Entry, TakeAnswer, WhyLeft, dropped
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
@@ -111,7 +111,9 @@ class ToldPlane:
     ) -> Delivery | None:
         return None
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
         assert (envelope.endpoint, place(envelope.instance_id)) == (str(NAME), address)
         assert self.is_usable
@@ -126,5 +128,7 @@ class ToldPlane:
         finally:
             self.open_count -= 1
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
         raise AssertionError

@@ -16,7 +16,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.errors import (
     TrinamoError,
 )
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer, WhyLeft, dropped
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -51,7 +51,9 @@ class ScriptedPlane:
     ) -> Delivery | None:
         return None
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         await trio.lowlevel.checkpoint()
         if envelope.kind is RequestKind.PROBE:
             self.probe_count += 1
@@ -70,7 +72,9 @@ class ScriptedPlane:
             raise answer
         return Answer(id=envelope.id, status=answer)
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
         ack = await self.send(address, envelope, payload)
         if self.raises_nacks:
             raise_for_nack(ack)

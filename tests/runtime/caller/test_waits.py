@@ -13,7 +13,7 @@ from tests.runtime.caller.scripted import (
     scripted,
     under_way,
 )
-from tests.runtime.endpoints import NAME, Cluster, open_cluster
+from tests.runtime.endpoints import Cluster, open_cluster
 from tests.transports.tcp.ends import accept_member, eventually
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import (
@@ -287,7 +287,7 @@ async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_th
                     for header, _ in decoder.feed(bytes(data)):
                         cancelled = decode_cancel(header)
                         if cancelled is not None:
-                            heard.append(cancelled)
+                            heard.append(cancelled.request_id)
                         elif (envelope := decode_envelope(header)).kind is RequestKind.STREAM:
                             heard.append(envelope.id)
 
@@ -310,5 +310,5 @@ async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_th
 
 async def test_a_unary_request_out_of_time_is_a_deadline(cluster: Cluster) -> None:
     client, _ = await scripted(cluster, None)
-    with pytest.raises(DeadlineError, match=str(NAME)):
+    with pytest.raises(DeadlineError, match="time is up"):
         await client.call(1, str, timeout_s=0.01)

@@ -84,10 +84,10 @@ async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) 
             await anext(lines)
             running.service.stop()
             rest = [line async for line in lines if line]
-    assert '"code":"worker_shutdown"' in rest[-1]
+    assert '"code":"frontend_shutdown"' in rest[-1]
     (context,) = running.engine.contexts
-    assert context.stop_reason is Reason.WORKER_SHUTDOWN
-    assert context.kill_reason is Reason.WORKER_SHUTDOWN
+    assert context.stop_reason is Reason.FRONTEND_SHUTDOWN
+    assert context.kill_reason is Reason.FRONTEND_SHUTDOWN
     await wait_closed(running)
 
 

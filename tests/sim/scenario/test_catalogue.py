@@ -29,6 +29,7 @@ DEDICATED = [
     "consumer_drops",
     "stop",
     "kill",
+    "reasons",
     "stop_then_kill",
     "data_crosses_kill",
     "worker_dies",

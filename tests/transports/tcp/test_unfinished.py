@@ -199,7 +199,7 @@ async def test_an_item_that_does_not_become_whole_in_time_ends_its_stream_only()
             async with raw_worker(mine.connection, Opened(), half) as worker:
                 with pytest.raises(RemoteProtocolError, match="not whole within"):
                     await anext(mine.channel)
-                assert await worker.hear_all() in ([Kill()], [])
+                assert await worker.hear_all() in ([Kill(Reason.PROTOCOL_ERROR)], [])
             async with home.call(other.connection) as good:
                 good.send_nowait(bytes(MB))
                 good.finish()

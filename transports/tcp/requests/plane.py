@@ -21,9 +21,10 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import TakeAnswer
+from trinamo.runtime.planes import TakeAnswer, WhyLeft, dropped
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     Answer,
     Envelope,
@@ -89,13 +90,15 @@ class TcpRequestPlane:
             self.acks.begin(delivery)
         return delivery
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         """Deliver a streaming request and return the worker's ACK or NACK.
 
         Cancelled while waiting, it has told the worker to forget the request.
         """
         with trio.move_on_after(self.options.ack_timeout_s):
-            answer, _ = await self._ask(address, envelope, payload)
+            answer, _ = await self._ask(address, envelope, payload, why_left)
             return answer.ack
         link = self._links.get(address)
         if link is not None and not link.is_connected:
@@ -109,19 +112,23 @@ class TcpRequestPlane:
         timeout_s = self.options.ack_timeout_s
         return DisconnectedError(f"{address} did not answer the envelope within {timeout_s:g} s")
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
         """Deliver a unary request and return its encoded result.
 
         Raises what the worker raised, `OverloadedError`, `UnavailableError` or `RequestError` for
         a NACK, `ConnectError` (nothing sent) or `DisconnectedError` (it may have run).
         """
-        answer, result = await self._ask(address, envelope, payload)
+        answer, result = await self._ask(address, envelope, payload, why_left)
         raise_for_nack(answer)
         return result
 
-    async def _ask(self, address: str, envelope: Envelope, payload: bytes) -> tuple[Answer, bytes]:
+    async def _ask(
+        self, address: str, envelope: Envelope, payload: bytes, why_left: WhyLeft
+    ) -> tuple[Answer, bytes]:
         frame = self._encode(envelope, payload)
-        return await self._link(address).ask(envelope.id, envelope.instance_id, frame)
+        return await self._link(address).ask(envelope.id, envelope.instance_id, frame, why_left)
 
     def _encode(self, envelope: Envelope, payload: bytes) -> bytes:
         # The worker would hang up on more, and with it on every other request of this process.
@@ -157,13 +164,13 @@ class _Delivery:
     take: TakeAnswer
     _link: _Link
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told so."""
-        self._link.drop(self, is_cancelled=True)
+        self._link.drop(self, reason)
 
     def forget(self) -> None:
         """No answer is wanted any more; the worker is not told."""
-        self._link.drop(self, is_cancelled=False)
+        self._link.drop(self, None)
 
     def expire(self) -> None:
         """The ACK has not come in time."""
@@ -223,17 +230,22 @@ class _Link:
         delivery = self._waiting[request_id] = _Delivery(request_id, take, self)
         return delivery
 
-    def drop(self, delivery: _Delivery, *, is_cancelled: bool) -> None:
-        """Nobody wants the answer to `delivery`; does nothing once it has come."""
+    def drop(self, delivery: _Delivery, reason: Reason | None) -> None:
+        """Nobody wants the answer to `delivery`; does nothing once it has come.
+
+        The worker is told `reason`, if there is one.
+        """
         if self._waiting.pop(delivery.request_id, None) is not None:
             self._plane.acks.end(delivery)
-            if is_cancelled:
-                self._outbox.put_nowait(encode_frame(encode_cancel(delivery.request_id)))
+            if reason is not None:
+                self._outbox.put_nowait(encode_frame(encode_cancel(delivery.request_id, reason)))
 
     def unanswered(self) -> DisconnectedError:
         return self._plane.unanswered(self.address)
 
-    async def ask(self, request_id: str, instance_id: str, frame: bytes) -> tuple[Answer, bytes]:
+    async def ask(
+        self, request_id: str, instance_id: str, frame: bytes, why_left: WhyLeft
+    ) -> tuple[Answer, bytes]:
         if not self._connected.is_set():
             await self._connected.wait()
         if self._outbox.queued_bytes >= self._plane.options.queue_bytes_max:
@@ -253,7 +265,7 @@ class _Link:
         delivery = self.post(request_id, instance_id, frame, take)
 
         def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            delivery.cancel()
+            delivery.cancel(why_left())
             return trio.lowlevel.Abort.SUCCEEDED
 
         answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)

@@ -79,10 +79,12 @@ class InputReceiver(Driver):
         match event:
             case Sentinel():
                 self.channel.complete()
-            case Stop():
+            case Stop(reason):
                 self.channel.complete()
-                self._context.stop(Reason.STOP_REQUESTED)
-            case Kill() | Closed():
+                self._context.stop(reason)
+            case Kill(reason):
+                self._kill(reason)
+            case Closed():
                 self._kill(Reason.CONSUMER_DROPPED)
             case Refused():
                 self._kill(Reason.PROTOCOL_ERROR)

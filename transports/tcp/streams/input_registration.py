@@ -49,22 +49,25 @@ class InputRegistration(OpenSubject):
 
     def close(self) -> None:
         super().close()
-        self._end(Kill())
+        self._end(Kill(self._context.why_left()))
 
     def _on_context(self, state: State) -> None:
-        self._end(Kill() if state is State.KILLED else Stop())
+        reason = self._context.why_left()
+        self._end(Kill(reason) if state is State.KILLED else Stop(reason))
 
     def _end(self, event: Sentinel | Stop | Kill) -> None:
         if self._ended:
             return
         if not self._machine.allows(Role.CALLER, type(event)):
-            self._due = Stop()
+            assert isinstance(event, Stop)
+            self._due = event
             return
         self._ended = True
         self._machine.send(event)
         if self._lane is None:
-            # Only a Kill gets here: a worker may be dialling already.
-            self._due = Kill()
+            assert isinstance(event, Kill)
+            # A worker may be dialling already.
+            self._due = event
         else:
             self._lane.say(event)
             self._hang_up()

@@ -66,24 +66,25 @@ class ResponseRegistration(OpenSubject):
         super().close()
         # Ended on this side only, such as by an instance that left discovery, the worker still works.
         if not self.channel.is_ended or self._machine.states[Role.WORKER] not in _ENDED:
-            self._kill(Reason.CONSUMER_DROPPED)
+            self._kill()
 
     # --- what our side decides ---
 
     def _on_context(self, state: State) -> None:
         if state is State.KILLED:
-            self._kill(self._context.reason or Reason.CONSUMER_DROPPED)
+            self._kill()
         elif state is State.STOPPED:
-            self._say(Stop())
+            self._say(Stop(self._context.why_left()))
 
-    def _kill(self, reason: Reason) -> None:
+    def _kill(self) -> None:
+        reason = self._context.why_left()
         self.channel.abandon(KilledError(f"the request was killed: {reason}", reason=reason))
-        self._say(Kill())
+        self._say(Kill(reason))
         self._hang_up()
 
     def _drop(self) -> None:
         """The consumer's sink has failed: to the worker it has left."""
-        self._kill(Reason.CONSUMER_DROPPED)
+        self._kill()
 
     def _give(self, count: int) -> None:
         if self._lane is not None:
@@ -102,10 +103,10 @@ class ResponseRegistration(OpenSubject):
         self._lane = lane
         self.channel.call()
         if self.channel.is_ended or self._context.is_killed:
-            self._say(Kill())
+            self._say(Kill(self._context.why_left()))
             self._hang_up()
         elif self._context.is_stopped:
-            self._say(Stop())
+            self._say(Stop(self._context.why_left()))
 
     def take(self, items: list[bytes]) -> None:
         if not self._is_streaming:
@@ -142,7 +143,7 @@ class ResponseRegistration(OpenSubject):
     def broken(self, error: RemoteProtocolError) -> None:
         self._is_streaming = False
         self.channel.fail(error)
-        self._say(Kill())
+        self._say(Kill(Reason.PROTOCOL_ERROR))
         self._hang_up()
 
     def _disconnected(self, why: str) -> None:

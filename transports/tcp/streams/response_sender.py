@@ -104,10 +104,10 @@ class TcpResponseSender(Driver):
     def receive(self, event: Control) -> None:
         self._machine.receive(event)
         match event:
-            case Stop():
-                self._context.stop(Reason.STOP_REQUESTED)
-            case Kill():
-                self._gone(Reason.CONSUMER_DROPPED)
+            case Stop(reason):
+                self._context.stop(reason)
+            case Kill(reason):
+                self._gone(reason)
             case Refused(code, message):
                 _log.warning("request %s: refused by the caller: %s", self._context.id, message)
                 self._gone(

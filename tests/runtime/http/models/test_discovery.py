@@ -17,7 +17,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer, WhyLeft, dropped
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
@@ -44,11 +44,15 @@ class Reachable:
     ) -> Delivery | None:
         return None
 
-    async def send(self, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    async def send(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> Answer:
         await trio.lowlevel.checkpoint()
         return Answer(id=envelope.id, status=AckStatus.ACCEPTED)
 
-    async def call(self, address: str, envelope: Envelope, payload: bytes) -> bytes:
+    async def call(
+        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
+    ) -> bytes:
         raise AssertionError
 
 

@@ -32,6 +32,8 @@ from trinamo.runtime.protocol.streams.control import (
     encode_control,
     parse_frame,
 )
+from trinamo.runtime.protocol.streams.link_frames import Kind, parse_event
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
 
@@ -63,6 +65,22 @@ def test_a_control_frame_is_the_json_of_the_specification_and_comes_back(
     encoded, data = decode_frame(encode_control(event))
     assert (json.loads(encoded), data) == (header, b"")
     assert round_trip(event) == event
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_stop_and_a_kill_say_why_unless_it_is_the_usual_reason(reason: Reason) -> None:
+    stop, kill = round_trip(Stop(reason)), round_trip(Kill(reason))
+    assert (stop, kill) == (Stop(reason), Kill(reason))
+    headers = [decode_frame(encode_control(event))[0] for event in (Stop(reason), Kill(reason))]
+    is_usual = (reason is Reason.STOP_REQUESTED, reason is Reason.CONSUMER_DROPPED)
+    assert [header in (b'"Stop"', b'"Kill"') for header in headers] == list(is_usual)
+
+
+def test_a_reason_of_another_version_is_the_usual_one() -> None:
+    words = (b'{"stop":"boredom"}', b'{"kill":"boredom"}')
+    assert [parse_frame((word, b"")) for word in words] == [Stop(), Kill()]
+    events = [parse_event(kind, bytes(5), b"bore\xffdom") for kind in (Kind.STOP, Kind.KILL)]
+    assert events == [Stop(), Kill()]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +170,9 @@ def test_a_control_frame_with_data_is_malformed(event: Control) -> None:
         b'{"failed":{"code":"engine","definite":"yes"}}',
         b'{"refused":{}}',
         b'{"Kill":1}',
+        b'{"kill":1}',
+        b'{"stop":null}',
+        b'{"kill":"deadline","more":1}',
     ],
 )
 def test_a_header_that_is_no_control_message_is_malformed(header: bytes) -> None:

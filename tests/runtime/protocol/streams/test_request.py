@@ -11,10 +11,12 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.protocol.streams.codec import HEADER_BYTES_MAX
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     REQUEST_ID_CHARS_MAX,
     AckStatus,
     Answer,
+    Cancel,
     ConnectionInfo,
     Envelope,
     RequestKind,
@@ -116,9 +118,22 @@ def test_an_answer_that_is_neither_ack_nor_nack_nor_error_is_never_a_success(hea
 
 
 def test_a_cancel_names_its_request() -> None:
-    assert decode_cancel(encode_cancel("r1")) == "r1"
+    assert decode_cancel(encode_cancel("r1")) == Cancel("r1", Reason.CONSUMER_DROPPED)
+    assert encode_cancel("r1") == b'{"cancel":"r1"}'
     assert decode_cancel(encode_envelope(Envelope(id="r", endpoint="a", response=HOME))) is None
-    assert len(decode_cancel(encode_cancel("r" * 1000)) or "") == REQUEST_ID_CHARS_MAX
+    long = decode_cancel(encode_cancel("r" * 1000))
+    assert long is not None
+    assert len(long.request_id) == REQUEST_ID_CHARS_MAX
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_cancel_says_why(reason: Reason) -> None:
+    assert decode_cancel(encode_cancel("r1", reason)) == Cancel("r1", reason)
+
+
+def test_an_unknown_reason_of_a_cancel_is_that_the_caller_left() -> None:
+    cancel = decode_cancel(b'{"cancel":"r1","reason":"boredom"}')
+    assert cancel == Cancel("r1", Reason.CONSUMER_DROPPED)
 
 
 @pytest.mark.parametrize("header", [b'{"cancel":', b'{"cancel":1}', b'{"cancel":"a","b":1}'])

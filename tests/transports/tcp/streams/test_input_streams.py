@@ -206,6 +206,13 @@ async def test_stop_ends_the_input_and_stops_the_request() -> None:
     assert (items, context.state) == ([b"a"], State.STOPPED)
 
 
+@pytest.mark.parametrize("reason", Reason)
+async def test_an_input_stream_says_why_it_was_stopped_or_killed(reason: Reason) -> None:
+    _, stopped = await said(Data(b"a"), Stop(reason))
+    _, killed = await said(Data(b"a"), Kill(reason))
+    assert (stopped.stop_reason, killed.kill_reason) == (reason, reason)
+
+
 @pytest.mark.parametrize(
     "words",
     [

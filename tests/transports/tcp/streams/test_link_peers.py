@@ -119,7 +119,7 @@ async def test_a_worker_that_breaks_one_stream_loses_that_stream_alone(
             await link.write(*words)
             _, error = await collect(mine.channel)
             assert type(error) is RemoteProtocolError
-            assert await link.hear() == (1, Kill())
+            assert await link.hear() == (1, Kill(Reason.PROTOCOL_ERROR))
             # What is on its way for it is no error.
             await link.say(1, ITEM, Sentinel())
             await link.say(2, b"unharmed", Sentinel())
@@ -147,7 +147,8 @@ async def test_a_worker_that_breaks_its_link_loses_its_streams_and_nobody_else_s
             assert items[:1] == [ITEM]
             assert type(error) is RemoteProtocolError
             assert type((await collect(too.channel))[1]) is RemoteProtocolError
-            assert await link.hear_all() == [(1, Kill()), (2, Kill())]
+            kill = Kill(Reason.PROTOCOL_ERROR)
+            assert await link.hear_all() == [(1, kill), (2, kill)]
             good.send_nowait(b"unharmed")
             good.finish()
         assert await collect(other.channel) == ([b"unharmed"], None)
@@ -348,6 +349,7 @@ async def test_a_caller_that_dies_kills_each_request_of_its_link(calls: Calls, h
     ("word", "reason"),
     [
         (Kill(), Reason.CONSUMER_DROPPED),
+        *[(Kill(reason), reason) for reason in Reason],
         (Refused("unknown_subject", ""), Reason.CONSUMER_DROPPED),
         (Refused("bad_handshake", ""), Reason.PROTOCOL_ERROR),
         (Closed(), Reason.CONSUMER_DROPPED),
@@ -362,6 +364,7 @@ async def test_the_words_that_end_one_stream_end_no_other(
     assert one.kill_reason is reason
     # The second time it is late.
     await calls.link.say(1, word)
-    await calls.link.say(2, Stop())
+    await calls.link.say(2, Stop(reason))
     await eventually(lambda: two.is_stopped)
     assert not two.is_killed
+    assert two.stop_reason is reason

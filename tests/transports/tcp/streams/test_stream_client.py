@@ -127,6 +127,15 @@ async def test_stop_reaches_the_context_and_the_answer_goes_on() -> None:
         assert [await call.caller.hear() for _ in range(2)] == [Data(b"rest"), Sentinel()]
 
 
+@pytest.mark.parametrize("reason", Reason)
+async def test_a_stop_and_a_kill_bring_their_reasons(reason: Reason) -> None:
+    async with calling() as call:
+        await call.caller.say(Stop(reason), Kill(reason))
+        with trio.CancelScope():
+            await trio.sleep_forever()
+    assert (call.context.stop_reason, call.context.kill_reason) == (reason, reason)
+
+
 async def test_after_a_kill_nothing_more_is_said_and_no_sentinel() -> None:
     async with calling() as call:
         await call.caller.say(Kill())

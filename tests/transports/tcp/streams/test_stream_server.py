@@ -16,7 +16,7 @@ from tests.transports.tcp.ends import (
     raw_worker,
     task_count,
 )
-from trinamo.runtime.context import Context
+from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConfigError,
@@ -90,7 +90,7 @@ async def test_a_worker_that_breaks_the_protocol_is_killed_and_only_its_stream_e
         ):
             with pytest.raises(RemoteProtocolError):
                 [item async for item in mine.channel]
-            assert await worker.hear_all() in ([Kill()], [])
+            assert await worker.hear_all() in ([Kill(Reason.PROTOCOL_ERROR)], [])
             good.send_nowait(b"unharmed")
             good.finish()
         assert [item async for item in other.channel] == [b"unharmed"]
