@@ -4,7 +4,7 @@
 
 The worker dials two connections home, one for each direction, so a slow reader of answers does not
 hold up the input. A caller that leaves before `finish` kills the request: half an input never passes
-for a whole one.
+for a whole one. A program that does nothing but serve calls `trinamo.serve_bidirectional`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ async def main() -> None:
     async with open_runtime(config, serving=True) as runtime:
         await runtime.serve_bidirectional(ENDPOINT, transcribe, request_type=str, input_type=bytes)
         client = await runtime.client(ENDPOINT)
-        async with client.exchange("Latin", str) as exchange, trio.open_nursery() as nursery:
+        async with (
+            client.exchange("Latin", str, timeout_s=30) as exchange,
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(speak, exchange)
             async for text in exchange:
                 print(text)

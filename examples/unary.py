@@ -2,8 +2,9 @@
 
     python examples/unary.py
 
-The answer travels on the request plane itself. What the handler raises arrives as itself, and a
-caller that waits no longer tells the worker so.
+The answer travels on the request plane itself. What the handler raises arrives as itself. The time that
+a caller has travels with its question: both ends know when it is up, and why the question ended.
+A program that does nothing but serve calls `trinamo.serve_unary`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Text(msgspec.Struct):
 async def count_words(request: Text, context: Context) -> int:
     try:
         await trio.sleep(request.delay_s)
-    finally:
-        if context.is_killed:
-            print("worker: nobody waits for this one any more")
+    except trio.Cancelled:
+        print(f"worker: nobody waits for this one any more: {context.why_left()}")
+        raise
     return len(request.text.split())
 
 

@@ -1,7 +1,12 @@
 # What is public, once: a section for each purpose; `__init__.py` imports each name from here.
 
 # A process of a cluster, and the endpoints that it serves and calls.
-from .transports.assembly.process import open_runtime as open_runtime, serve_stream as serve_stream
+from .transports.assembly.process import (
+    open_runtime as open_runtime,
+    serve_bidirectional as serve_bidirectional,
+    serve_stream as serve_stream,
+    serve_unary as serve_unary,
+)
 from .transports.assembly.roles import (
     serve_frontend as serve_frontend,
     serve_worker as serve_worker,

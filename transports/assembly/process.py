@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -18,11 +18,17 @@ from trinamo.runtime.process import opening
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest, stopped_by_signals
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.worker.endpoint import StreamHandler
+from trinamo.runtime.worker.endpoint import InputHandler, StreamHandler, UnaryHandler
 
 from .planes import RealTransports
 
-__all__ = ["asked_to_stop", "open_runtime", "serve_stream"]
+__all__ = [
+    "asked_to_stop",
+    "open_runtime",
+    "serve_bidirectional",
+    "serve_stream",
+    "serve_unary",
+]
 
 
 def open_runtime(
@@ -74,9 +80,60 @@ async def serve_stream(
     SIGINT and SIGTERM ask, unless `stop` is given; a second one, and cancellation, end it at once.
     For several endpoints see `open_runtime` and `Runtime.serve`, which has more arguments.
     """
+
+    async def begin(runtime: Runtime) -> None:
+        await runtime.serve(endpoint, handler, request_type=request_type, metadata=metadata)
+
+    await _serve_until_stopped(begin, config, stop)
+
+
+async def serve_unary(
+    endpoint: EndpointName,
+    handler: UnaryHandler,
+    *,
+    config: Config | None = None,
+    request_type: Any = Any,
+    metadata: Mapping[str, str] | None = None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve what `Client.call` asks, one answer for each request; all else as `serve_stream`."""
+
+    async def begin(runtime: Runtime) -> None:
+        await runtime.serve_unary(endpoint, handler, request_type=request_type, metadata=metadata)
+
+    await _serve_until_stopped(begin, config, stop)
+
+
+async def serve_bidirectional(
+    endpoint: EndpointName,
+    handler: InputHandler,
+    *,
+    config: Config | None = None,
+    request_type: Any = Any,
+    input_type: Any = Any,
+    metadata: Mapping[str, str] | None = None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve what `Client.exchange` asks, input and answer streamed; all else as `serve_stream`."""
+
+    async def begin(runtime: Runtime) -> None:
+        await runtime.serve_bidirectional(
+            endpoint,
+            handler,
+            request_type=request_type,
+            input_type=input_type,
+            metadata=metadata,
+        )
+
+    await _serve_until_stopped(begin, config, stop)
+
+
+async def _serve_until_stopped(
+    begin: Callable[[Runtime], Awaitable[None]], config: Config | None, stop: StopRequest | None
+) -> None:
     async with asked_to_stop(stop) as asked, open_runtime(config, serving=True) as runtime:
         with asked.starting():
-            await runtime.serve(endpoint, handler, request_type=request_type, metadata=metadata)
+            await begin(runtime)
         await asked.wait()
 
 
