@@ -27,11 +27,14 @@ How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_
   `trinamo.serve_stream` keeps one up until SIGINT or SIGTERM, and then lets requests in flight end.
   A handler whose items are made elsewhere than in its task, such as in a loop for all requests, hands
   them to a `Sink` instead: `Runtime.serve_push`.
-* An engine of your own is a class with `info`, `generate` and `statistics` (`GenerationEngine`), and
-  with `forward` if it pushes (`ForwardsDeltas`).
-  `trinamo.serve_worker` registers it under its model's name and publishes the model's card, by
-  which every frontend offers it; `examples/own_engine.py` does so, and asks it over HTTP.
+* An engine of your own is an async generator under `trinamo.engine`: `examples/own_engine.py`.
+  `trinamo.run` serves it over HTTP in one process, `trinamo worker --engine file.py:name` in a
+  cluster.
+  What needs more than a generator is a class with `info`, `generate` and `statistics`
+  (`GenerationEngine`), and with `forward` if it pushes (`ForwardsDeltas`); `trinamo.serve_worker`
+  registers it under its model's name.
   For a model that computes step by step, `open_engine_host` has the batching loop: see `StepEngine`.
+* A program that only calls opens `trinamo.connect`: models, answers, clients of endpoints.
 * Errors are one tree, told in [errors.md](errors.md); the keys of `Config` are in
   [configuration.md](configuration.md).
 """

@@ -15,7 +15,7 @@ import attrs
 from ..context import Context
 from ..kv.pool import block_count_for
 from ..protocol.kv.events import KvEvent
-from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ..sinks import Sink, forward_items
 
 __all__ = [
@@ -55,6 +55,21 @@ class EngineInfo:
     """Who else can make tokens of a prompt (`engines/prompts.py`); empty: only the engine."""
     can_resume: bool = False
     """It goes on behind `GenerateRequest.delivered_ids` as if the answer had never stopped."""
+
+    def card(self, endpoint: str, *, created: int, aliases: Sequence[str] = ()) -> ModelCard:
+        """What frontends are told of its model; `created` is in Unix seconds."""
+        return ModelCard(
+            name=self.model,
+            endpoint=endpoint,
+            context_tokens_max=self.context_tokens_max,
+            engine=self.engine,
+            fingerprint=self.fingerprint,
+            can_resume=self.can_resume,
+            tokenizer=self.tokenizer,
+            block_tokens=self.block_tokens,
+            created=created,
+            aliases=list(aliases),
+        )
 
     def check_context_fits(self) -> None:
         """Raise `ValueError` if the longest sequence would wait for blocks for ever."""

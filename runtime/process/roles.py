@@ -36,14 +36,21 @@ from ..nurseries import open_nursery
 from ..planes.transports import Transports
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.model_cards import encode_card, model_key
-from ..protocol.openai.generate import ModelCard, bounded_request_type, payload_bytes_max_for
+from ..protocol.openai.generate import bounded_request_type, payload_bytes_max_for
 from .disaggregated import DecodeRole, PrefillRole, check_role
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
 from .weights import WorkerWeights, lend_weights
 
-__all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]
+__all__ = [
+    "FrontendReady",
+    "WorkerReady",
+    "migration_policy",
+    "serve_frontend",
+    "serve_worker",
+    "url_of",
+]
 
 _log = logging.getLogger("trinamo.runtime")
 _STATUS_CONNECTIONS_MAX = 64
@@ -117,7 +124,7 @@ async def serve_worker(
                 lend = partial(lend_weights, config, runtime, transports, weights, lender)
             if config.worker.status_port is not None:
                 port = await nursery.start(_status_server(config, runtime, engines, parts).serve)
-                status_url = _url(config.worker.status_host, port)
+                status_url = url_of(config.worker.status_host, port)
             told = {**(metadata or {}), "status": status_url}
             if runtime.tells_load:
                 told["reports"] = "load"
@@ -202,18 +209,8 @@ async def _offer(
         metadata=about,
         engine=engine,
     )
-    card = ModelCard(
-        name=info.model,
-        endpoint=str(endpoint),
-        context_tokens_max=info.context_tokens_max,
-        engine=info.engine,
-        fingerprint=info.fingerprint,
-        can_resume=info.can_resume,
-        tokenizer=info.tokenizer,
-        block_tokens=info.block_tokens,
-        created=int(runtime.env.clock.wall()),
-        aliases=list(section.model_aliases),
-    )
+    created = int(runtime.env.clock.wall())
+    card = info.card(str(endpoint), created=created, aliases=section.model_aliases)
     await runtime.publish(model_key(card.name, instance.id), encode_card(card))
 
 
@@ -278,7 +275,8 @@ def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
     return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}
 
 
-def _url(host: str, port: int, scheme: str = "http") -> str:
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    """The URL of a server that listens there."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -309,16 +307,20 @@ async def serve_frontend(
             with stop.starting():
                 manager = service.model_manager()
                 await watching.start(
-                    watch_models, runtime.control, runtime, manager, _migration(config, metrics)
+                    watch_models,
+                    runtime.control,
+                    runtime,
+                    manager,
+                    migration_policy(config, metrics),
                 )
                 status_url = ""
                 if config.http.status_port is not None:
                     status = _frontend_status(config.http, runtime, service)
                     port = await watching.start(status.serve)
-                    status_url = _url(config.http.status_host, port)
+                    status_url = url_of(config.http.status_host, port)
                 port = await serving.start(service.run)
                 env.note("frontend.ready")
-                url = _url(config.http.host, port, config.http.scheme)
+                url = url_of(config.http.host, port, config.http.scheme)
                 ready(FrontendReady(url, status_url))
             await stop.wait()
             env.note("frontend.told")
@@ -327,7 +329,8 @@ async def serve_frontend(
     env.note("frontend.left")
 
 
-def _migration(config: Config, metrics: FrontendMetrics) -> MigrationPolicy:
+def migration_policy(config: Config, metrics: FrontendMetrics) -> MigrationPolicy:
+    """When the answer of a worker that left goes on elsewhere, as configured."""
     section = config.router
     return MigrationPolicy(
         series=MigrationSeries(metrics.now, metrics.registry),

@@ -11,6 +11,7 @@ from .transports.assembly.roles import (
     serve_frontend as serve_frontend,
     serve_worker as serve_worker,
 )
+from .transports.assembly.calling import Caller as Caller, connect as connect
 from .runtime.process.roles import FrontendReady as FrontendReady, WorkerReady as WorkerReady
 from .runtime.process.stopping import StopRequest as StopRequest
 from .runtime.process.runtime import Runtime as Runtime
@@ -38,6 +39,7 @@ from .runtime.protocol.openai.generate import (
     ModelCard as ModelCard,
 )
 from .runtime.engines.own.definition import EngineDefinition as EngineDefinition, engine as engine
+from .transports.assembly.engines import run as run, serve as serve
 from .runtime.engines.loop.host import open_engine_host as open_engine_host
 from .runtime.engines.loop.step import (
     Sampling as Sampling,

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli.places import COMMAND, END_TIMEOUT_S, Place, cluster, is_running, terminal, wait_for
-from trinamo.cli.running.run_file import RunFile, _parse
+from trinamo.transports.assembly.run_file import RunFile, _parse
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

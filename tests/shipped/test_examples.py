@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,10 +36,31 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@contextmanager
+def script_that_serves(name: str) -> Iterator[str]:
+    """The URL that an example prints; it is ended in order by a signal."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / name)],
+        env={**os.environ, "TRINAMO_HTTP__PORT": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+            assert (process.returncode, errors) == (0, "")
+        finally:
+            process.kill()
+
+
 def test_every_example_has_a_test() -> None:
     text = Path(__file__).read_text("utf-8")
+    tested = re.findall(r'(?:run|script_that_serves)\("([\w.]+)"', text)
 
-    assert [name for name in EXAMPLES if f'run("{name}"' not in text] == []
+    assert [name for name in EXAMPLES if name not in tested] == []
 
 
 def test_hello_greets_over_the_planes() -> None:
@@ -116,9 +143,16 @@ def test_one_worker_reads_blocks_of_another() -> None:
     ]
 
 
-@pytest.mark.services
 def test_an_engine_of_one_s_own_answers_over_http() -> None:
-    assert run("own_engine.py") == "POLLY WANTS A TOKEN \n"
+    with script_that_serves("own_engine.py") as url:
+        body = json.dumps({"prompt": "polly wants a token"}).encode()
+        request = urllib.request.Request(
+            f"{url}/completions", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            text = json.load(answer)["choices"][0]["text"]
+
+    assert text == "POLLY WANTS A TOKEN "
 
 
 @pytest.mark.services

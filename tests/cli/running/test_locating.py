@@ -12,10 +12,10 @@ import pytest
 
 from trinamo.cli.options import Sources
 from trinamo.cli.running.locating import join, locate
-from trinamo.cli.running.run_file import RunFile, process_started
 from trinamo.cli.serve.joining import shared_settings
 from trinamo.runtime.config.config import Secret
 from trinamo.runtime.errors import ConfigError
+from trinamo.transports.assembly.run_file import RunFile, process_started
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import trio
 from rich.console import Console
 
 from trinamo.cli.running.locating import Target
-from trinamo.cli.running.run_file import ProcessEntry
 from trinamo.cli.status.survey import survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
@@ -23,6 +22,7 @@ from trinamo.runtime.http.survey.models import ModelLook
 from trinamo.runtime.http.survey.overview import InstanceView, Overview
 from trinamo.runtime.http.survey.survey import TOLD_MAX, Survey, ask_instances, ask_processes
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.transports.assembly.run_file import ProcessEntry
 from trinamo.transports.servers.binaries import free_port
 
 NATS = "nats://127.0.0.1:4"

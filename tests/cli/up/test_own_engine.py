@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import openai
@@ -116,3 +118,53 @@ def test_an_engine_that_cannot_start_ends_up_with_a_sentence(
     assert words in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert parrots.process.poll() is None
+
+
+CALLER = """\
+import trinamo, trio
+
+async def main():
+    async with trinamo.connect() as cluster:
+        print(cluster.models())
+        print(await cluster.answer("a b c", max_tokens=2, model="parrot"))
+        async with cluster.generate("a b c") as deltas:
+            async for delta in deltas:
+                print(delta.text)
+                break
+        try:
+            await cluster.answer("raise")
+        except trinamo.EngineError:
+            print("typed")
+        try:
+            await cluster.answer("a", model="nobody")
+        except trinamo.ModelNotFoundError as error:
+            print(error)
+        client = await cluster.client("trinamo/backend/generate")
+        print(len(client.router.instances))
+
+trio.run(main)
+"""
+
+
+def test_a_program_that_connects_finds_the_cluster_by_itself(parrots: RunningCluster) -> None:
+    place = parrots.place
+    (place.root / "call.py").write_text(CALLER)
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "call.py"],
+        cwd=place.root,
+        env=place.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout.splitlines() == [
+        "['parrot']",
+        "A B ",
+        "A ",
+        "typed",
+        "the model 'nobody' does not exist; served here: parrot",
+        "1",
+    ], done.stderr

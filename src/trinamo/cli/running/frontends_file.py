@@ -17,7 +17,13 @@ from typing import Final, Self
 
 import attrs
 
-from .run_file import FILE_BYTES_MAX, ProcessEntry, process_started, run_folder, write_whole
+from trinamo.transports.assembly.run_file import (
+    FILE_BYTES_MAX,
+    ProcessEntry,
+    process_started,
+    run_folder,
+    write_whole,
+)
 
 __all__ = ["FrontendsFile", "find_frontends"]
 

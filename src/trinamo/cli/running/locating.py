@@ -18,10 +18,10 @@ import trio
 
 from trinamo.runtime.config.config import Config, HttpConfig
 from trinamo.runtime.errors import ConfigError, UnavailableError
+from trinamo.transports.assembly.run_file import RunFile, find_runs
+from trinamo.transports.assembly.running import about, joinable, meant, names_etcd
 
 from ..options import Sources
-from ..serve.joining import names_etcd, names_nats
-from .run_file import RunFile, find_runs
 
 __all__ = [
     "NOTHING_RUNS",
@@ -54,13 +54,13 @@ class Target:
 def locate(sources: Sources) -> Target:
     """Find the cluster; a running `trinamo up` is meant unless the configuration names another."""
     config = sources.load()
-    runs = _meant(config, find_runs())
+    runs = meant(config, find_runs())
     if not runs:
         return Target(config, None, is_named=names_etcd(config.control_plane.etcd))
     run, *others = runs
     if others:
         sys.stderr.write(
-            f"trinamo: {len(runs)} clusters run here; this is the newest, {_about(run)}. Others:\n"
+            f"trinamo: {len(runs)} clusters run here; this is the newest, {about(run)}. Others:\n"
             + _list(others)
         )
     return Target(_within(sources, run).load(), run, is_named=False)
@@ -73,10 +73,7 @@ def join(sources: Sources) -> tuple[Sources, str]:
     or if the process starts one. Raises `ConfigError` if several run and none is named.
     """
     config = sources.load()
-    control = config.control_plane
-    if control.backend != "etcd" or control.embedded:
-        return sources, ""
-    runs = [run for run in _meant(config, find_runs()) if run.settings and run.state != "draining"]
+    runs = joinable(config)
     if not runs:
         return sources, ""
     run, *others = runs
@@ -86,17 +83,7 @@ def join(sources: Sources) -> tuple[Sources, str]:
     if "worker.status_port" not in sources.overrides:
         # What the cluster's file says is for one process.
         found = found.with_overrides(worker__status_port=0)
-    return found, f"joins the cluster of `trinamo up`, {_about(run)}"
-
-
-def _meant(config: Config, runs: list[RunFile]) -> list[RunFile]:
-    """Those of the running clusters that the configuration may mean, the newest first."""
-    etcd, nats = config.control_plane.etcd, config.event_plane.nats
-    if names_etcd(etcd):
-        return [run for run in runs if run.etcd == etcd.endpoints]
-    if names_nats(nats):
-        return [run for run in runs if run.nats == nats.servers]
-    return runs
+    return found, f"joins the cluster of `trinamo up`, {about(run)}"
 
 
 def _within(sources: Sources, run: RunFile) -> Sources:
@@ -110,17 +97,13 @@ def _within(sources: Sources, run: RunFile) -> Sources:
 
 
 def _list(runs: Sequence[RunFile]) -> str:
-    return "".join(f"  {_about(each)}: {_how_to_name(each)}\n" for each in runs)
+    return "".join(f"  {about(each)}: {_how_to_name(each)}\n" for each in runs)
 
 
 def _how_to_name(run: RunFile) -> str:
     if not (run.etcd and run.url):
         return "still starting"
     return f"--etcd {','.join(run.etcd)}; chat: --url {run.url}"
-
-
-def _about(run: RunFile) -> str:
-    return f"pid {run.pid}, {run.url or run.state}"
 
 
 def frontend_url(target: Target) -> str:

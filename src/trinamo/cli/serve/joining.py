@@ -11,32 +11,17 @@ from contextlib import contextmanager
 from random import SystemRandom
 from typing import Any, Final
 
-from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, SecurityConfig
+from trinamo.runtime.config.config import Config, SecurityConfig
 from trinamo.runtime.config.keys import Secret, config_fields
 from trinamo.transports.servers.scratch import scratch_directory
 
 from ..options import as_text
 
-__all__ = ["names_etcd", "names_nats", "open_secret_file", "shared_settings"]
+__all__ = ["open_secret_file", "shared_settings"]
 
 _SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
 # Where an embedded server keeps its data is nobody's business but its owner's.
 _OWN: Final = ("data_dir", "store_dir")
-
-
-def names_etcd(section: EtcdConfig) -> bool:
-    """Whether the configuration means an etcd of somebody's own, rather than ours."""
-    default = EtcdConfig()
-    return (
-        section.endpoints != default.endpoints
-        or section.username is not None
-        or section.tls.enabled
-    )
-
-
-def names_nats(section: NatsConfig) -> bool:
-    """Whether the configuration means a NATS of somebody's own, rather than ours."""
-    return section.servers != NatsConfig().servers or bool(section.ways) or section.tls.enabled
 
 
 def shared_settings(config: Config) -> dict[str, str]:

@@ -16,6 +16,7 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import stopped_by_signals
+from trinamo.transports.assembly.run_file import ProcessEntry
 
 from ..children.child import Child
 from ..children.groups import end_all, wait_all_ready
@@ -23,7 +24,6 @@ from ..children.hangs import watch_for_hangs
 from ..children.shared_port import frontend_grace_s, reserved_port, sharing, status_url_of
 from ..options import Sources
 from ..running.frontends_file import FrontendsFile
-from ..running.run_file import ProcessEntry
 
 __all__ = ["run_processes"]
 

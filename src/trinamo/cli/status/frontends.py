@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trinamo.runtime.http.survey.frontends import FrontendLook
+from trinamo.transports.assembly.run_file import ProcessEntry
 
 from ..running.frontends_file import find_frontends
 from ..running.locating import Target
-from ..running.run_file import ProcessEntry
 
 __all__ = ["known_frontends"]
 

@@ -13,9 +13,9 @@ from trinamo.runtime.errors import RemoteProtocolError, TrinamoError, Unavailabl
 from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.traces.ring import ProcessView, RecentView, TraceView
+from trinamo.transports.assembly.run_file import find_runs
 
 from ..running.locating import NOTHING_RUNS, Target, reachable
-from ..running.run_file import find_runs
 from ..status.survey import survey_cluster
 
 __all__ = ["Answers", "Found", "ask_cluster", "recent_ids"]

@@ -27,6 +27,7 @@ from trinamo.runtime.http.survey.http_client import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
+from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
 
 from ..children.child import Child
 from ..children.groups import end_all, wait_all_ready
@@ -40,7 +41,6 @@ from ..children.shared_port import (
 )
 from ..failures import EXIT_HURRIED, EXIT_OK
 from ..running.locating import reachable
-from ..running.run_file import ProcessEntry, RunFile, find_runs, process_started
 from ..serve.joining import open_secret_file, shared_settings
 from .display import Display
 from .plan import Plan

@@ -14,10 +14,10 @@ import attrs
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.errors import ConfigError
+from trinamo.transports.assembly.running import names_etcd, names_nats
 
 from ..options import Sources
 from ..serve.engine import choose_engine
-from ..serve.joining import names_etcd, names_nats
 
 __all__ = ["Plan", "plan_cluster"]
 

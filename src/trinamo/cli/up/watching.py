@@ -14,10 +14,10 @@ import trio
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.transports.assembly.run_file import is_worker_name
 
 from ..children.shared_port import status_url_of
 from ..running.readings import Rates, read_usage, sum_samples
-from ..running.run_file import is_worker_name
 from .display import Display, Row
 
 if TYPE_CHECKING:

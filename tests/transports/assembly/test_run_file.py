@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trinamo.cli.running.run_file import (
+from trinamo.transports.assembly.run_file import (
     ProcessEntry,
     RunFile,
     find_runs,

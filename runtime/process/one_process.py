@@ -1,0 +1,49 @@
+"""Engines and HTTP in one process, and nothing else: no etcd, no NATS, no worker.
+
+For an engine on one machine, and for trying one. What a request does here it does in a cluster, but
+for the way from the frontend to the worker (`roles.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..config.config import Config
+from ..engines import GenerationEngine
+from ..env import Env
+from ..http.service import HttpService
+from ..metrics.metrics import FrontendMetrics
+from ..nurseries import open_nursery
+from ..traces.ring import Traces
+from .roles import FrontendReady, url_of
+from .stopping import StopRequest
+
+__all__ = ["serve_engines"]
+
+
+async def serve_engines(
+    config: Config,
+    env: Env,
+    engines: Sequence[GenerationEngine],
+    stop: StopRequest,
+    *,
+    ready: Callable[[FrontendReady], object],
+    metrics: FrontendMetrics,
+) -> None:
+    """Serve HTTP for the models of `engines`, which stay the caller's, until `stop`; then drain.
+
+    `ready` is called once HTTP is answered. Raises `ConfigError` if it cannot listen, and
+    `ModelAlreadyExistsError` if two engines have one model.
+    """
+    traces = Traces(env.clock, config.traces.requests_max, role="frontend")
+    builder = HttpService.builder().env(env).metrics(metrics).traces(traces)
+    service = builder.config(config.http).build()
+    for engine in engines:
+        card = engine.info.card("", created=int(env.clock.wall()))
+        service.model_manager().add_model(card, engine)
+    async with open_nursery() as serving:
+        with stop.starting():
+            port = await serving.start(service.run)
+            ready(FrontendReady(url_of(config.http.host, port, config.http.scheme), ""))
+        await stop.wait()
+        service.stop()

@@ -1,0 +1,140 @@
+"""A process that only calls: the models and the endpoints of a cluster, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.context import Context
+from trinamo.runtime.engines.generation import forward_of
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import DeadlineError, KilledError
+from trinamo.runtime.http.models.discovery import watch_models
+from trinamo.runtime.http.models.models import ModelKind, ModelManager
+from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.process.opening import open_runtime
+from trinamo.runtime.process.roles import migration_policy
+from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, GenerateRequest
+from trinamo.runtime.sinks import Iteration
+
+from .planes import RealTransports
+from .running import running_config
+
+__all__ = ["Caller", "connect"]
+
+DELTAS_MAX: Final = 256
+"""Of one answer that its reader has not taken yet; then the worker waits."""
+Prompt = str | Sequence[ChatMessage] | GenerateRequest
+
+
+class Caller:
+    """A connection to a cluster, made by `connect`."""
+
+    def __init__(self, runtime: Runtime, models: ModelManager) -> None:
+        self.runtime = runtime
+        """All else that a process of the cluster can do, such as its work queues."""
+        self._models = models
+
+    def models(self) -> list[str]:
+        """The names of the models that are served now, the oldest first."""
+        return self._models.models()
+
+    async def client(self, endpoint: str | EndpointName) -> Client:
+        """The client of an endpoint, as `namespace/component/endpoint`; open as long as this is.
+
+        Returns once its live set is known, be it empty. Raises `RequestError` for what is no such
+        name.
+        """
+        name = EndpointName.parse(endpoint) if isinstance(endpoint, str) else endpoint
+        return await self.runtime.client(name)
+
+    @asynccontextmanager
+    async def generate(
+        self, prompt: Prompt, *, model: str = "", context: Context | None = None, **options: Any
+    ) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The answer to a prompt or a conversation, delta by delta; leaving early ends it.
+
+        It goes on at another worker if its own leaves, as configured, like a frontend's.
+
+        Args:
+            prompt: What the user says, a conversation, or a whole request.
+            model: A name or an alias; empty: the oldest model, or that of the request.
+            context: To stop or to limit it by; a reader that just leaves needs none.
+            options: Fields of `GenerateRequest`, such as `max_tokens` and `temperature`.
+
+        Raises:
+            ModelNotFoundError: Nobody serves that model; the sentence says which are there.
+            RequestError: A worker refuses the request.
+        """
+        request = _request_of(prompt, model, options)
+        name, engine = self._models.find(request.model or None, ModelKind.CHAT)
+        request = msgspec.structs.replace(request, model=name)
+        rng = self.runtime.env.rng
+        context = context or Context(f"{rng.getrandbits(64):016x}")
+        received: Iteration[Delta] = Iteration(DELTAS_MAX)
+
+        async def receive() -> None:
+            try:
+                with context.scope:
+                    await forward_of(engine)(request, context, received)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, its reader is told
+                received.finish(error)
+            else:
+                is_killed = context.scope.cancelled_caught
+                received.finish(_cut(context) if is_killed else None)
+
+        async with open_nursery() as nursery:
+            nursery.start_soon(receive)
+            yield received
+            nursery.cancel_scope.cancel()
+
+    async def answer(self, prompt: Prompt, *, model: str = "", **options: Any) -> str:
+        """The whole text of the answer to a prompt or a conversation; see `generate`."""
+        async with self.generate(prompt, model=model, **options) as deltas:
+            return "".join([delta.text async for delta in deltas])
+
+
+def _request_of(prompt: Prompt, model: str, options: dict[str, Any]) -> GenerateRequest:
+    if isinstance(prompt, GenerateRequest):
+        changes = {"model": model} if model else {}
+        return msgspec.structs.replace(prompt, **changes, **options)
+    turns = [ChatMessage("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    return GenerateRequest(model=model, messages=turns, **options)
+
+
+def _cut(context: Context) -> Exception:
+    if context.is_killed:
+        return KilledError("the request was killed", reason=str(context.reason))
+    return DeadlineError("the answer's time is up")
+
+
+@asynccontextmanager
+async def connect(config: Config | None = None) -> AsyncIterator[Caller]:
+    """Connect to a cluster as one that only calls: its models, its endpoints, its queues.
+
+    Without `config` it is the cluster that `trinamo up` runs on this machine, with its tokens and its
+    secret, unless the environment names another. Leaving ends what is still under way.
+
+    Raises `ConfigError` if several run here and none is named, and `ConnectError` if none answers;
+    the sentence says what to do.
+    """
+    config = config or running_config()
+    env = RealEnv()
+    metrics = FrontendMetrics(env)
+    async with (
+        open_runtime(config, env, RealTransports(), metrics=metrics) as runtime,
+        open_nursery() as watching,
+    ):
+        models = ModelManager(env, metrics)
+        policy = migration_policy(config, metrics)
+        await watching.start(watch_models, runtime.control, runtime, models, policy)
+        yield Caller(runtime, models)
+        watching.cancel_scope.cancel()

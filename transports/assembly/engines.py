@@ -1,0 +1,97 @@
+"""An engine and its HTTP in one process, as one call of a program or of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import trio
+
+from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.engines import GenerationEngine
+from trinamo.runtime.engines.own.definition import EngineDefinition, defined
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.metrics.lag import lag_measured
+from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.process.one_process import serve_engines
+from trinamo.runtime.process.roles import FrontendReady
+from trinamo.runtime.process.stopping import StopRequest
+
+from .process import asked_to_stop
+
+__all__ = ["AnyEngine", "run", "serve"]
+
+AnyEngine = EngineDefinition | GenerationEngine | Callable[..., Any]
+"""What `trinamo.engine` has made, what it would take, or an engine that is open already."""
+
+
+async def serve(
+    engine: AnyEngine | Sequence[AnyEngine],
+    *,
+    port: int | None = None,
+    host: str | None = None,
+    config: Config | None = None,
+    ready: Callable[[FrontendReady], object] | None = None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Answer OpenAI's HTTP API with an engine, or with several, in this process alone.
+
+    Neither etcd nor NATS is needed, and nothing but the HTTP port is opened: it serves until SIGINT
+    or SIGTERM, lets answers in flight end, and closes the engines that it has opened. A second signal,
+    and cancellation, end it at once.
+
+    Args:
+        engine: Made by `trinamo.engine`; or an open `GenerationEngine`, which stays yours.
+        port: Instead of `http.port`, 8787 unless configured; 0: the system chooses.
+        host: Instead of `http.host`, which is loopback unless configured.
+        config: What `load_config` returned; None: the defaults and the environment.
+        ready: Called with the URL once it answers; None: the URL is printed.
+        stop: What asks it to end instead of signals.
+
+    Raises:
+        ConfigError: An engine cannot be opened, or the port is taken; the sentence says why.
+    """
+    config = _listening(config or load_config(), port, host)
+    env = RealEnv()
+    metrics = FrontendMetrics(env)
+    given = engine if isinstance(engine, Sequence) else (engine,)
+    async with (
+        asked_to_stop(stop) as asked,
+        lag_measured(metrics),
+        AsyncExitStack() as opened,
+    ):
+        engines = [await _opened(each, opened) for each in given]
+        models = ", ".join(each.info.model for each in engines)
+        tell = ready or partial(_tell, models)
+        await serve_engines(config, env, engines, asked, ready=tell, metrics=metrics)
+
+
+def run(
+    engine: AnyEngine | Sequence[AnyEngine],
+    *,
+    port: int | None = None,
+    host: str | None = None,
+    config: Config | None = None,
+) -> None:
+    """`serve` for a script that does nothing else: it starts trio, and returns once all has ended."""
+    trio.run(partial(serve, engine, port=port, host=host, config=config))
+
+
+def _listening(config: Config, port: int | None, host: str | None) -> Config:
+    given = {"port": port, "host": host}
+    changes = {name: value for name, value in given.items() if value is not None}
+    http = msgspec.structs.replace(config.http, **changes)
+    return msgspec.structs.replace(config, http=http)
+
+
+async def _opened(engine: AnyEngine, stack: AsyncExitStack) -> GenerationEngine:
+    if isinstance(engine, EngineDefinition) or not hasattr(engine, "generate"):
+        return await stack.enter_async_context(defined(engine).open())
+    return cast("GenerationEngine", engine)
+
+
+def _tell(models: str, ready: FrontendReady) -> None:
+    print(f"{models} is served: {ready.url}/v1", flush=True)  # noqa: T201 -- for who started a script
