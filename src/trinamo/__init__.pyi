@@ -67,6 +67,7 @@ from .runtime.kv.cache import KvCache as KvCache
 from .runtime.kv.memory import KvLayout as KvLayout, KvMemory as KvMemory, KvShape as KvShape
 from .runtime.kv.pool import BlockPool as BlockPool
 from .runtime.kv.regions import RegionSet as RegionSet
+from .runtime.kv.tensors import kv_cache as kv_cache
 
 # Servers of the extra `embedded`, for development and tests.
 from .transports.servers.embedded import (

@@ -44,7 +44,6 @@ KNOWN = {
         cancellations waiting_blocks refused_blocks usable_peers fallbacks blocks_in_flight
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
         quarantined_blocks waiting_count""",
-    "of memory that peers will name": "device_memory",
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",

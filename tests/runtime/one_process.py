@@ -98,7 +98,7 @@ async def open_process(
     transports: OneProcess,
     *,
     serving: bool = False,
-    kv: KvCache | None = None,
+    kv: KvCache[Any] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Runtime]:
     """One runtime on the shared planes."""

@@ -47,7 +47,8 @@ def open_runtime(
     Args:
         config: What `load_config` returned; None: the defaults and the environment.
         serving: Whether it takes requests: it gets an instance id, listeners and a lease.
-        kv: Memory of its engine that peers may move blocks to and from; needs `serving`.
+        kv: Memory of its engine that peers may move blocks to and from; needs `serving`. Buffers
+            and tensors that are there already become it by `kv_cache`.
         metrics: Where it counts; a `WorkerMetrics` if it serves.
         env: Clock and chance; the simulator has its own.
         transports: Makes the planes; as configured unless given.
