@@ -19,7 +19,7 @@ from ..errors import OverloadedError, RequestError
 from ..protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from .generation import EngineInfo, EngineStatistics
 from .text import StopMatcher
-from .validation import check_prompt_fits, check_request
+from .validation import check_features, check_prompt_fits, check_request
 
 __all__ = ["EchoEngine", "open_echo_engine"]
 
@@ -71,6 +71,7 @@ class EchoEngine:
         Stop wakes it from the prefill and from the pause before a word.
         """
         check_request(request)
+        check_features(request, self.info.features)
         found = _WORD.finditer(request.text)
         # No more than would be too many: the text may be many megabytes.
         words = [match[0] for match in islice(found, self.info.context_tokens_max)]

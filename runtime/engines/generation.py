@@ -55,6 +55,8 @@ class EngineInfo:
     """Who else can make tokens of a prompt (`engines/prompts.py`); empty: only the engine."""
     can_resume: bool = False
     """It goes on behind `GenerateRequest.delivered_ids` as if the answer had never stopped."""
+    features: frozenset[str] = frozenset()
+    """What a request may ask for besides (`Feature`); whatever else is refused by name."""
 
     def card(self, endpoint: str, *, created: int, aliases: Sequence[str] = ()) -> ModelCard:
         """What frontends are told of its model; `created` is in Unix seconds."""
@@ -69,6 +71,7 @@ class EngineInfo:
             block_tokens=self.block_tokens,
             created=created,
             aliases=list(aliases),
+            features=sorted(self.features),
         )
 
     def check_context_fits(self) -> None:

@@ -6,13 +6,29 @@ prompt fit, is a token id in the vocabulary) is checked there.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from ..errors import RequestError
-from ..protocol.openai.generate import STOP_CHARS_MAX, STOP_STRINGS_MAX, GenerateRequest
+from ..protocol.openai.generate import (
+    STOP_CHARS_MAX,
+    STOP_STRINGS_MAX,
+    GenerateRequest,
+    features_of,
+)
 
-__all__ = ["ROLES", "check_prompt_fits", "check_request"]
+__all__ = ["ROLES", "check_features", "check_prompt_fits", "check_request"]
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 TEMPERATURE_MAX = 2
+LOGPROBS_MAX = 20
+PENALTY_MAX = 2
+
+
+def check_features(request: GenerateRequest, features: Container[str]) -> None:
+    """Raise `RequestError` if `request` asks for what is not among `features`: see `Feature`."""
+    for feature, param in features_of(request):
+        if feature not in features:
+            raise RequestError(f"'{param}' is not supported by this model", param=param)
 
 
 def check_request(request: GenerateRequest) -> None:
@@ -78,3 +94,24 @@ def _check_sampling(request: GenerateRequest) -> None:
         raise RequestError(
             f"top_p is {request.top_p}; it must be above 0 and at most 1", param="top_p"
         )
+    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
+        raise RequestError(
+            f"logprobs is {request.logprobs}; it must be from 0 to {LOGPROBS_MAX}", param="logprobs"
+        )
+    _check_range(request.min_p, 0, 1, "min_p")
+    _check_range(request.presence_penalty, -PENALTY_MAX, PENALTY_MAX, "presence_penalty")
+    _check_range(request.frequency_penalty, -PENALTY_MAX, PENALTY_MAX, "frequency_penalty")
+    _check_range(request.top_k, 0, 2**31 - 1, "top_k")
+    if not 0 < request.repetition_penalty <= PENALTY_MAX:
+        raise RequestError(
+            f"repetition_penalty is {request.repetition_penalty}; it must be above 0 and at most"
+            f" {PENALTY_MAX}",
+            param="repetition_penalty",
+        )
+    for bias in request.logit_bias.values():
+        _check_range(bias, -100, 100, "logit_bias")
+
+
+def _check_range(value: float, least: float, most: float, param: str) -> None:
+    if not least <= value <= most:
+        raise RequestError(f"{param} is {value}; it must be from {least} to {most}", param=param)

@@ -16,6 +16,7 @@ from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
 from ..engines.generation import Forward, forward_of
+from ..engines.validation import check_features
 from ..errors import RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
@@ -211,6 +212,7 @@ class Inference:
         self._shedding.check([engine])
         context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
+        check_features(generate, self._manager.features(model))
         # From here on the request is held, not its body, which may have been mostly blanks.
         body.hold(request.content_bytes)
         asked = request.model or model

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...errors import RequestError
 from ...protocol.openai.generate import GenerateRequest
 from ..text import TextStream
-from ..validation import check_prompt_fits, check_request
+from ..validation import check_features, check_prompt_fits, check_request
 from .sequence import TokenSequence
 from .step import Sampling, StepEngine
 
@@ -23,6 +23,7 @@ def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int
     Raises `RequestError` if they are none the engine can take.
     """
     check_request(request)
+    check_features(request, engine.info.features)
     context_tokens_max = engine.info.context_tokens_max
     token_ids = engine.encode(request)
     prompt_tokens = len(token_ids)

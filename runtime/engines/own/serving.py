@@ -16,7 +16,7 @@ from ...errors import EngineError, TrinamoError
 from ...nurseries import single
 from ...protocol.openai.generate import Delta, GenerateRequest
 from ..generation import EngineInfo, EngineStatistics
-from ..validation import check_request
+from ..validation import check_features, check_request
 from .items import AnswerItems
 from .stalls import Stalls
 
@@ -67,6 +67,7 @@ class GeneratorEngine:
         Once `context` is stopped the answer ends with the generator's next item, which is dropped.
         """
         check_request(request)
+        check_features(request, self.info.features)
         answer = AnswerItems(self.info.engine, request, self.info.context_tokens_max)
         with self._running_answer(answer):
             async with aclosing(self._items(request, context)) as items:

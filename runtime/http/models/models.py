@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import TypeAlias
 
@@ -145,6 +145,11 @@ class ModelManager:
         """How many tokens the context of `model` holds, as its card says; 0 if it does not."""
         card = self._models[model].card
         return 0 if card is None else card.context_tokens_max
+
+    def features(self, model: str) -> Collection[str]:
+        """What else may be asked of `model` (`Feature`), as its card says; nothing without one."""
+        card = self._models[model].card
+        return () if card is None else card.features
 
     @property
     def has_instance(self) -> bool:

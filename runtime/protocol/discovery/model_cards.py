@@ -41,7 +41,15 @@ MODEL_PREFIX: Final = "models/"
 ANYBODY: Final = ""
 """Stands for the instance that a card names, where it names none."""
 _CHAT_PREFIX: Final = f"{MODEL_PREFIX}chat/"
-_AGREED: Final = ("endpoint", "chat", "completions", "engine", "context_tokens_max", "fingerprint")
+_AGREED: Final = (
+    "endpoint",
+    "chat",
+    "completions",
+    "engine",
+    "context_tokens_max",
+    "fingerprint",
+    "features",
+)
 """What all cards of one model must say alike."""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ModelCard)

@@ -11,7 +11,14 @@ from typing import Protocol
 
 import msgspec
 
-from .generate import Delta
+from .generate import Delta, TokenLogprob
+from .logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TextOffsets,
+    make_chat_logprobs,
+    make_completion_logprobs,
+)
 from .sse import TextTemplate, encode_data
 
 __all__ = [
@@ -53,7 +60,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatReply
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +83,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +105,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,18 +179,20 @@ class ChatAnswer:
         self._id, self._model, self._created = f"chatcmpl-{answer_id}", model, created
         self._wants_usage = wants_usage
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._finish_reason: str | None = None
         self._is_begun = False
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        if self._template is not None and delta.finish_reason is None:
+        is_text = delta.finish_reason is None and not delta.logprobs
+        if self._template is not None and is_text:
             return self._template.render(delta.text) if delta.text else b""
         if not self._is_begun:
             self._is_begun = True
-            return self._event(ChatDelta(role="assistant", content=delta.text), delta.finish_reason)
-        if delta.finish_reason is not None:
-            return self._event(ChatDelta(content=delta.text or None), delta.finish_reason)
+            return self._event(ChatDelta(role="assistant", content=delta.text), delta)
+        if not is_text:
+            return self._event(ChatDelta(content=delta.text or None), delta)
         self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
         return self.add_event(delta)
 
@@ -204,33 +213,40 @@ class ChatAnswer:
 
     def add_text(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        self._logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
     def to_body(self, usage: Usage) -> bytes:
+        reply = ChatReply("assistant", "".join(self._texts))
+        logprobs = make_chat_logprobs(self._logprobs) if self._logprobs else None
         return _encode(
             ChatCompletion(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=[
-                    ChatChoice(0, ChatReply("assistant", "".join(self._texts)), self._finish_reason)
-                ],
+                choices=[ChatChoice(0, reply, self._finish_reason, logprobs)],
                 usage=usage,
             )
         )
 
-    def _chunk(self, delta: ChatDelta, finish_reason: str | None = None) -> ChatChunk:
+    def _chunk(
+        self,
+        delta: ChatDelta,
+        finish_reason: str | None = None,
+        logprobs: ChatLogprobs | None = None,
+    ) -> ChatChunk:
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[ChatChunkChoice(0, delta, finish_reason)],
+            choices=[ChatChunkChoice(0, delta, finish_reason, logprobs)],
             usage=None if self._wants_usage else msgspec.UNSET,
         )
 
-    def _event(self, delta: ChatDelta, finish_reason: str | None) -> bytes:
-        return encode_data(_encode(self._chunk(delta, finish_reason)))
+    def _event(self, said: ChatDelta, delta: Delta) -> bytes:
+        logprobs = make_chat_logprobs(delta.logprobs) if delta.logprobs else None
+        return encode_data(_encode(self._chunk(said, delta.finish_reason, logprobs)))
 
 
 class CompletionAnswer:
@@ -240,12 +256,17 @@ class CompletionAnswer:
         self._id, self._model, self._created = f"cmpl-{answer_id}", model, created
         self._wants_usage = wants_usage
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._offsets = TextOffsets()
         self._finish_reason: str | None = None
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        if delta.finish_reason is not None:
-            return encode_data(_encode(self._chunk(delta.text, delta.finish_reason)))
+        if delta.finish_reason is not None or delta.logprobs:
+            logprobs = (
+                make_completion_logprobs(delta.logprobs, self._offsets) if delta.logprobs else None
+            )
+            return encode_data(_encode(self._chunk(delta.text, delta.finish_reason, logprobs)))
         if not delta.text:
             return b""
         if self._template is None:
@@ -259,16 +280,25 @@ class CompletionAnswer:
 
     def add_text(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        self._logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
     def to_body(self, usage: Usage) -> bytes:
-        choice = CompletionChoice(0, "".join(self._texts), self._finish_reason)
+        logprobs = (
+            make_completion_logprobs(self._logprobs, self._offsets) if self._logprobs else None
+        )
+        choice = CompletionChoice(0, "".join(self._texts), self._finish_reason, logprobs)
         return _encode(self._completion([choice], usage))
 
-    def _chunk(self, text: str, finish_reason: str | None = None) -> Completion:
+    def _chunk(
+        self,
+        text: str,
+        finish_reason: str | None = None,
+        logprobs: CompletionLogprobs | None = None,
+    ) -> Completion:
         usage = None if self._wants_usage else msgspec.UNSET
-        return self._completion([CompletionChoice(0, text, finish_reason)], usage)
+        return self._completion([CompletionChoice(0, text, finish_reason, logprobs)], usage)
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None

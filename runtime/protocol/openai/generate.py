@@ -7,6 +7,7 @@ token.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,15 +16,23 @@ from ...errors import RequestError
 
 __all__ = [
     "ALIASES_MAX",
+    "LOGIT_BIASES_MAX",
+    "SCHEMA_CHARS_MAX",
+    "SHAPE_BYTES_MAX",
     "STOP_CHARS_MAX",
     "STOP_STRINGS_MAX",
     "TOKEN_CHARS_MAX",
+    "TOOLS_CHARS_MAX",
+    "TOOL_NAMED",
     "ChatMessage",
     "Delta",
+    "Feature",
     "FinishReason",
     "GenerateRequest",
     "ModelCard",
+    "TokenLogprob",
     "bounded_request_type",
+    "features_of",
     "payload_bytes_max_for",
 ]
 
@@ -35,7 +44,19 @@ STOP_CHARS_MAX: Final = 4096
 TOKEN_CHARS_MAX: Final = 256
 """No token stands for more characters: the longest of known vocabularies are 128 spaces. So a text
 of more characters than a context has room for is refused before anybody makes tokens of it."""
+SCHEMA_CHARS_MAX: Final = 1 << 16
+"""Of one JSON schema: what becomes of it is computed between two steps."""
+TOOLS_CHARS_MAX: Final = 1 << 18
+"""Of the JSON of all tools of a request."""
+LOGIT_BIASES_MAX: Final = 1024
+TOOL_NAMED: Final = "function:"
+"""What `GenerateRequest.tool_choice` begins with where the client names the one to call."""
 _UTF8_BYTES_MAX: Final = 4
+_LOGIT_BIAS_BYTES: Final = 14
+SHAPE_BYTES_MAX: Final = (
+    SCHEMA_CHARS_MAX + TOOLS_CHARS_MAX
+) * _UTF8_BYTES_MAX + LOGIT_BIASES_MAX * _LOGIT_BIAS_BYTES
+"""What schema, tools and biases of an encoded `GenerateRequest` have at most."""
 _TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 16
 
@@ -55,11 +76,29 @@ class FinishReason(enum.StrEnum):
     """The caller asked to stop early, and this is the partial answer."""
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+class Feature(enum.StrEnum):
+    """What not every engine can do with a request; `EngineInfo.features` and model cards list it."""
+
+    LOGPROBS = "logprobs"
+    PENALTIES = "penalties"
+    LOGIT_BIAS = "logit_bias"
+    TOP_K = "top_k"
+    MIN_P = "min_p"
+    JSON_SCHEMA = "json_schema"
+    TOOLS = "tools"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`."""
 
     role: str
     content: str
+    tool_calls: str = ""
+    """JSON of what an assistant called, as OpenAI writes it."""
+    tool_call_id: str = ""
+    """Which call a tool answers."""
+    name: str = ""
+    """Of the tool that answers."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,6 +111,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     engine of this model: it goes on behind them as if it had never stopped. Only an engine that
     says `can_resume` may be given any. All other fields are those of the first request, the seed
     that was drawn included; the deltas tell of new tokens alone.
+
+    What is set below `seed` needs a feature (`features_of`). `logprobs` asks for those of each token
+    and of so many alternatives. A penalty looks at the answer so far, the repetition penalty at the
+    prompt too, and biases are added to logits. The answer is JSON by `json_schema`, a schema's own JSON;
+    or it calls `tools`, OpenAI's list as JSON. `tool_choice` is empty (as `auto`), `auto`,
+    `none`, `required`, or `TOOL_NAMED` and a function's name.
     """
 
     model: str
@@ -84,6 +129,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     seed: int | None = None
     stop: list[str] = []
     delivered_ids: list[int] = []
+    top_k: int = 0
+    """0 for all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    json_schema: str = ""
+    tools: str = ""
+    tool_choice: str = ""
+    parallel_tool_calls: bool = True
 
     @property
     def turns(self) -> list[ChatMessage]:
@@ -111,6 +168,32 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return next(asked, turns[-1].content if turns else "")
 
 
+_ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
+    ("logprobs", None, Feature.LOGPROBS, "logprobs"),
+    ("presence_penalty", 0, Feature.PENALTIES, "presence_penalty"),
+    ("frequency_penalty", 0, Feature.PENALTIES, "frequency_penalty"),
+    ("repetition_penalty", 1, Feature.PENALTIES, "repetition_penalty"),
+    ("logit_bias", {}, Feature.LOGIT_BIAS, "logit_bias"),
+    ("top_k", 0, Feature.TOP_K, "top_k"),
+    ("min_p", 0, Feature.MIN_P, "min_p"),
+    ("json_schema", "", Feature.JSON_SCHEMA, "response_format"),
+    ("tools", "", Feature.TOOLS, "tools"),
+)
+"""Fields that ask for a feature when they are not as here, and what a client calls them."""
+
+
+def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
+    """What an engine must be able to do for `request`, each with the parameter that asks for it."""
+    for field, unset, feature, param in _ASKING:
+        if getattr(request, field) != unset:
+            yield feature, param
+    for index, message in enumerate(request.messages or ()):
+        if message.tool_calls:
+            yield Feature.TOOLS, f"messages[{index}].tool_calls"
+        elif message.role == "tool":
+            yield Feature.TOOLS, f"messages[{index}].role"
+
+
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     """`GenerateRequest` for a model of that context: one that decodes cannot be much too long.
 
@@ -122,6 +205,9 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     tokens: Any = Annotated[list[int], count]
     turns: Any = Annotated[list[ChatMessage], count]
     stops: Any = Annotated[list[str], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
+    biases: Any = Annotated[dict[int, float], msgspec.Meta(max_length=LOGIT_BIASES_MAX)]
+    schema: Any = Annotated[str, msgspec.Meta(max_length=SCHEMA_CHARS_MAX)]
+    tools: Any = Annotated[str, msgspec.Meta(max_length=TOOLS_CHARS_MAX)]
     bounded: Any = msgspec.defstruct(
         "BoundedRequest",
         [
@@ -130,6 +216,9 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("token_ids", tokens | None, None),
             ("delivered_ids", tokens, []),
             ("stop", stops, []),
+            ("logit_bias", biases, {}),
+            ("json_schema", schema, ""),
+            ("tools", tools, ""),
         ],
         bases=(GenerateRequest,),
         frozen=True,
@@ -144,7 +233,19 @@ def payload_bytes_max_for(context_tokens_max: int) -> int:
     """How long an encoded `GenerateRequest` that such a model can take is at most."""
     stops = STOP_STRINGS_MAX * STOP_CHARS_MAX
     text_bytes = (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX
-    return text_bytes + context_tokens_max * _TOKEN_ID_BYTES_MAX + _OTHER_FIELDS_BYTES
+    tokens_bytes = context_tokens_max * _TOKEN_ID_BYTES_MAX
+    return text_bytes + tokens_bytes + SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How likely the model found one token of an answer, by its bytes: natural logarithms.
+
+    `top` are the likeliest at its place, likeliest first, the token among them if it is one.
+    """
+
+    token: bytes
+    logprob: float
+    top: list[tuple[bytes, float]] = []
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -152,13 +253,15 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
     `token_ids` are all tokens generated since the last delta, also those whose text is held back
     (an incomplete character, the possible start of a stop string), so their lengths add up to the
-    completion tokens. `prompt_tokens` is set on the first delta only.
+    completion tokens. `prompt_tokens` is set on the first delta only. `logprobs` are those of
+    `token_ids`, where they were asked for, but not of one that ends the answer and has no text.
     """
 
     text: str = ""
     token_ids: list[int] = []
     finish_reason: FinishReason | None = None
     prompt_tokens: TokenCount = 0
+    logprobs: list[TokenLogprob] = []
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,3 +286,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether its workers take `delivered_ids`, so that an answer may move to another one."""
     aliases: Annotated[list[ModelName], msgspec.Meta(max_length=ALIASES_MAX)] = []
     """Other names that clients may ask for; workers of one model may differ in them."""
+    features: list[str] = []
+    """What else a request may ask for (`Feature`), sorted; everything else is refused by name."""

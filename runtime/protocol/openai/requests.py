@@ -23,18 +23,25 @@ from ...errors import RequestError
 from .generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
-    TOKEN_CHARS_MAX,
-    ChatMessage,
     GenerateRequest,
 )
 from .json_parts import decode_json, decode_part
+from .messages import check_chars, turns_of
+from .shaping import (
+    ABSENT,
+    chat_logprobs,
+    completion_logprobs,
+    is_absent,
+    logit_bias,
+    refuse,
+    schema_of,
+)
+from .tools import tool_choice, tools_text
 
 __all__ = [
     "CONTEXT_TOKENS_MAX",
     "ChatCompletionRequest",
     "CompletionRequest",
-    "ContentPart",
-    "RequestMessage",
     "StreamOptions",
     "decode_chat_request",
     "decode_completion_request",
@@ -44,37 +51,15 @@ CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
 STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00") + 64)
 """As long as JSON of allowed stop strings can be."""
-REFUSED_BYTES_MAX: Final = 256
-"""A value of an unsupported parameter that changes nothing is shorter."""
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
-
-ABSENT: Final = Raw()
-"""A parameter that was not given, by identity."""
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; only `text` parts are supported."""
-
-    type: str
-    text: str | None = None
-
-
-class RequestMessage(msgspec.Struct, frozen=True):
-    """One turn as the client sends it."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: Raw = ABSENT
-    function_call: Raw = ABSENT
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -95,8 +80,12 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Int64 | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    response_format: Raw = ABSENT
     logit_bias: Raw = ABSENT
     logprobs: Raw = ABSENT
 
@@ -118,9 +107,9 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     top_logprobs: Raw = ABSENT
     tools: Raw = ABSENT
     tool_choice: Raw = ABSENT
+    parallel_tool_calls: bool | None = None
     functions: Raw = ABSENT
     function_call: Raw = ABSENT
-    response_format: Raw = ABSENT
     modalities: Raw = ABSENT
     audio: Raw = ABSENT
     web_search_options: Raw = ABSENT
@@ -131,30 +120,30 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         self._refuse_unsupported()
         tokens_max = self.max_completion_tokens
+        tools, names = tools_text(self.tools)
         return GenerateRequest(
             model=model,
-            messages=_turns(self.messages, context_tokens_max),
+            messages=turns_of(self.messages, context_tokens_max),
             max_tokens=self.max_tokens if tokens_max is None else tokens_max,
+            logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
+            tools=tools,
+            tool_choice=tool_choice(self.tool_choice, names),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
             **_sampling(self),
         )
 
     @property
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
-        return len(self.messages)
+        return len(self.messages) + len(self.tools) + len(self.response_format)
 
     def _refuse_unsupported(self) -> None:
         _refuse_shared(self)
-        _refuse(self.tools, "tools")
-        _refuse(self.functions, "functions")
-        _refuse(self.tool_choice, "tool_choice", harmless=("none", "auto"))
-        _refuse(self.function_call, "function_call", harmless=("none", "auto"))
-        _refuse(self.logprobs, "logprobs")
-        _refuse(self.top_logprobs, "top_logprobs")
-        _refuse(self.response_format, "response_format", harmless=({"type": "text"},))
-        _refuse(self.modalities, "modalities", harmless=(["text"],))
-        _refuse(self.audio, "audio")
-        _refuse(self.web_search_options, "web_search_options", empty_is_harmless=False)
+        refuse(self.functions, "functions")
+        refuse(self.function_call, "function_call", harmless=("none", "auto"))
+        refuse(self.modalities, "modalities", harmless=(["text"],))
+        refuse(self.audio, "audio")
+        refuse(self.web_search_options, "web_search_options", empty_is_harmless=False)
 
 
 class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
@@ -168,24 +157,23 @@ class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     @property
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
-        return len(self.prompt)
+        return len(self.prompt) + len(self.response_format)
 
     def to_generate(
         self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
     ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         _refuse_shared(self)
-        # Zero asks for the chosen token's log probability, so unlike chat's false it means yes.
-        _refuse(self.logprobs, "logprobs", empty_is_harmless=False, harmless=(False,))
-        _refuse(self.suffix, "suffix")
-        _refuse(self.echo, "echo")
-        _refuse(self.best_of, "best_of", harmless=(1,))
+        refuse(self.suffix, "suffix")
+        refuse(self.echo, "echo")
+        refuse(self.best_of, "best_of", harmless=(1,))
         prompt, token_ids = _prompt(self.prompt, context_tokens_max)
         return GenerateRequest(
             model=model,
             prompt=prompt,
             token_ids=token_ids,
             max_tokens=self.max_tokens or COMPLETION_TOKENS_DEFAULT,
+            logprobs=completion_logprobs(self.logprobs),
             **_sampling(self),
         )
 
@@ -196,11 +184,18 @@ def _sampling(request: _SharedRequest) -> dict[str, Any]:
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "seed": request.seed,
         "stop": _stop_strings(request.stop),
+        "top_k": max(request.top_k or 0, 0),
+        "min_p": request.min_p or 0.0,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "repetition_penalty": request.repetition_penalty or 1.0,
+        "logit_bias": logit_bias(request.logit_bias),
+        "json_schema": schema_of(request.response_format),
     }
 
 
 def _stop_strings(raw: Raw) -> list[str]:
-    if _is_absent(raw):
+    if is_absent(raw):
         return []
     if len(raw) > STOP_BYTES_MAX:
         raise RequestError(f"'stop' is longer than {STOP_BYTES_MAX} bytes", param="stop")
@@ -216,61 +211,6 @@ def _stop_strings(raw: Raw) -> list[str]:
     return strings
 
 
-def _turns(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
-    messages = decode_part(_messages_decoder, raw, "messages")
-    if not messages:
-        raise RequestError("'messages' must hold at least one message", param="messages")
-    if len(messages) > context_tokens_max:
-        raise RequestError(
-            f"'messages' holds {len(messages)} messages; the model's context holds"
-            f" {context_tokens_max} tokens",
-            param="messages",
-        )
-    turns = [_turn(i, message) for i, message in enumerate(messages)]
-    _check_chars(sum(len(turn.content) for turn in turns), context_tokens_max, "messages")
-    return turns
-
-
-def _check_chars(chars: int, context_tokens_max: int, param: str) -> None:
-    """Raise unless the text may fit the context: how many tokens it has, only the engine knows."""
-    if chars > context_tokens_max * TOKEN_CHARS_MAX:
-        raise RequestError(
-            f"'{param}' holds {chars} characters, but the model's context holds"
-            f" {context_tokens_max} tokens; shorten it",
-            param=param,
-        )
-
-
-def _turn(index: int, message: RequestMessage) -> ChatMessage:
-    where = f"messages[{index}]"
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise RequestError(
-            f"role {message.role[:40]!r} of '{where}' is not supported; "
-            "use system, developer, user or assistant",
-            param=f"{where}.role",
-        )
-    _refuse(message.tool_calls, f"{where}.tool_calls")
-    _refuse(message.function_call, f"{where}.function_call")
-    content = message.content
-    if content is None:
-        raise RequestError(f"'{where}.content' is missing", param=f"{where}.content")
-    if isinstance(content, str):
-        return ChatMessage(role, content)
-    return ChatMessage(role, "".join(_text(where, i, part) for i, part in enumerate(content)))
-
-
-def _text(where: str, index: int, part: ContentPart) -> str:
-    param = f"{where}.content[{index}]"
-    if part.type != "text":
-        raise RequestError(
-            f"content of type {part.type[:40]!r} is not supported; only 'text' is", param=param
-        )
-    if part.text is None:
-        raise RequestError(f"'{param}.text' is missing", param=f"{param}.text")
-    return part.text
-
-
 def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | None]:
     """The prompt as text or as token ids: exactly one of the two is not None."""
     kinds = _list_starts(raw)
@@ -279,7 +219,7 @@ def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | 
         kinds = _list_starts(raw)
     if kinds == '"':
         prompt = decode_part(_text_decoder, raw, "prompt")
-        _check_chars(len(prompt), context_tokens_max, "prompt")
+        check_chars(len(prompt), context_tokens_max, "prompt")
         return prompt, None
     if kinds == "[]":
         raise RequestError("'prompt' must not be empty", param="prompt")
@@ -323,52 +263,19 @@ def _refuse_shared(request: _SharedRequest) -> None:
             f"n = {request.n} is not supported: an answer has exactly one choice, so n must be 1",
             param="n",
         )
-    _refuse(request.presence_penalty, "presence_penalty")
-    _refuse(request.frequency_penalty, "frequency_penalty")
-    _refuse(request.logit_bias, "logit_bias")
     if request.stream_options is not None and not request.stream:
         raise RequestError(
             "'stream_options' is only allowed when 'stream' is true", param="stream_options"
         )
 
 
-def _is_absent(raw: Raw) -> bool:
-    return raw is ABSENT or (len(raw) <= len(b"null") and bytes(raw) in (b"", b"null"))
-
-
-def _refuse(
-    value: Raw | float | None,
-    param: str,
-    *,
-    harmless: tuple[Any, ...] = (),
-    empty_is_harmless: bool = True,
-) -> None:
-    """Raise unless the value of an unsupported parameter leaves the answer as it is."""
-    found: Any = value
-    if value is ABSENT or value is None:
-        return
-    if isinstance(value, Raw):
-        if _is_absent(value):
-            return
-        is_short = len(value) <= REFUSED_BYTES_MAX
-        found = decode_part(_any_decoder, value, param) if is_short else value
-    if found is None or (empty_is_harmless and not found):
-        return
-    # `1 == True` in Python, so the type is compared as well.
-    if any(type(found) is type(known) and found == known for known in harmless):
-        return
-    raise RequestError(f"'{param}' is not supported by this server", param=param)
-
-
 _LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
-_messages_decoder = msgspec.json.Decoder(list[RequestMessage])
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])
 _single_decoder = msgspec.json.Decoder(tuple[Raw])
-_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def decode_chat_request(body: Buffer) -> ChatCompletionRequest:

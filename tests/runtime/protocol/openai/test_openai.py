@@ -32,6 +32,11 @@ from trinamo.runtime.protocol.openai.requests import (
 from trinamo.runtime.protocol.openai.sse import SseParser
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
 def chat(**body: Any) -> GenerateRequest:
@@ -149,9 +154,16 @@ SHARED_BAD = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"model": 1}, "model"),
-    ({"presence_penalty": 1}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"logit_bias": {"1": 500}}, "logit_bias[...]"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
 ]
 
 
@@ -171,7 +183,7 @@ def test_what_is_wrong_is_named(make: Any, bad: dict[str, Any], param: str) -> N
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -183,15 +195,25 @@ def test_what_is_wrong_is_named(make: Any, bad: dict[str, Any], param: str) -> N
         ),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
             "messages[0].tool_calls",
         ),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [function("a b")]}, "tools[0].function.name"),
+        ({"tools": [function("f"), function("f")]}, "tools"),
+        ({"tools": [function(f"f{i}") for i in range(129)]}, "tools"),
+        ({"tools": [function("f")], "tool_choice": "never"}, "tool_choice"),
+        ({"tools": [function("f")], "tool_choice": function("g")}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"web_search_options": {}}, "web_search_options"),
@@ -218,7 +240,8 @@ def test_what_is_wrong_in_a_chat_is_named(bad: dict[str, Any], param: str) -> No
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
     ],
     ids=str,
 )
