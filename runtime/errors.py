@@ -33,6 +33,7 @@ __all__ = [
     "ModelNotFoundError",
     "OverloadedError",
     "ProtocolError",
+    "RateLimitedError",
     "RefusedError",
     "RemoteProtocolError",
     "RequestError",
@@ -44,6 +45,7 @@ __all__ = [
     "UnavailableError",
     "UnknownModelError",
     "UnknownOutcomeError",
+    "UpstreamError",
     "error_from_wire",
     "error_to_wire",
 ]
@@ -146,11 +148,20 @@ class OverloadedError(TrinamoError):
         *,
         bound: str = "",
         value: float = 0,
+        retry_after_s: int = 0,
         definite: bool | None = None,
     ) -> None:
         super().__init__(message, definite=definite)
         self.bound = bound
         self.value = value
+        self.retry_after_s = retry_after_s
+        """What whoever refused asks for; 0: it did not say."""
+
+
+class RateLimitedError(OverloadedError):
+    """The upstream says that it is asked too often (429). Ask another, or it when it says."""
+
+    code = "rate_limited"
 
 
 class RefusedError(TrinamoError):
@@ -189,6 +200,15 @@ class DisconnectedError(TransportError):
     """
 
     code = "disconnected"
+
+
+class UpstreamError(TransportError):
+    """The server behind a worker failed, or answered with an error of its own (5xx).
+
+    Ask another instance while the client has nothing of the answer; inhibit this one.
+    """
+
+    code = "upstream"
 
 
 class UnknownOutcomeError(TransportError):
@@ -324,11 +344,16 @@ def _concrete(cls: type[TrinamoError]) -> dict[str, type[TrinamoError]]:
 
 
 def error_to_wire(error: TrinamoError) -> dict[str, Any]:
-    """The three fields that travel: `code`, `message`, `definite`."""
-    return {"code": error.code, "message": error.message, "definite": error.definite}
+    """The fields that travel: `code`, `message`, `definite`, and `retry_after_s` where there is one."""
+    told = {"code": error.code, "message": error.message, "definite": error.definite}
+    if isinstance(error, OverloadedError) and error.retry_after_s:
+        told["retry_after_s"] = error.retry_after_s
+    return told
 
 
-def error_from_wire(code: str, message: str, *, definite: bool) -> TrinamoError:
+def error_from_wire(
+    code: str, message: str, *, definite: bool, retry_after_s: int = 0
+) -> TrinamoError:
     """Rebuild the error a peer told us about; an unknown code becomes an `EngineError`.
 
     Codes that only make sense on the side that raised them (`killed`, `local_protocol`, `config`)
@@ -337,4 +362,6 @@ def error_from_wire(code: str, message: str, *, definite: bool) -> TrinamoError:
     cls = _concrete(TrinamoError).get(code, EngineError)
     if cls in (TrinamoError, KilledError, LocalProtocolError, ConfigError):
         cls = EngineError
+    if issubclass(cls, OverloadedError):
+        return cls(message, definite=definite, retry_after_s=retry_after_s)
     return cls(message, definite=definite)

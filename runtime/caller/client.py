@@ -30,6 +30,7 @@ from ..errors import (
     TransportError,
     TrinamoError,
     UnavailableError,
+    UpstreamError,
 )
 from ..logs.fields import add_fields
 from ..planes import RequestPlane, ResponsePlane
@@ -307,7 +308,7 @@ class Client:
         return instance_id is None and len(tried) < self._attempts_max
 
     def _blame(self, instance: Instance, error: TrinamoError) -> None:
-        if isinstance(error, (ConnectError, DisconnectedError)):
+        if isinstance(error, (ConnectError, DisconnectedError, UpstreamError)):
             self.router.inhibit(instance)
         elif isinstance(error, RemoteProtocolError):
             self.router.inhibit(instance, is_nonsensical=True)

@@ -32,6 +32,8 @@ __all__ = ["VERDICTS", "MigratingAnswer", "MigrationPolicy", "Progress", "Verdic
 
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
+_CHAT_PATH: Final = "/v1/chat/completions"
+"""Of requests whose bodies are passed through, the only ones that go on behind a text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,9 +122,11 @@ class MigratingAnswer(Sink[Delta]):
         "_can_resume",
         "_client",
         "_context",
+        "_delivered",
         "_has_brought",
         "_hint",
         "_instance_id",
+        "_is_begun",
         "_is_finished",
         "_is_long",
         "_is_taken",
@@ -133,6 +137,7 @@ class MigratingAnswer(Sink[Delta]):
         "_sink",
         "_take",
         "_tell",
+        "_texts",
         "_token_ids",
         "_tokens_max",
         "_tried",
@@ -155,10 +160,17 @@ class MigratingAnswer(Sink[Delta]):
         super().__init__()
         self._client, self._context, self._policy = client, context, policy
         self._instance_id, self._servers, self._tell = instance_id, servers, tell
-        self._can_resume, self._hint = can_resume, hint
+        self._can_resume = can_resume and request.path in ("", _CHAT_PATH)
+        self._hint = hint
         self._request = _seeded(request, client.env) if can_resume else request
         self._sink, self._take = sink, sink.take
         self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        """Of answers that are passed through: they have no token ids."""
+        self._delivered = 0
+        """Tokens that these have brought."""
+        self._is_begun = False
+        """Whether they have brought anything."""
         self._tokens_max = policy.tokens_max
         self._prompt_tokens = 0
         self._is_finished = self._is_long = False
@@ -179,6 +191,8 @@ class MigratingAnswer(Sink[Delta]):
         token_ids = self._token_ids
         for delta in items:
             token_ids += delta.token_ids
+            if delta.raw:
+                self._pass(delta)
             if delta.finish_reason is not None:
                 self._is_finished = True
         if not self._has_brought:
@@ -188,6 +202,18 @@ class MigratingAnswer(Sink[Delta]):
             self._is_long = True
             token_ids.clear()
         return self._take(items)
+
+    def _pass(self, delta: Delta) -> None:
+        """One item of an answer that is passed through."""
+        self._is_begun = True
+        self._delivered += delta.output_tokens
+        if self._can_resume:
+            self._texts.append(delta.text)
+            # What is no text, such as a call of a tool, nobody could go on behind.
+            self._can_resume = bool(delta.text) or not delta.output_tokens
+            if self._delivered > self._tokens_max:
+                self._is_long = True
+                self._texts.clear()
 
     def _begin(self, items: list[Delta]) -> list[Delta]:
         """A stream has brought its first items; the length of the prompt is told once an answer."""
@@ -248,6 +274,13 @@ class MigratingAnswer(Sink[Delta]):
         return True
 
     def _resumed(self) -> GenerateRequest:
+        if self._is_begun:
+            return msgspec.structs.replace(
+                self._request,
+                delivered_text="".join(self._texts),
+                delivered_tokens=self._delivered,
+                is_begun=True,
+            )
         if not self._token_ids:
             return self._request
         delivered = [*self._request.delivered_ids, *self._token_ids]
@@ -266,7 +299,7 @@ class MigratingAnswer(Sink[Delta]):
     def _progress(self) -> Progress:
         return Progress(
             policy=self._policy,
-            delivered_count=self._tokens_max + 1 if self._is_long else len(self._token_ids),
+            delivered_count=self._tokens_max + 1 if self._is_long else self._delivered_count,
             prompt_tokens=self._prompt_tokens,
             migration_count=len(self._tried),
             is_taken=self._is_taken,
@@ -276,8 +309,12 @@ class MigratingAnswer(Sink[Delta]):
             can_resume=self._can_resume,
         )
 
+    @property
+    def _delivered_count(self) -> int:
+        return len(self._token_ids) + self._delivered
+
     def _break(self, worker: str, error: TrinamoError) -> None:
-        delivered = len(self._token_ids)
+        delivered = self._delivered_count
         leg = self._context.trace.begin(
             "migration", left=worker, delivered_tokens=delivered, reason=error.code
         )
@@ -299,7 +336,7 @@ class MigratingAnswer(Sink[Delta]):
             raise error
         text = f"{error.message} ({'; '.join(says)})"
         # What has begun may have happened.
-        definite = error.definite and not (self._token_ids or self._is_long)
+        definite = error.definite and not (self._delivered_count or self._is_long)
         raise error_from_wire(error.code, text, definite=definite) from error
 
     def _settle(self, outcome: str) -> None:
@@ -311,6 +348,7 @@ class MigratingAnswer(Sink[Delta]):
 
 def _seeded(request: GenerateRequest, env: Env) -> GenerateRequest:
     """With the seed fixed before the first stream, so that all of them draw the same tokens."""
-    if request.seed is not None or request.temperature == 0:
+    if request.body or request.seed is not None or request.temperature == 0:
+        # The body is the client's: what it leaves unset stays so.
         return request
     return msgspec.structs.replace(request, seed=env.rng.getrandbits(_SEED_BITS))

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
 from .models import check_engine, is_own_engine, parse_model
+from .upstream import UpstreamConfig
 
 __all__ = ["WorkerConfig", "endpoint_of_model"]
 
@@ -34,7 +35,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Text,
         about(
             "`auto` (llamacpp where its extra and model file are there, else exact), `llamacpp`,"
-            " `exact`, `echo` or `mocker`; or an engine of your own, as `module:attribute` or"
+            " `exact`, `echo`, `mocker`, or `openai` (the server at `upstream.url`); or an engine of"
+            " your own, as `module:attribute` or"
             " `path/to/file.py:attribute`."
         ),
     ] = "auto"
@@ -121,6 +123,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     cancelled_ttl_s: Annotated[
         Seconds, about("How long a cancel that overtook its request is remembered.")
     ] = 60.0
+    upstream: UpstreamConfig = UpstreamConfig()
 
     def __post_init__(self) -> None:
         """A worker has one model by its own keys, or several by lines of `models`."""

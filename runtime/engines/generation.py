@@ -26,6 +26,7 @@ __all__ = [
     "ForwardsDeltas",
     "Generates",
     "GenerationEngine",
+    "StandsBefore",
     "TellsBlocks",
     "forward_of",
 ]
@@ -57,6 +58,8 @@ class EngineInfo:
     """It goes on behind `GenerateRequest.delivered_ids` as if the answer had never stopped."""
     features: frozenset[str] = frozenset()
     """What a request may ask for besides (`Feature`); whatever else is refused by name."""
+    passes_through: bool = False
+    """It takes clients' bodies as they are (`GenerateRequest.body`), and answers likewise."""
 
     def card(self, endpoint: str, *, created: int, aliases: Sequence[str] = ()) -> ModelCard:
         """What frontends are told of its model; `created` is in Unix seconds."""
@@ -72,6 +75,7 @@ class EngineInfo:
             created=created,
             aliases=list(aliases),
             features=sorted(self.features),
+            passes_through=self.passes_through,
         )
 
     def check_context_fits(self) -> None:
@@ -156,6 +160,24 @@ class Generates(Protocol):
     def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[Delta, None]: ...
+
+
+@runtime_checkable
+class StandsBefore(Protocol):
+    """A generation engine whose answers another server makes, which may be away, or busy by others."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether that server is well; while it is not, the worker is to be given no requests."""
+        ...
+
+    async def wait_health(self, *, seen: bool) -> bool:
+        """Return the health once it is not `seen`. Safe to cancel."""
+        ...
+
+    def load(self) -> tuple[int, float]:
+        """Requests that run or wait there, ours included, and the fraction of its KV cache in use."""
+        ...
 
 
 def forward_of(engine: ForwardsDeltas | Generates) -> Forward:

@@ -19,7 +19,7 @@ from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
 from .admission import Admission
 from .asgi import ExchangeApp
-from .chat import CHAT, COMPLETIONS, Inference
+from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
 from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.access import OUTCOME, TellsRequests
@@ -43,14 +43,15 @@ def build_handlers(
     manager: ModelManager, admission: Admission, config: HttpConfig, traces: Traces
 ) -> dict[tuple[bytes, bytes], Handler]:
     """What answers inference requests, by method and path, on the endpoints that `config` enables."""
-    handlers: dict[tuple[bytes, bytes], Handler] = {}
+    endpoints = [EMBEDDINGS, RESPONSES]
     if config.enable_chat_endpoints:
-        chat = Inference(CHAT, manager, admission, config, traces)
-        handlers[b"POST", b"/v1/chat/completions"] = chat
+        endpoints.append(CHAT)
     if config.enable_cmpl_endpoints:
-        completions = Inference(COMPLETIONS, manager, admission, config, traces)
-        handlers[b"POST", b"/v1/completions"] = completions
-    return handlers
+        endpoints.append(COMPLETIONS)
+    return {
+        (b"POST", each.path.encode()): Inference(each, manager, admission, config, traces)
+        for each in endpoints
+    }
 
 
 def build_app(

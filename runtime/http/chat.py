@@ -1,4 +1,7 @@
-"""Both inference endpoints, which share one path: parse, find the engine, answer.
+"""The inference endpoints, which share one path: parse, find the engine, answer.
+
+A model whose workers take the clients' bodies as they are gets them unread (`passing.py`); embeddings
+and responses only such models answer.
 
 What this file does not do: cancellation and the form of the answer (`streaming.py`), routes
 (`app.py`).
@@ -24,6 +27,7 @@ from ..metrics.metrics import SUCCESS, RequestRecord
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
 from ..protocol.openai.generate import GenerateRequest
+from ..protocol.openai.passing import decode_passed
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
@@ -46,11 +50,12 @@ from .exchanges import (
     respond_error,
 )
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
+from .passing import PassedBody, PassedEvents
 from .shedding import Shedding
 from .status import ErrorAnswer, answer_error
-from .streaming import BodySink, Delivery, EventSink
+from .streaming import AnswerSink, BodySink, Delivery, EventSink
 
-__all__ = ["CHAT", "COMPLETIONS", "EndpointKind", "Inference"]
+__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "RESPONSES", "EndpointKind", "Inference"]
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
@@ -64,18 +69,33 @@ log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
-class EndpointKind:
-    """Where the two endpoints differ."""
+class _OwnForm:
+    """How a request is understood, and its answer made, by engines that are given tokens or text."""
 
-    kind: ModelKind
     decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest]
     answer: type[ChatAnswer | CompletionAnswer]
 
 
-CHAT: Final = EndpointKind(ModelKind.CHAT, decode_chat_request, ChatAnswer)
-COMPLETIONS: Final = EndpointKind(
-    ModelKind.COMPLETIONS, decode_completion_request, CompletionAnswer
+@attrs.frozen
+class EndpointKind:
+    """Where the endpoints differ."""
+
+    kind: ModelKind
+    path: str
+    own: _OwnForm | None = None
+    """None: only models that pass requests through answer it."""
+
+
+CHAT: Final = EndpointKind(
+    ModelKind.CHAT, "/v1/chat/completions", _OwnForm(decode_chat_request, ChatAnswer)
 )
+COMPLETIONS: Final = EndpointKind(
+    ModelKind.COMPLETIONS,
+    "/v1/completions",
+    _OwnForm(decode_completion_request, CompletionAnswer),
+)
+EMBEDDINGS: Final = EndpointKind(ModelKind.EMBEDDINGS, "/v1/embeddings")
+RESPONSES: Final = EndpointKind(ModelKind.RESPONSES, "/v1/responses")
 
 
 @attrs.frozen
@@ -88,6 +108,8 @@ class _Parsed:
     """The model's name as the client wrote it, which may be an alias: the answer carries it."""
     is_streamed: bool
     wants_usage: bool
+    own: _OwnForm | None
+    """None: the answer is passed on as it comes."""
 
 
 @attrs.frozen
@@ -102,7 +124,7 @@ class _Arrived:
 
 
 class Inference:
-    """`POST /v1/chat/completions` or `POST /v1/completions`, as `endpoint` says."""
+    """`POST /v1/chat/completions`, or another path, as `endpoint` says."""
 
     def __init__(
         self,
@@ -206,7 +228,12 @@ class Inference:
             data = await exchange.read_body(
                 body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
             )
-        request = self._endpoint.decode(data)
+        own = self._endpoint.own
+        passed = self._pass(data) if own is None or self._manager.passes_any else None
+        if own is None or passed is not None:
+            assert passed is not None, "no model of ours has this kind"
+            return passed
+        request = own.decode(data)
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
         self._shedding.check([engine])
@@ -216,7 +243,24 @@ class Inference:
         # From here on the request is held, not its body, which may have been mostly blanks.
         body.hold(request.content_bytes)
         asked = request.model or model
-        return _Parsed(generate, engine, asked, request.is_streamed, request.wants_usage)
+        return _Parsed(generate, engine, asked, request.is_streamed, request.wants_usage, own)
+
+    def _pass(self, data: Buffer) -> _Parsed | None:
+        """The request with its body as it is, if it is for a model that takes it so."""
+        asked = decode_passed(data)
+        model, engine = self._manager.find(asked.model, self._endpoint.kind)
+        if not self._manager.passes_through(model):
+            return None
+        self._shedding.check([engine])
+        generate = GenerateRequest(model=model, body=bytes(data), path=self._endpoint.path)
+        return _Parsed(
+            generate,
+            engine,
+            asked.model or model,
+            is_streamed=bool(asked.stream),
+            wants_usage=False,
+            own=None,
+        )
 
     async def _answer(
         self,
@@ -233,14 +277,7 @@ class Inference:
         ):
             context.limit(deadline)
             context.trace = arrived.trace
-            form = self._endpoint.answer(
-                inner_id,
-                parsed.asked,
-                int(self._manager.env.clock.wall()),
-                wants_usage=parsed.wants_usage,
-            )
-            make_sink = EventSink if parsed.is_streamed else BodySink
-            sink = make_sink(exchange, form, record, headers)
+            sink = self._sink(parsed, exchange, inner_id, record, headers)
             forward = _directed(parsed.engine, exchange.headers, headers)
             explain = self._explain(inner_id)
             delivery = Delivery(exchange, sink, context, record, self._config, explain)
@@ -250,6 +287,28 @@ class Inference:
         arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
         self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
+
+    def _sink(
+        self,
+        parsed: _Parsed,
+        exchange: HttpExchange,
+        inner_id: str,
+        record: RequestRecord,
+        headers: Headers,
+    ) -> AnswerSink:
+        if parsed.own is not None:
+            form = parsed.own.answer(
+                inner_id,
+                parsed.asked,
+                int(self._manager.env.clock.wall()),
+                wants_usage=parsed.wants_usage,
+            )
+            make_sink = EventSink if parsed.is_streamed else BodySink
+            return make_sink(exchange, form, record, headers)
+        if not parsed.is_streamed:
+            return PassedBody(exchange, record, headers)
+        ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
+        return PassedEvents(exchange, record, headers, ends_with_done=ends_with_done)
 
 
 def _tell_worker(headers: Headers, instance_id: str, cached_blocks: int | None) -> None:

@@ -26,11 +26,13 @@ from ..errors import (
     ModelNotFoundError,
     OverloadedError,
     ProtocolError,
+    RateLimitedError,
     RefusedError,
     RequestError,
     TransportError,
     TrinamoError,
     UnavailableError,
+    UpstreamError,
 )
 from ..nurseries import single
 from ..protocol.openai.answers import ErrorBody, ErrorDetail
@@ -122,11 +124,13 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     HostNotAllowedError:     StatusRow(421, _CLIENT),
     UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
     OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
+    RateLimitedError:        StatusRow(429, _CLIENT, RETRY_AFTER_S),
     RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
     ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, "no worker could be reached"),
     ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S, "discovery is away"),
     EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S, "the broker is away"),
     TransportError:          StatusRow(502, _SERVER),
+    UpstreamError:           StatusRow(502, _SERVER, sentence="the server behind failed"),
     ProtocolError:           StatusRow(502, _SERVER),
     DeadlineError:           StatusRow(504, _SERVER),
     EngineError:             StatusRow(500, _SERVER, sentence="the engine failed"),
@@ -205,7 +209,7 @@ def answer_error(
             param=error.param if isinstance(error, RequestError) else None,
             code=code,
         ),
-        row.retry_after_s,
+        getattr(error, "retry_after_s", 0) or row.retry_after_s,
     )
 
 

@@ -27,7 +27,7 @@ from ..sinks import Sink
 from .exchanges import Headers, HttpExchange, respond_error
 from .status import ErrorAnswer
 
-__all__ = ["AnswerSink", "BodySink", "Delivery", "EventSink"]
+__all__ = ["EVENT_HEADERS", "AnswerSink", "BodySink", "Delivery", "EventSink"]
 
 EVENT_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,15 +39,9 @@ EVENT_HEADERS: Final = [
 class AnswerSink(Sink[Delta], ABC):
     """Makes one answer of deltas; `finish` or `fail` ends it. `headers` are read with its first byte."""
 
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        form: AnswerFormat,
-        record: RequestRecord,
-        headers: Headers,
-    ) -> None:
+    def __init__(self, exchange: HttpExchange, record: RequestRecord, headers: Headers) -> None:
         super().__init__()
-        self._exchange, self._form, self._record = exchange, form, record
+        self._exchange, self._record = exchange, record
         self._headers = headers
         self._is_complete = False
 
@@ -86,7 +80,8 @@ class EventSink(AnswerSink):
         record: RequestRecord,
         headers: Headers,
     ) -> None:
-        super().__init__(exchange, form, record, headers)
+        super().__init__(exchange, record, headers)
+        self._form = form
         self._is_started = self._has_waited = False
         self._last = b""
         exchange.on_room(self.resume)
@@ -133,6 +128,16 @@ class EventSink(AnswerSink):
 
 class BodySink(AnswerSink):
     """Keeps the text, and answers with all of it at the end."""
+
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        form: AnswerFormat,
+        record: RequestRecord,
+        headers: Headers,
+    ) -> None:
+        super().__init__(exchange, record, headers)
+        self._form = form
 
     def take(self, items: list[Delta]) -> bool:
         tokens = 0

@@ -311,8 +311,8 @@ class FrontendMetrics(Metrics):
             return
         oldest = next(iter(self._gone))
         del self._gone[oldest]
-        for endpoint in ("chat", "completions"):
-            self._series.pop((oldest, endpoint), None)
+        for labels in [each for each in self._series if each[0] == oldest]:
+            del self._series[labels]
         for counts in (
             self._requests,
             self._in_flight,

@@ -20,8 +20,8 @@ import trio
 from ..caller.migration import MigrationPolicy
 from ..config.config import Config, HttpConfig, WorkerConfig
 from ..config.worker import endpoint_of_model
-from ..engines import GenerationEngine
-from ..engines.generation import forward_of
+from ..engines import EngineInfo, GenerationEngine
+from ..engines.generation import StandsBefore, forward_of
 from ..env import Env
 from ..http.models.discovery import watch_models
 from ..http.server.server import Server
@@ -34,9 +34,13 @@ from ..metrics.migrations import MigrationSeries
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.transports import Transports
-from ..protocol.discovery.instances import EndpointName
+from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.model_cards import encode_card, model_key
-from ..protocol.openai.generate import bounded_request_type, payload_bytes_max_for
+from ..protocol.openai.generate import (
+    GenerateRequest,
+    bounded_request_type,
+    payload_bytes_max_for,
+)
 from .disaggregated import DecodeRole, PrefillRole, check_role
 from .opening import open_runtime
 from .runtime import Runtime
@@ -54,6 +58,7 @@ __all__ = [
 
 _log = logging.getLogger("trinamo.runtime")
 _STATUS_CONNECTIONS_MAX = 64
+_BODY_BYTES_MAX = 1 << 28
 
 
 @attrs.frozen
@@ -204,14 +209,36 @@ async def _offer(
     instance = await runtime.serve_push(
         endpoint,
         forward_of(answering),
-        request_type=bounded_request_type(info.context_tokens_max),
-        payload_bytes_max=payload_bytes_max_for(info.context_tokens_max),
+        **_bounds_of_request(info),
         metadata=about,
         engine=engine,
     )
     created = int(runtime.env.clock.wall())
     card = info.card(str(endpoint), created=created, aliases=section.model_aliases)
     await runtime.publish(model_key(card.name, instance.id), encode_card(card))
+    standing: object = engine
+    if isinstance(standing, StandsBefore):
+        nursery.start_soon(_follow_health, runtime, instance, standing)
+
+
+async def _follow_health(runtime: Runtime, instance: Instance, engine: StandsBefore) -> None:
+    """While the server behind is away, let nobody choose this worker."""
+    is_healthy = True
+    while True:
+        is_healthy = await engine.wait_health(seen=is_healthy)
+        text = "the upstream of %s is well" if is_healthy else "the upstream of %s is away"
+        _log.log(logging.INFO if is_healthy else logging.WARNING, text, instance.endpoint)
+        await runtime.set_draining(instance, is_draining=not is_healthy)
+
+
+def _bounds_of_request(info: EngineInfo) -> dict[str, Any]:
+    if info.passes_through:
+        # A client's body: frontends have bounded it, and nothing of it is decoded here.
+        return {"request_type": GenerateRequest, "payload_bytes_max": _BODY_BYTES_MAX}
+    return {
+        "request_type": bounded_request_type(info.context_tokens_max),
+        "payload_bytes_max": payload_bytes_max_for(info.context_tokens_max),
+    }
 
 
 def _status_server(

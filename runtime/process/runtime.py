@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import attrs
-import msgspec
 import trio
+from msgspec.structs import replace
 
 from ..caller.client import Client
 from ..caller.clients import Clients
@@ -290,6 +290,11 @@ class Runtime:
         self._reports.begin(endpoint, engine)
         return instance
 
+    async def set_draining(self, instance: Instance, *, is_draining: bool) -> None:
+        """Have `instance`, which is registered, passed over from now on, or chosen again."""
+        if not self._is_shutting_down:
+            await self._put(instance.key, _renderer(replace(instance, draining=is_draining)))
+
     async def publish(self, key: str, value: bytes) -> None:
         """Put a key, such as a model card, that lives as long as this process serves.
 
@@ -377,15 +382,15 @@ class Runtime:
         leaves, may have gone with a lost lease only, and frontends keep it for a while.
         """
         for instance in list(self._instances.values()):
-            draining = msgspec.structs.replace(instance, draining=True)
-            await self.registrar.register(instance.key, _renderer(draining))
+            draining = _renderer(replace(instance, draining=True))
+            await self.registrar.register(instance.key, draining)
         for card in list(self._cards):
             await self.registrar.withdraw(card)
 
 
 def _renderer(instance: Instance) -> Callable[[int], bytes]:
     def render(incarnation: int) -> bytes:
-        return encode_instance(msgspec.structs.replace(instance, incarnation=incarnation))
+        return encode_instance(replace(instance, incarnation=incarnation))
 
     return render
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import trio
 
 from ..config.config import RouterConfig
-from ..engines.generation import GenerationEngine, TellsBlocks
+from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks
 from ..env import Env
 from ..events.load import LoadReport, LoadSource
 from ..events.status import StatusSource
@@ -22,6 +22,9 @@ from ..protocol.discovery.routing import Policy
 from .worker import Worker
 
 __all__ = ["Reports"]
+
+_BLOCKS_OF_A_FRACTION = 1000
+"""What is reported of a server that tells how full its KV cache is, and not of how many blocks."""
 
 
 class Reports:
@@ -98,6 +101,11 @@ class Reports:
         active = self._worker.active_count
         if engine is None:
             return LoadReport(active)
+        standing: object = engine
+        if isinstance(standing, StandsBefore):
+            requests, kv_used = standing.load()
+            used = round(kv_used * _BLOCKS_OF_A_FRACTION)
+            return LoadReport(max(active, requests), used, _BLOCKS_OF_A_FRACTION)
         now = engine.statistics()
         return LoadReport(active, now.blocks_used, engine.info.block_count, now.waiting_tokens)
 

@@ -106,6 +106,7 @@ from .runtime.errors import (
     ModelNotFoundError as ModelNotFoundError,
     OverloadedError as OverloadedError,
     ProtocolError as ProtocolError,
+    RateLimitedError as RateLimitedError,
     RefusedError as RefusedError,
     RemoteProtocolError as RemoteProtocolError,
     RequestError as RequestError,
@@ -117,4 +118,5 @@ from .runtime.errors import (
     UnavailableError as UnavailableError,
     UnknownModelError as UnknownModelError,
     UnknownOutcomeError as UnknownOutcomeError,
+    UpstreamError as UpstreamError,
 )

@@ -29,7 +29,7 @@ KNOWN = {
         yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
         flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
         syncMode""",
-    "llhttp calls it": "on_header",
+    "llhttp calls it": "on_header on_headers_complete on_body on_message_complete",
     "starlette and hypercorn read it, or call it": """
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
         keep_alive_timeout keep_alive_max_requests include_server_header""",

@@ -51,6 +51,7 @@ LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
     Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "httptools", "hypercorn", "h11", "h2", "prometheus_client")),
     Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
+    Layer("runtime.engines.upstream*", ("runtime*",), (*EVERYWHERE, "httptools")),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),

@@ -9,6 +9,7 @@ from ...engines.validation import check_request
 from ...errors import RequestError
 from ...protocol.kv.hints import RoutingHint, hint_of_text, hint_of_tokens
 from ...protocol.openai.generate import GenerateRequest, ModelCard
+from ...protocol.openai.passing import prompt_of
 
 __all__ = ["make_hint"]
 
@@ -35,6 +36,8 @@ def make_hint(request: GenerateRequest, card: ModelCard) -> RoutingHint | None:
 
 
 def _text(request: GenerateRequest) -> bytes:
+    if request.body:
+        return prompt_of(request)
     if request.messages is not None:
         # Apart, so that two messages are not taken for one.
         turns = (f"{each.role}\0{each.content}\0" for each in request.messages)

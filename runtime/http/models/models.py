@@ -77,6 +77,8 @@ class ModelKind(enum.StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    RESPONSES = "responses"
 
 
 @attrs.define(eq=False)
@@ -99,6 +101,8 @@ class ModelManager:
         self._models: dict[str, _Served] = {}
         self._defaults: dict[ModelKind, str] = {}
         self._aliases: dict[str, str] = {}
+        self.passes_any = False
+        """Whether any model takes the bodies of its requests as they are."""
 
     # --- looking up ---
 
@@ -112,6 +116,8 @@ class ModelManager:
         if served is not None and kind in served.engines:
             return name, served.engines[kind]
         known = self.models(kind)
+        if served is not None:
+            raise ModelNotFoundError(f"the model '{name[:80]}' has no {kind}", param="model")
         if not known:
             raise ModelNotFoundError("no model is served here at present", param="model")
         raise ModelNotFoundError(
@@ -150,6 +156,11 @@ class ModelManager:
         """What else may be asked of `model` (`Feature`), as its card says; nothing without one."""
         card = self._models[model].card
         return () if card is None else card.features
+
+    def passes_through(self, model: str) -> bool:
+        """Whether `model`, which is served, takes the bodies of its requests as they are."""
+        card = self._models[model].card
+        return card is not None and card.passes_through
 
     @property
     def has_instance(self) -> bool:
@@ -212,6 +223,7 @@ class ModelManager:
             self._add(card.name, kind, engine, card.created)
         if card.name in self._models:
             self._models[card.name].card = card
+        self._settle_passing()
 
     def update_model(self, card: ModelCard, engine: Engine) -> None:
         """Serve what `card` offers for a model that is there already, without a gap between.
@@ -221,6 +233,7 @@ class ModelManager:
         served = self._served(card.name)
         served.card, served.engines = card, dict.fromkeys(_kinds(card), engine)
         self._settle(card.name)
+        self._settle_passing()
 
     def set_aliases(self, models: Mapping[str, str]) -> None:
         """From now on these aliases, and no others, mean these models; a name always wins."""
@@ -267,14 +280,24 @@ class ModelManager:
         if not self._models[model].engines:
             del self._models[model]
             self.metrics.model_gone(model)
+            self._settle_passing()
         for kind in ModelKind:
             served = self._models.get(self._defaults.get(kind, ""))
             if served is None or kind not in served.engines:
                 self._defaults[kind] = next(iter(self.models(kind)), "")
 
+    def _settle_passing(self) -> None:
+        cards = [served.card for served in self._models.values()]
+        self.passes_any = any(card is not None and card.passes_through for card in cards)
+
 
 def _kinds(card: ModelCard) -> list[ModelKind]:
-    offered = {ModelKind.CHAT: card.chat, ModelKind.COMPLETIONS: card.completions}
+    offered = {
+        ModelKind.CHAT: card.chat,
+        ModelKind.COMPLETIONS: card.completions,
+        ModelKind.EMBEDDINGS: card.passes_through,
+        ModelKind.RESPONSES: card.passes_through,
+    }
     return [kind for kind, is_offered in offered.items() if is_offered]
 
 

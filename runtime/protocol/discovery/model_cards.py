@@ -49,6 +49,7 @@ _AGREED: Final = (
     "context_tokens_max",
     "fingerprint",
     "features",
+    "passes_through",
 )
 """What all cards of one model must say alike."""
 _encoder = msgspec.json.Encoder()

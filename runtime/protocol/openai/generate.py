@@ -117,6 +117,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     prompt too, and biases are added to logits. The answer is JSON by `json_schema`, a schema's own JSON;
     or it calls `tools`, OpenAI's list as JSON. `tool_choice` is empty (as `auto`), `auto`,
     `none`, `required`, or `TOOL_NAMED` and a function's name.
+
+    For a model that passes requests through, `body` is the client's own JSON and `path` where it
+    was sent, such as `/v1/chat/completions`: nothing else but `model` is set then, and
+    `delivered_text`, of `delivered_tokens`, takes the place of `delivered_ids`. `is_begun` says that
+    the client has what opens the answer, if nothing else.
     """
 
     model: str
@@ -141,6 +146,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     tools: str = ""
     tool_choice: str = ""
     parallel_tool_calls: bool = True
+    body: bytes = b""
+    path: str = ""
+    delivered_text: str = ""
+    delivered_tokens: int = 0
+    is_begun: bool = False
 
     @property
     def turns(self) -> list[ChatMessage]:
@@ -255,6 +265,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     (an incomplete character, the possible start of a stop string), so their lengths add up to the
     completion tokens. `prompt_tokens` is set on the first delta only. `logprobs` are those of
     `token_ids`, where they were asked for, but not of one that ends the answer and has no text.
+
+    Where requests are passed through there are no token ids. `raw` is what the client gets: whole
+    server-sent events, or a piece of a body, which `status` says is a refusal where it is not 0.
+    `output_tokens` are then those that came with it: one an event, until the upstream tells better.
     """
 
     text: str = ""
@@ -262,6 +276,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     prompt_tokens: TokenCount = 0
     logprobs: list[TokenLogprob] = []
+    output_tokens: TokenCount = 0
+    status: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
+    raw: bytes = b""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,3 +305,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Other names that clients may ask for; workers of one model may differ in them."""
     features: list[str] = []
     """What else a request may ask for (`Feature`), sorted; everything else is refused by name."""
+    passes_through: bool = False
+    """Whether its workers take the clients' bodies as they are (`GenerateRequest.body`)."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from ...errors import RemoteProtocolError, TrinamoError, error_from_wire
+from ...errors import RemoteProtocolError, TrinamoError
 from ..undecodable import UNDECODABLE
 from .codec import Frame, encode_frame
 from .reasons import Reason, known_reason
-from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
+from .request import MESSAGE_CHARS_MAX, StreamType, WireError, rebuilt, wire_error
 
 __all__ = [
     "Closed",
@@ -31,7 +31,6 @@ __all__ = [
     "WireRefusal",
     "encode_control",
     "parse_frame",
-    "rebuilt",
 ]
 
 SUBJECT_CHARS_MAX: Final = 128
@@ -237,8 +236,3 @@ def _early_end(wire: msgspec.Struct) -> Stop | Kill:
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
-
-
-def rebuilt(error: WireError) -> TrinamoError:
-    """The error that a peer told us about."""
-    return error_from_wire(error.code, error.message, definite=error.definite)

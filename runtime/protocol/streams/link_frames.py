@@ -42,10 +42,9 @@ from .control import (
     Sentinel,
     Stop,
     WireRefusal,
-    rebuilt,
 )
 from .reasons import known_reason
-from .request import MESSAGE_CHARS_MAX, StreamType, WireError, wire_error
+from .request import MESSAGE_CHARS_MAX, StreamType, WireError, rebuilt, wire_error
 
 __all__ = [
     "HEAD_BYTES",

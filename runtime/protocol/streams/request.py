@@ -47,6 +47,7 @@ __all__ = [
     "failure",
     "raise_for_nack",
     "readable_id",
+    "rebuilt",
     "wire_error",
 ]
 
@@ -128,12 +129,20 @@ class AckStatus(enum.StrEnum):
     INVALID = "invalid"
 
 
-class WireError(msgspec.Struct, frozen=True):
-    """An error as it travels; `errors.error_from_wire` rebuilds it."""
+class WireError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as it travels; `rebuilt` makes one of it again."""
 
     code: str
     message: str = ""
     definite: bool = False
+    retry_after_s: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 0
+
+
+def rebuilt(error: WireError) -> TrinamoError:
+    """The error that a peer told us about."""
+    return error_from_wire(
+        error.code, error.message, definite=error.definite, retry_after_s=error.retry_after_s
+    )
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -274,8 +283,7 @@ def raise_for_nack(answer: Answer) -> None:
     match answer.status:
         case None:
             assert answer.error is not None, "checked when the answer was decoded"
-            error = answer.error
-            raise error_from_wire(error.code, error.message, definite=error.definite)
+            raise rebuilt(answer.error)
         case AckStatus.ACCEPTED:
             return
         case AckStatus.OVERLOADED:

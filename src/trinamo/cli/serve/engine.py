@@ -107,6 +107,15 @@ def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[G
                 **_given(block_count=blocks),
                 **bounds,
             )
+        case "openai":
+            from trinamo.runtime.engines.upstream.engine import open_upstream_engine
+
+            return open_upstream_engine(
+                section.upstream,
+                model=section.model_name,
+                **_given(running_max=section.running_max),
+                **context,
+            )
         case "mocker":
             from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
 

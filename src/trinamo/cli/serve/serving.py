@@ -48,6 +48,22 @@ def worker(
     model_path: Annotated[
         str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
     ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            "--upstream",
+            metavar="URL",
+            help="With --engine openai: the server to stand before, such as http://host:8000/v1.",
+        ),
+    ] = None,
+    upstream_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--upstream-key-env",
+            metavar="NAME",
+            help="The environment variable that holds the upstream's key.",
+        ),
+    ] = None,
     alias: Annotated[
         list[str] | None,
         typer.Option("--alias", metavar="NAME", help="Another name for the model. Repeatable."),
@@ -77,6 +93,8 @@ def worker(
         worker__role=role,
         worker__model_name=model_name,
         worker__model_path=model_path,
+        worker__upstream__url=upstream,
+        worker__upstream__key_env=upstream_key_env,
         worker__model_aliases=alias,
         worker__models=model,
         worker__status_port=status_port,
@@ -156,6 +174,7 @@ worker.__dict__["epilog"] = (
     "  ·  trinamo worker --config cluster.yaml --model-path model.gguf"
     "  ·  trinamo worker --engine exact --role prefill"
     "  ·  trinamo worker --engine mymodule:engine --engine-arg path=weights.bin"
+    "  ·  trinamo worker --engine openai --upstream http://10.0.0.7:8000/v1"
 )
 frontend.__dict__["epilog"] = (
     "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"

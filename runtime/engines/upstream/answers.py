@@ -1,0 +1,273 @@
+"""Answers of an upstream as deltas: its bytes as they are, and beside them what we need to know.
+
+A streamed answer is complete at `[DONE]`, or at its proper end once every choice that has begun has
+a finish reason: an upstream that dies leaves neither. Sans-IO.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from ...errors import DisconnectedError, RemoteProtocolError, TrinamoError
+from ...protocol.openai.generate import Delta, FinishReason
+from ...protocol.openai.passing import Renaming
+from .events import EventSplitter, Received
+from .refusals import error_of_event
+
+__all__ = ["StreamedAnswer", "WholeAnswer", "refused"]
+
+_DONE: Final = b"[DONE]"
+_PIECE_BYTES: Final = 1 << 18
+"""A long body travels in pieces of this."""
+_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+_TOKENS_MAX: Final = 2**31 - 1
+
+
+class _Text(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    """Of vLLM, SGLang and llama.cpp; Ollama and later vLLMs call it `reasoning`."""
+    reasoning: str | None = None
+    tool_calls: Raw = Raw()
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it brings what is no text of the answer."""
+        calls = bytes(self.tool_calls)
+        return bool(self.reasoning_content or self.reasoning) or calls not in (b"", b"null", b"[]")
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    index: int = 0
+    delta: _Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    """Of chats and completions, and, by other names, of responses."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def prompt(self) -> int:
+        return _bounded(self.prompt_tokens or self.input_tokens)
+
+    @property
+    def output(self) -> int:
+        return _bounded(self.completion_tokens or self.output_tokens)
+
+
+class _Response(msgspec.Struct, frozen=True):
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    type: str = ""
+    response: _Response | None = None
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
+
+
+def _bounded(count: int) -> int:
+    return min(max(count, 0), _TOKENS_MAX)
+
+
+def _reason(finish_reason: str | None) -> FinishReason:
+    return FinishReason.LENGTH if finish_reason == "length" else FinishReason.STOP
+
+
+class StreamedAnswer:
+    """One streamed answer. After `error` is set it takes nothing more."""
+
+    __slots__ = (
+        "_finished",
+        "_is_resumed",
+        "_is_told",
+        "_open",
+        "_output_tokens",
+        "_renaming",
+        "_splitter",
+        "error",
+        "is_done",
+    )
+
+    def __init__(
+        self,
+        event_bytes_max: int,
+        renaming: Renaming | None = None,
+        *,
+        is_resumed: bool = False,
+    ) -> None:
+        self._splitter = EventSplitter(event_bytes_max)
+        self._is_resumed = is_resumed
+        """The client has the beginning: what opens an answer again is left out."""
+        self._renaming = renaming
+        self._open: set[int] = set()
+        self._finished: dict[int, str] = {}
+        self._output_tokens = 0
+        self._is_told = False
+        self.is_done = False
+        """Its last event has come."""
+        self.error: TrinamoError | None = None
+        """What ended it, after the deltas that came before."""
+
+    def feed(self, body: bytes) -> list[Delta]:
+        """What `body` brings: one delta at most, and another for the end."""
+        return self._take(self._splitter.feed(body))
+
+    def finish(self) -> list[Delta]:
+        """The body is over: what is left of the answer, or the error that it is not whole."""
+        deltas = self._take(self._splitter.finish())
+        if self.is_done or self.error is not None:
+            return deltas
+        if self._finished and not self._open:
+            return [*deltas, self._end()]
+        self.error = DisconnectedError("the upstream ended its answer in the middle")
+        return deltas
+
+    def _take(self, events: list[Received]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for event in events:
+            if self.is_done:
+                break
+            if event.data == _DONE:
+                self.is_done = True
+                deltas.append(self._end())
+                break
+            try:
+                delta = self._delta(event)
+            except TrinamoError as error:
+                self.error = error
+                break
+            if self._is_resumed and not (delta.output_tokens or self._finished):
+                continue
+            self._is_resumed = False
+            deltas.append(delta)
+        return deltas
+
+    def _delta(self, event: Received) -> Delta:
+        data = event.data
+        try:
+            told = _decode(data)
+        except msgspec.ValidationError:
+            # JSON, and otherwise than we know it: the client may know better.
+            told = _UNKNOWN
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(f"an event of the upstream is no JSON: {error}") from error
+        if told.error is not None and (not told.choices or event.event == b"error"):
+            raise error_of_event(told.error)
+        if self._renaming is not None:
+            event = Received(self._renaming.apply(data), event.event)
+        text, count = "", 0
+        for choice in told.choices:
+            brought, is_any = self._choice(choice)
+            text += brought
+            count += is_any
+        usage = told.usage or (told.response.usage if told.response is not None else None)
+        prompt_tokens = 0
+        if event.event.endswith(b".delta"):
+            count = 1
+        if usage is not None and usage.output:
+            count = max(usage.output - self._output_tokens, 0)
+            prompt_tokens, self._is_told = (0 if self._is_told else usage.prompt), True
+        self._output_tokens += count
+        raw = event.to_bytes()
+        delta = Delta(text, prompt_tokens=prompt_tokens, output_tokens=count, raw=raw)
+        if told.type in _RESPONSE_ENDS:
+            self.is_done = True
+            return msgspec.structs.replace(delta, finish_reason=FinishReason.STOP)
+        return delta
+
+    def _choice(self, choice: _Choice) -> tuple[str, bool]:
+        """The text of the one choice that could be gone on with, and whether it brings anything."""
+        index = choice.index
+        if choice.finish_reason is not None:
+            self._finished[index] = choice.finish_reason
+            self._open.discard(index)
+        elif index not in self._finished:
+            self._open.add(index)
+        delta = choice.delta
+        text = (choice.text if delta is None else delta.content) or ""
+        is_any = bool(text) or (delta is not None and delta.is_other)
+        return text if index == 0 else "", is_any
+
+    def _end(self) -> Delta:
+        self.is_done = True
+        return Delta(finish_reason=_reason(self._finished.get(0)))
+
+
+_UNKNOWN: Final = _Event()
+
+
+class WholeAnswer:
+    """One answer that is not streamed, as its body comes: at most `bytes_max` bytes."""
+
+    __slots__ = ("_bytes_max", "_pieces", "_renaming", "_size")
+
+    def __init__(self, bytes_max: int, renaming: Renaming | None = None) -> None:
+        self._bytes_max, self._renaming = bytes_max, renaming
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, body: bytes) -> None:
+        """Keep a piece; `RemoteProtocolError` for one too many."""
+        self._size += len(body)
+        if self._size > self._bytes_max:
+            raise RemoteProtocolError(
+                f"the upstream's answer is longer than {self._bytes_max} bytes"
+            )
+        self._pieces.append(body)
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+        return b"".join(self._pieces)
+
+    def finish(self) -> list[Delta]:
+        """The whole body, cut into deltas."""
+        body = self.body
+        try:
+            told = _decode_whole(body)
+        except msgspec.ValidationError:
+            told = _Whole()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(f"the upstream's answer is no JSON: {error}") from error
+        usage = told.usage or _Usage()
+        if self._renaming is not None:
+            body = self._renaming.apply(body)
+        *pieces, last = _cut(body)
+        reason = _reason(told.choices[0].finish_reason if told.choices else None)
+        end = Delta(
+            finish_reason=reason, prompt_tokens=usage.prompt, output_tokens=usage.output, raw=last
+        )
+        return [*(Delta(raw=piece) for piece in pieces), end]
+
+
+def refused(status: int, body: bytes) -> list[Delta]:
+    """A refusal that is the client's to read, as an answer."""
+    *pieces, last = _cut(body)
+    end = Delta(finish_reason=FinishReason.STOP, status=status, raw=last)
+    return [*(Delta(status=status, raw=piece) for piece in pieces), end]
+
+
+def _cut(body: bytes) -> list[bytes]:
+    if len(body) <= _PIECE_BYTES:
+        return [body]
+    return [body[i : i + _PIECE_BYTES] for i in range(0, len(body), _PIECE_BYTES)]

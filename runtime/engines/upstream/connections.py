@@ -1,0 +1,225 @@
+"""Connections to one upstream: kept while they are idle, used by one request at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import trio
+
+from ...errors import ConnectError, DisconnectedError
+from .address import Address
+from .response import Response
+
+__all__ = ["Connection", "Connections", "request_head"]
+
+_READ_BYTES: Final = 1 << 16
+_IDLE_MAX: Final = 256
+_IDLE_S: Final = 4.0
+"""Uvicorn and llama.cpp close idle connections after five seconds."""
+
+
+class Connection:
+    """One open connection. Without TLS it is read without trio's checkpoints: once a token."""
+
+    __slots__ = ("_plain", "_stream", "idle_since", "is_used")
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream: trio.abc.Stream | None = stream
+        self._plain: socket.socket | None = None
+        self.idle_since = 0.0
+        self.is_used = False
+        """Whether it has carried a request already, so that its peer may have closed it since."""
+        if isinstance(stream, trio.SocketStream) and not hasattr(stream.socket, "send_nowait"):
+            # The kernel's own: what else trio does for each read costs more than the system call.
+            given = stream.socket
+            kind = given.family, given.type, given.proto
+            self._plain, self._stream = socket.socket(*kind, fileno=given.detach()), None
+
+    async def send(self, data: bytes) -> None:
+        """Send a request; `DisconnectedError` if that fails."""
+        try:
+            if self._plain is not None:
+                await _send_all(self._plain, data)
+            elif self._stream is not None:
+                await self._stream.send_all(data)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError("the upstream closed the connection") from error
+
+    async def receive(self) -> bytes:
+        """The next bytes; empty at the end. `DisconnectedError` if it breaks."""
+        plain = self._plain
+        try:
+            if plain is None:
+                assert self._stream is not None
+                return bytes(await self._stream.receive_some(_READ_BYTES))
+            while True:
+                await trio.lowlevel.wait_readable(plain)
+                try:
+                    return plain.recv(_READ_BYTES)
+                except BlockingIOError:
+                    pass
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise DisconnectedError(f"the connection to the upstream broke: {error}") from error
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has come since its last answer, such as the end."""
+        if self._plain is None:
+            return True
+        try:
+            self._plain.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        """Close at once: what is still under way is not wanted. No checkpoint."""
+        if self._plain is not None:
+            trio.lowlevel.notify_closing(self._plain)
+            self._plain.close()
+        stream = self._stream
+        if isinstance(stream, trio.SSLStream):
+            stream = stream.transport_stream
+        if isinstance(stream, trio.SocketStream):
+            stream.socket.close()
+
+
+async def _send_all(plain: socket.socket, data: bytes) -> None:
+    try:
+        sent = plain.send(data)
+    except BlockingIOError:
+        sent = 0
+    rest = memoryview(data)[sent:]
+    while rest:
+        await trio.lowlevel.wait_writable(plain)
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[plain.send(rest) :]
+
+
+@attrs.define(eq=False)
+class Connections:
+    """Opens connections to `address`, and takes back those that can be used again."""
+
+    address: Address
+    _connect_timeout_s: float
+    _idle: list[Connection] = attrs.field(factory=list, init=False)
+    """The one used last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    async def take(self) -> Connection:
+        """A connection, an idle one if there is any. Raises `ConnectError`."""
+        oldest = trio.current_time() - _IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and connection.is_quiet:
+                connection.is_used = True
+                return connection
+            connection.close()
+        return await self.open()
+
+    async def open(self) -> Connection:
+        """A new connection; `ConnectError` with the reason, or after the time for it."""
+        address = self.address
+        with trio.move_on_after(self._connect_timeout_s):
+            try:
+                return Connection(await self._open())
+            except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+                why = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
+                raise ConnectError(
+                    f"the upstream {address.url} cannot be reached: {why}"
+                ) from error
+        raise ConnectError(
+            f"the upstream {address.url} did not accept a connection within"
+            f" {self._connect_timeout_s:g} s"
+        )
+
+    async def _open(self) -> trio.abc.Stream:
+        address = self.address
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        if address.tls is None:
+            return stream
+        secured = trio.SSLStream(
+            stream, address.tls, server_hostname=address.host, https_compatible=True
+        )
+        try:
+            await secured.do_handshake()
+        except BaseException:
+            stream.socket.close()
+            raise
+        return secured
+
+    def give(self, connection: Connection, response: Response) -> None:
+        """Take a connection back, or close it if it cannot be used again."""
+        if response.is_reusable and len(self._idle) < _IDLE_MAX:
+            connection.idle_since = trio.current_time()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close those that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def request(
+        self,
+        head: bytes,
+        body: bytes,
+        *,
+        heard: Callable[[], None] = lambda: None,
+    ) -> tuple[Connection, Response, bytes]:
+        """Send a request; returns once the head of its answer is there, with the body's beginning.
+
+        An idle connection that turns out to be closed is replaced, once: nothing of the request was
+        taken then. Raises `ConnectError`, `DisconnectedError` or `RemoteProtocolError`.
+        """
+        connection = await self.take()
+        try:
+            try:
+                return await _exchange(connection, head, body, heard)
+            except DisconnectedError:
+                if not connection.is_used:
+                    raise
+            connection.close()
+            connection = await self.open()
+            return await _exchange(connection, head, body, heard)
+        except BaseException:
+            connection.close()
+            raise
+
+
+async def _exchange(
+    connection: Connection, head: bytes, body: bytes, heard: Callable[[], None]
+) -> tuple[Connection, Response, bytes]:
+    await connection.send(head + body)
+    response, begun = Response(), b""
+    while not response.is_head_complete:
+        data = await connection.receive()
+        if not data:
+            response.end()
+        heard()
+        connection.is_used = False
+        begun = response.feed(data)
+    return connection, response, begun
+
+
+def request_head(
+    address: Address, method: str, path: str, length: int, extra: Mapping[str, str]
+) -> bytes:
+    """The head of a request; no value of `extra` may hold a line's end."""
+    lines = [f"{method} {path} HTTP/1.1", f"host: {address.host_header}"]
+    if length:
+        lines += ["content-type: application/json", f"content-length: {length}"]
+    if address.authorization:
+        lines.append(f"authorization: {address.authorization}")
+    lines += [f"{name}: {value}" for name, value in extra.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

@@ -1,0 +1,186 @@
+"""One model of an upstream as an engine, for `trinamo worker --engine openai`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from ...config.upstream import UpstreamConfig
+from ...context import Context
+from ...errors import ConfigError, ConnectError, OverloadedError, TrinamoError
+from ...nurseries import open_nursery
+from ...protocol.openai.generate import Delta, GenerateRequest
+from ...sinks import Iteration, Sink
+from ..generation import EngineInfo, EngineStatistics
+from .upstream import Upstream, open_upstream
+from .watch import ListedModel, list_models
+
+__all__ = ["UpstreamEngine", "open_upstream_engine"]
+
+_log = logging.getLogger("trinamo.upstream")
+_QUEUED_DELTAS_MAX: Final = 256
+_START_PAUSE_S: Final = 0.5
+
+
+class UpstreamEngine:
+    """One model of one upstream, for a worker; made by `open_upstream_engine`."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        info: EngineInfo,
+        theirs: str,
+        nursery: trio.Nursery,
+        *,
+        running_max: int,
+    ) -> None:
+        self.upstream = upstream
+        self.info = info
+        self._theirs = theirs
+        self._running_max = running_max
+        self._running = self._cancellations = self._failures = 0
+        self._nursery = nursery
+
+    def statistics(self) -> EngineStatistics:
+        """Ours, and of what waits there what the upstream tells."""
+        load = self.upstream.view.load
+        return EngineStatistics(
+            running=self._running,
+            waiting=0 if load is None else load.waiting,
+            cancellations=self._cancellations,
+            failures=self._failures,
+        )
+
+    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+        """Hand the upstream's answer to `sink`; see `Upstream.forward`."""
+        if self._running >= self._running_max:
+            raise OverloadedError(
+                f"{self._running_max} requests are under way at the upstream",
+                bound="running_max",
+                value=self._running_max,
+            )
+        self._running += 1
+        try:
+            await self.upstream.forward(request, self._theirs, context, sink)
+        except trio.Cancelled:
+            self._cancellations += 1
+            raise
+        except TrinamoError:
+            self._failures += 1
+            raise
+        finally:
+            self._running -= 1
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the upstream answers."""
+        return self.upstream.view.is_healthy
+
+    async def wait_health(self, *, seen: bool) -> bool:
+        """Return the health once it is not `seen`. Safe to cancel."""
+        view = self.upstream.view
+        while view.is_healthy is seen:
+            await view.changed.wait()
+        return view.is_healthy
+
+    def load(self) -> tuple[int, float]:
+        """What the upstream tells of its load; without that, only our own requests."""
+        load = self.upstream.view.load
+        if load is None:
+            return self._running, 0.0
+        return max(self._running, load.running + load.waiting), load.kv_used
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream one answer; see `GenerationEngine.generate`."""
+        deltas = Iteration[Delta](_QUEUED_DELTAS_MAX)
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                try:
+                    await self.forward(request, context, deltas)
+                except TrinamoError as error:
+                    deltas.finish(error)
+                else:
+                    deltas.finish()
+
+        self._nursery.start_soon(run)
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            scope.cancel()
+
+
+@asynccontextmanager
+async def open_upstream_engine(
+    section: UpstreamConfig,
+    *,
+    model: str | None = None,
+    context_tokens_max: int | None = None,
+    running_max: int = 4096,
+) -> AsyncIterator[UpstreamEngine]:
+    """The model that clients call `model`, or the one that the upstream lists.
+
+    Waits for the upstream to list its models. Raises `ConfigError` if it lists others than is asked
+    for, and `ConnectError` after `start_timeout_s` without a list.
+    """
+    if section.url is None:
+        raise ConfigError(
+            "worker.upstream.url is null; name the server, such as --upstream http://host:8000/v1"
+        )
+    async with open_upstream(section.url, section) as upstream, open_nursery() as nursery:
+        listed = _choose(await _wait_models(upstream, section), section.model, model)
+        info = EngineInfo(
+            engine="openai",
+            model=model or listed.id,
+            context_tokens_max=context_tokens_max or listed.context_tokens_max,
+            can_resume=section.resume != "off",
+            passes_through=True,
+        )
+        yield UpstreamEngine(upstream, info, listed.id, nursery, running_max=running_max)
+        nursery.cancel_scope.cancel()
+
+
+async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> list[ListedModel]:
+    last: TrinamoError | None = None
+    with trio.move_on_after(section.start_timeout_s):
+        while True:
+            try:
+                found = await list_models(upstream.view.connections)
+            except TrinamoError as error:
+                if last is None:
+                    _log.warning("waiting for the upstream: %s", error)
+                last = error
+            else:
+                if found:
+                    return found
+                last = ConnectError(f"the upstream {upstream.address.url} lists no model")
+            await trio.sleep(_START_PAUSE_S)
+    raise ConnectError(
+        f"no model after {section.start_timeout_s:g} s: {last or 'the upstream does not answer'}"
+    )
+
+
+def _choose(listed: list[ListedModel], theirs: str | None, ours: str | None) -> ListedModel:
+    """The entry of the model to serve."""
+    by_id = {each.id: each for each in listed}
+    wanted = theirs or ours
+    if wanted is None or (theirs is None and wanted not in by_id):
+        if len(by_id) == 1:
+            return listed[0]
+        names = ", ".join(list(by_id)[:8])
+        raise ConfigError(
+            f"the upstream lists several models ({names}); choose one with --model-name, or with"
+            " --set worker.upstream.model=… if clients call it otherwise"
+        )
+    if wanted not in by_id:
+        names = ", ".join(list(by_id)[:8])
+        raise ConfigError(f"the upstream does not list the model {wanted!r}; it lists {names}")
+    return by_id[wanted]

@@ -1,0 +1,105 @@
+"""Bodies that are passed through: the little that we read of them, and the little that we change.
+
+For models whose card says `passes_through`. What is not read here reaches the upstream, and the
+client, as it was written; what was not set stays unset. Sans-IO.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+from typing_extensions import Buffer
+
+from .generate import GenerateRequest
+from .json_parts import decode_json, decode_part
+
+__all__ = [
+    "PassedRequest",
+    "Renaming",
+    "decode_passed",
+    "prompt_of",
+    "with_assistant_prefix",
+    "with_model",
+]
+
+_ABSENT: Final = Raw()
+
+
+class PassedRequest(msgspec.Struct, frozen=True):
+    """What a frontend reads of a body: whom it is for, and in which form the answer comes."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    messages: Raw = _ABSENT
+    prompt: Raw = _ABSENT
+    input: Raw = _ABSENT
+
+
+_passed_decoder = msgspec.json.Decoder(PassedRequest)
+_prompt_decoder = msgspec.json.Decoder(_Prompt)
+_members_decoder = msgspec.json.Decoder(dict[str, Raw])
+_count_decoder: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_passed(body: Buffer) -> PassedRequest:
+    """What is read of `body`; `RequestError` if it is no JSON object, or names no model by text."""
+    return decode_json(_passed_decoder, body)
+
+
+def prompt_of(request: GenerateRequest) -> bytes:
+    """The part of a body that is computed first: equal beginnings may be cached in one place."""
+    try:
+        found = _prompt_decoder.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return b""
+    return bytes(found.messages or found.prompt or found.input)
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """`body` with another model; all other members as they were written. `RequestError`."""
+    members = decode_json(_members_decoder, body)
+    members["model"] = Raw(_encode(model))
+    return _encode(members)
+
+
+def with_assistant_prefix(body: bytes, text: str, tokens: int, extra: dict[str, Any]) -> bytes:
+    """A chat whose answer goes on behind `text`: the last turn is the answer so far.
+
+    `extra` are members that say so to the upstream, such as vLLM's `continue_final_message`. The
+    `tokens` that were delivered count for what the client has allowed.
+    """
+    members = decode_json(_members_decoder, body)
+    turns = msgspec.json.decode(members["messages"], type=list[Raw])
+    turns.append(Raw(_encode({"role": "assistant", "content": text})))
+    members["messages"] = Raw(_encode(turns))
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in members:
+            allowed = decode_part(_count_decoder, members[name], name)
+            if allowed is not None:
+                members[name] = Raw(_encode(max(allowed - tokens, 1)))
+    members |= {name: Raw(_encode(value)) for name, value in extra.items()}
+    return _encode(members)
+
+
+class Renaming:
+    """Gives answers the name that the client asked for, where the upstream has another one.
+
+    The first `"model": "…"` of a piece is replaced. Inside a JSON string the quotes would be
+    escaped, so no text of the model is ever mistaken for it.
+    """
+
+    def __init__(self, theirs: str, asked: str) -> None:
+        name = _encode(theirs)
+        self._pattern = re.compile(rb'"model"\s*:\s*' + re.escape(name))
+        self._by = b'"model":' + _encode(asked)
+
+    def apply(self, piece: bytes) -> bytes:
+        """`piece` with the name that was asked for."""
+        return self._pattern.sub(lambda _: self._by, piece, count=1)

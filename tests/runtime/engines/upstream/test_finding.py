@@ -1,0 +1,105 @@
+"""Where an upstream is, what it is called, and what it tells of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.runtime.engines.upstream.fake import FAST, open_cluster, open_fake, says, whole
+from trinamo.runtime.config.upstream import UpstreamConfig
+from trinamo.runtime.engines.upstream.address import find_address
+from trinamo.runtime.engines.upstream.engine import open_upstream_engine
+from trinamo.runtime.engines.upstream.watch import Load, parse_load
+from trinamo.runtime.errors import ConfigError, ConnectError
+
+
+async def test_a_worker_says_what_it_cannot_find() -> None:
+    async with open_fake() as fake:
+        fake.models = [{"id": "a"}, {"id": "b"}]
+        with pytest.raises(ConfigError, match="several models \\(a, b\\)"):
+            async with open_upstream_engine(UpstreamConfig(url=fake.url, **FAST)):
+                pass
+        with pytest.raises(ConfigError, match="does not list the model 'c'"):
+            async with open_upstream_engine(UpstreamConfig(url=fake.url, model="c", **FAST)):
+                pass
+        async with open_upstream_engine(UpstreamConfig(url=fake.url, **FAST), model="b") as engine:
+            assert engine.info.model == "b"
+    limits: dict[str, Any] = {**FAST, "start_timeout_s": 0.2}
+    with pytest.raises(ConnectError, match="no model after"):
+        async with open_upstream_engine(UpstreamConfig(url=fake.url, **limits)):
+            pass
+
+
+async def test_the_key_is_sent_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-very-secret")
+    section = UpstreamConfig(key_env="UPSTREAM_KEY")
+    assert "very-secret" not in repr(find_address("http://a/v1", section))
+    async with (
+        open_fake(says(whole(b"boom", 500))) as fake,
+        open_cluster(fake.url, key_env="UPSTREAM_KEY") as front,
+    ):
+        answer = await front.chat()
+
+    assert fake.asked[0].headers["authorization"] == "Bearer sk-very-secret"
+    assert "very-secret" not in answer.text + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("ftp://a/v1", "no URL"),
+        ("http://user:pw@a/v1", "password"),
+        ("http://a b/v1", "blanks"),
+        ("http://a:x/v1", "wrong"),
+        ("a:8000", "no URL"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_a_sentence(url: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as raised:
+        find_address(url, UpstreamConfig())
+    assert "pw" not in str(raised.value)
+
+
+def test_a_url_without_a_path_means_the_first_version() -> None:
+    found = find_address("http://[::1]:8000", UpstreamConfig())
+
+    assert (found.host, found.port, found.path, found.root) == ("::1", 8000, "/v1", "")
+
+
+PAGES = {
+    "vllm": """
+vllm:num_requests_running{model_name="m",engine="0"} 2.0
+vllm:num_requests_running{model_name="m",engine="1"} 1.0
+vllm:num_requests_waiting{model_name="m"} 4.0
+vllm:kv_cache_usage_perc{model_name="m"} 0.25
+""",
+    "sglang": """
+sglang:num_running_reqs{model_name="m"} 5
+sglang:num_queue_reqs 1
+sglang:token_usage 0.5
+""",
+    "llamacpp": """
+# HELP llamacpp:requests_processing n
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 2
+""",
+    "another": "python_gc_objects_collected_total 3\n",
+    "nonsense": "vllm:num_requests_running NaN\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "load"),
+    [
+        ("vllm", Load(3, 4, 0.25)),
+        ("sglang", Load(5, 1, 0.5)),
+        ("llamacpp", Load(1, 2, 0.0)),
+        ("another", None),
+        ("nonsense", None),
+    ],
+)
+def test_load_is_read_off_the_metrics_of_each_server(server: str, load: Load | None) -> None:
+    assert parse_load(PAGES[server].encode()) == load

@@ -1,0 +1,318 @@
+"""One upstream behind a worker: what passes, what its failures become, and who is asked then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from tests.runtime.engines.upstream.fake import (
+    HELLO,
+    STREAM_HEAD,
+    Asked,
+    FakeUpstream,
+    Front,
+    chat_chunk,
+    chunk,
+    events,
+    open_cluster,
+    open_fake,
+    says,
+    streams,
+    until,
+    whole,
+)
+
+pytestmark = pytest.mark.slow
+
+REFUSAL = {"error": {"message": "top_p must be in (0, 1]", "type": "BadRequestError", "code": 400}}
+
+
+@asynccontextmanager
+async def open_two(**section: Any) -> AsyncIterator[tuple[Front, FakeUpstream, FakeUpstream]]:
+    async with (
+        open_fake() as one,
+        open_fake() as other,
+        open_cluster(one.url, other.url, **section) as front,
+    ):
+        # Both are chosen among from here on.
+        await until(lambda: one.port and other.port)
+        yield front, one, other
+
+
+def texts_of(answer: str) -> str:
+    data = [line[6:] for line in answer.splitlines() if line.startswith("data: {")]
+    found = [json.loads(each) for each in data]
+    choices = [choice for each in found for choice in each.get("choices", ())]
+    return "".join(each["delta"].get("content") or "" for each in choices)
+
+
+async def test_the_body_reaches_the_upstream_as_the_client_wrote_it() -> None:
+    body = (
+        b'{ "model": "m", "messages":[{"role":"user","content":[{"type":"image_url",'
+        b'"image_url":{"url":"data:x"}}]}], "top_k":3,"n" : 2, "tools":[],"logprobs":true,'
+        b'"chat_template_kwargs":{"enable_thinking":false},"stream":true,"seed":1e3}'
+    )
+    async with open_fake() as fake, open_cluster(fake.url) as front:
+        headers = {"content-type": "application/json", "x-request-id": "mine"}
+        answer = await front.client.post("/v1/chat/completions", content=body, headers=headers)
+
+    assert answer.content == HELLO
+    assert answer.headers["x-request-id"] == "mine"
+    (asked,) = fake.asked
+    assert asked.body == body
+    assert asked.path == "/v1/chat/completions"
+    assert asked.headers["x-request-id"].startswith("mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "m", "input": ["a", "b"], "encoding_format": "base64"}),
+        ("/v1/responses", {"model": "m", "input": "hi", "store": False}),
+        ("/v1/completions", {"model": "m", "prompt": "hi", "suffix": "!", "best_of": 2}),
+    ],
+)
+async def test_other_endpoints_pass_as_well(path: str, body: dict[str, Any]) -> None:
+    said = {"object": "list", "model": "m", "data": [{"x": 1.5}], "usage": {"prompt_tokens": 4}}
+    async with open_fake(says(whole(said))) as fake, open_cluster(fake.url) as front:
+        answer = await front.client.post(path, json=body)
+
+    assert (answer.status_code, answer.json()) == (200, said)
+    (asked,) = fake.asked
+    assert (asked.path, asked.json) == (path, body)
+
+
+async def test_the_client_sees_the_name_that_it_asked_for() -> None:
+    """The upstream is asked by its own name, and answers carry ours."""
+    async with (
+        open_fake() as fake,
+        open_cluster(fake.url, model="m", model_name="chat") as front,
+    ):
+        answer = await front.chat(model="chat", stream=True)
+
+    assert fake.asked[0].json["model"] == "m"
+    names = [
+        json.loads(each[6:])["model"] for each in answer.text.splitlines() if '"model"' in each
+    ]
+    assert names == ["chat"] * 3
+
+
+async def test_a_refusal_passes_with_its_status_and_words() -> None:
+    async with open_fake(says(whole(REFUSAL, 422))) as fake, open_cluster(fake.url) as front:
+        streamed = await front.chat(stream=True)
+        answer = await front.chat()
+
+    for each in (streamed, answer):
+        assert (each.status_code, each.json()) == (422, REFUSAL)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "code"),
+    [(429, 429, "rate_limited"), (503, 503, "overloaded")],
+)
+async def test_too_many_requests_are_passed_on_with_the_time_to_wait(
+    status: int, expected: int, code: str
+) -> None:
+    refusal = whole({"error": {"message": "full"}}, status, retry_after="17")
+    async with open_fake(says(refusal)) as fake, open_cluster(fake.url) as front:
+        answer = await front.chat(stream=True)
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (expected, "17")
+    assert answer.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        whole(b"Internal Server Error", 500),
+        whole({"error": {"message": "loading"}}, 503),
+        whole({"error": {"message": "slow down"}}, 429),
+        whole({"error": {"message": "no such key"}}, 401),
+        STREAM_HEAD + b"0\r\n\r\n",
+        STREAM_HEAD + chunk(b": ping\n\n") + chunk(b'data: {"cho'),
+        STREAM_HEAD + chunk(b'data: {"error": {"message": "died", "code": 500}}\n\n'),
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"SSH-2.0-OpenSSH_9.7\r\n",
+        b"",
+    ],
+    ids=["500", "503", "429", "401", "nothing", "half", "error", "head", "ssh", "closed"],
+)
+async def test_what_fails_before_the_first_token_is_asked_of_another(failure: bytes) -> None:
+    async def fail(_: Asked, stream: trio.SocketStream) -> None:
+        if failure:
+            await stream.send_all(failure)
+        await stream.aclose()
+
+    async with open_two() as (front, one, other):
+        one.answer = fail
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat(stream=True)
+                assert (answer.status_code, answer.content) == (200, HELLO)
+        assert other.asked
+
+
+async def test_an_upstream_that_dies_in_the_middle_ends_the_answer_with_an_error() -> None:
+    async def die(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(events(chat_chunk("Hel"), done=False)))
+        await stream.aclose()
+
+    async with open_fake(die) as fake, open_cluster(fake.url) as front:
+        answer = await front.chat(stream=True)
+
+    *_, last = answer.text.strip().splitlines()
+    assert texts_of(answer.text) == "Hel"
+    assert json.loads(last[6:])["error"]["code"] == "disconnected"
+
+
+async def test_a_broken_chat_goes_on_elsewhere_where_that_is_switched_on() -> None:
+    """Behind the text that the client has, with what is left of its tokens, and one beginning."""
+
+    async def die(_: Asked, stream: trio.SocketStream) -> None:
+        begun = events(
+            chat_chunk("", delta_role="assistant"), chat_chunk("Hel"), chat_chunk("lo"), done=False
+        )
+        await stream.send_all(STREAM_HEAD + chunk(begun))
+        await stream.aclose()
+
+    rest = events(chat_chunk(""), chat_chunk(" you"), chat_chunk(finish="stop"))
+    async with open_two(resume="vllm") as (front, one, other):
+        one.answer, other.answer = die, streams(rest)
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat(stream=True, max_tokens=10)
+
+    assert answer is not None
+    assert texts_of(answer.text) == "Hello you"
+    assert answer.text.endswith("data: [DONE]\n\n")
+    resumed = other.asked[-1].json
+    assert resumed["messages"][-1] == {"role": "assistant", "content": "Hello"}
+    assert resumed["continue_final_message"] is True
+    assert resumed["add_generation_prompt"] is False
+    assert resumed["max_tokens"] == 8
+
+
+async def test_a_call_of_a_tool_is_not_gone_on_with() -> None:
+    tool = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
+    broken = chat_chunk(choices=[{"index": 0, "delta": {"tool_calls": [tool]}}])
+
+    async def die(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(events(broken, done=False)))
+        await stream.aclose()
+
+    async with open_two(resume="vllm") as (front, one, other):
+        one.answer = other.answer = die
+        answer = await front.chat(stream=True)
+
+    assert answer.text.count("tool_calls") == 1
+    assert '"code":"disconnected"' in answer.text
+
+
+async def test_a_silent_upstream_is_given_up() -> None:
+    async def stall(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(events(chat_chunk("Hel"), done=False)))
+        await trio.sleep_forever()
+
+    limits = {"stall_timeout_s": 0.3, "first_byte_timeout_s": 30.0}
+    async with open_fake(stall) as fake, open_cluster(fake.url, **limits) as front:
+        answer = await front.chat(stream=True)
+
+    assert texts_of(answer.text) == "Hel"
+    assert "has stalled" in answer.text
+
+
+async def test_comments_keep_an_answer_alive() -> None:
+    async def ping(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD)
+        for _number in range(8):
+            await trio.sleep(0.1)
+            await stream.send_all(chunk(b": ping\n\n"))
+        await stream.send_all(chunk(HELLO) + b"0\r\n\r\n")
+
+    async with open_fake(ping) as fake, open_cluster(fake.url, stall_timeout_s=0.5) as front:
+        answer = await front.chat(stream=True)
+
+    assert answer.content == HELLO
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_upstream() -> None:
+    gone = trio.Event()
+
+    async def wait_gone(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(events(chat_chunk("Hel"), done=False)))
+        assert await stream.receive_some(1) == b""
+        gone.set()
+        await stream.aclose()
+
+    async with open_fake(wait_gone) as fake, open_cluster(fake.url) as front:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(front.url.rpartition(":")[2]))
+        body = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        async with stream:
+            await stream.send_all(head.encode() + body)
+            assert b"200" in await stream.receive_some(1024)
+        with trio.fail_after(15):
+            await gone.wait()
+
+
+async def test_connections_are_kept_and_a_closed_one_is_replaced() -> None:
+    ports = set()
+
+    async def answer(_: Asked, stream: trio.SocketStream) -> None:
+        ports.add(stream.socket.getpeername()[1])
+        await stream.send_all(whole({"choices": []}))
+        if len(fake.asked) == 3:
+            await stream.aclose()
+
+    async with open_fake(answer) as fake, open_cluster(fake.url) as front:
+        for _ in range(5):
+            assert (await front.chat()).status_code == 200
+
+    assert len(ports) == 2
+
+
+async def test_nobody_is_sent_to_an_upstream_that_is_not_well() -> None:
+    async with open_two() as (front, one, other):
+        one.health = 503
+        with trio.fail_after(15):
+            while True:
+                before = len(one.asked)
+                for _ in range(6):
+                    assert (await front.chat(stream=True)).content == HELLO
+                if len(one.asked) == before:
+                    break
+        one.health = 200
+        with trio.fail_after(15):
+            while len(one.asked) == before:
+                await front.chat(stream=True)
+        assert other.asked
+
+
+async def test_an_answer_without_a_bound_is_given_up() -> None:
+    async def flood(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _number in range(1000):
+            await stream.send_all(chunk(b" " * 65536))
+
+    async with (
+        open_fake(flood) as fake,
+        open_cluster(fake.url, answer_bytes_max=1 << 20) as front,
+    ):
+        answer = await front.chat()
+
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "remote_protocol"
+
+
+async def test_a_long_answer_comes_whole() -> None:
+    said = {"data": [{"embedding": [0.125] * 200_000}]}
+    async with open_fake(says(whole(said))) as fake, open_cluster(fake.url) as front:
+        answer = await front.client.post("/v1/embeddings", json={"model": "m", "input": "a"})
+
+    assert answer.json() == said
