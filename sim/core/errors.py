@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from trinamo.runtime.logs.text import leaves
+from trinamo.runtime.nurseries import single
+
 __all__ = [
     "Deadlock",
     "Escape",
@@ -11,6 +14,7 @@ __all__ = [
     "UnsupportedTrio",
     "Violation",
     "parted",
+    "standing_for",
 ]
 
 
@@ -65,3 +69,11 @@ def parted(error: BaseException) -> tuple[Exception | None, BaseException | None
         assert failure is None or isinstance(failure, Exception)
         return failure, rest
     return None, error
+
+
+def standing_for(error: BaseException) -> BaseException:
+    """The one error that stands for a group: a broken rule before whatever else was raised with it."""
+    chosen = single(error)
+    if isinstance(chosen, Exception):
+        return next((each for each in leaves(error) if isinstance(each, Violation)), chosen)
+    return chosen

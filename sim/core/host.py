@@ -8,6 +8,7 @@ never runs again. Read next: `world.py`, which boots, kills, pauses and resumes 
 from __future__ import annotations
 
 import enum
+import inspect
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ __all__ = [
     "Host",
     "HostState",
     "Incarnation",
+    "check_main",
     "current_host_name",
     "current_label",
     "incarnation_of",
@@ -112,3 +114,14 @@ def current_label() -> str:
 def incarnation_of(task: Task) -> Incarnation | None:
     """Whose task this is; None for scenario code and trio's own tasks."""
     return task.context.get(CURRENT)
+
+
+def check_main(main: object, example: str) -> None:
+    """`TypeError` unless `main` is what a process may begin with; `example` is how it is given."""
+    if inspect.iscoroutine(main):
+        main.close()
+        raise TypeError(
+            f"give the function itself and its arguments, as in {example}: this is a call"
+        )
+    if not callable(main):
+        raise TypeError(f"give an async function, as in {example}; this is a {type(main).__name__}")

@@ -5,13 +5,20 @@ What this module does not do: run processes on them (`world.py`).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .clock import WALL_EPOCH_S, EventClock, WallClock
 from .host import CURRENT, Host, current_label
 from .trace import Trace
 
-__all__ = ["Machines"]
+__all__ = ["FAULTS", "Machines"]
+
+FAULTS = frozenset(
+    {"kill", "power_off", "pause", "stop", "skew", "cut", "reset", "finish", "answer_syn"}
+)
+"""The faults of a world and its network: their methods are called so, and the rows they leave."""
 
 
 class Machines(EventClock):
@@ -21,6 +28,12 @@ class Machines(EventClock):
         super().__init__(is_interleaved=is_interleaved)
         self.trace = trace
         self._hosts: dict[str, Host] = {}
+        self.struck: Counter[str] = Counter()
+        """How often each fault has struck; see `FAULTS`."""
+        self.aimed: dict[str, str] = {}
+        """The hosts that faults were aimed at by name, each with the first of those faults."""
+        self.advisers: list[Callable[[], Iterable[str]]] = []
+        """Asked after the run: sentences about what looks like a mistake in the scenario."""
 
     def host(self, name: str) -> Host:
         """The host called `name`; made, and down, if there is none yet."""
@@ -28,6 +41,19 @@ class Machines(EventClock):
         if host is None:
             host = self._hosts[name] = Host(name)
         return host
+
+    def aim(self, fault: str, name: str) -> Host:
+        """The host called `name`, which is to be struck by `fault`."""
+        self.aimed.setdefault(name, fault)
+        return self.host(name)
+
+    def planned_faults(self) -> list[tuple[float, str, tuple[Any, ...]]]:
+        """The faults that are still to come: when, which, with what arguments."""
+        return [
+            (time_s, call.__name__, args)
+            for time_s, _, call, args in sorted(self._events, key=lambda event: event[:2])
+            if getattr(call, "__name__", "") in FAULTS and hasattr(call, "__self__")
+        ]
 
     @property
     def host_names(self) -> list[str]:
@@ -52,4 +78,6 @@ class Machines(EventClock):
 
     def add_row(self, kind: str, **fields: Any) -> None:
         """Add a row to the trace, on the running task's host."""
+        if kind in FAULTS and not self.trace.is_muted:
+            self.struck[kind] += 1
         self.trace.add(self._time_s, current_label(), kind, fields)

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 from typing_extensions import override
 
-from trinamo.runtime.nurseries import single
-
 from ..isolation.guard import Ambient, Loop, armed, closed_world
 from .choices import Choices
 from .clock import WALL_EPOCH_S
-from .errors import Deadlock, StepLimit, TimeLimit, parted
-from .host import CURRENT, Host, HostState, Incarnation, incarnation_of
+from .errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
+from .host import CURRENT, Host, HostState, Incarnation, check_main, incarnation_of
 from .machines import Machines
 from .policies import is_interleaved
 from .scheduler import Policy, Scheduler
@@ -80,6 +78,10 @@ class World(Machines):
         self.is_unwinding = False
         self.missed: list[str] = []
         """See `untested`."""
+        self.fallen: tuple[str, BaseException] | None = None
+        """The first host whose main function raised, and what."""
+        self.never_struck: list[tuple[float, str, tuple[Any, ...]]] = []
+        """Faults that were planned for a time after the end: when, which, with what arguments."""
         self.on_start: list[Callable[[], None]] = []
         """Called inside the run before anything else, such as: install the network."""
         self.on_end: list[Callable[[Host], None]] = []
@@ -110,6 +112,7 @@ class World(Machines):
         Hosts still up then are cancelled, outside the trace. Raises what `main` or a host's main
         function raised, one error of a group (`runtime/nurseries.py`), or a `SimulationError`, or `Escape`.
         """
+        check_main(main, "world.run(main)")
         if self._loop is not None:
             raise RuntimeError("a world runs once; make another")
         with closed_world(
@@ -142,7 +145,7 @@ class World(Machines):
     def _fail(self, error: BaseException) -> None:
         """End the run with `error`, unless it already failed; callable from anywhere inside it."""
         if self.error is None:
-            self.error = single(error)
+            self.error = standing_for(error)
         if not self.is_unwinding and self._loop is not None:
             self._unwind()
             self._main_scope.cancel()
@@ -151,7 +154,7 @@ class World(Machines):
         """Let everything run that was held back, so that it can be cancelled; mute the trace."""
         if self.is_unwinding:
             return
-        self.ended_s = self._time_s
+        self.ended_s, self.never_struck = self._time_s, self.planned_faults()
         # Draws that changed nothing one can see make another run all the same.
         self.add_row("drawn", **self.choices.drawn())
         self.is_unwinding = self._scheduler.is_unwinding = self.trace.is_muted = True
@@ -281,11 +284,12 @@ class World(Machines):
 
         Power comes back if it was off.
         """
+        check_main(main, f"world.boot({name!r}, serve, 7000)")
         host = self.host(name)
         if host.state in (HostState.UP, HostState.PAUSED):
             raise ValueError(f"{host} is running")
         if self._nursery is None:
-            raise RuntimeError("the world is not running")
+            raise RuntimeError("the world is not running: boot hosts inside what world.run runs")
         self._graves += host.frozen
         host.frozen = []
         host.generation += 1
@@ -315,6 +319,7 @@ class World(Machines):
             failure, rest = parted(error)
             # What a zombie raises, unwound after the run, is nobody's fault.
             if failure is not None and not incarnation.is_buried:
+                self.fallen = self.fallen or (host.name, standing_for(failure))
                 self._fail(failure)
             if rest is not None:  # Cancelled, maybe together with a failure.
                 raise rest from None
@@ -332,11 +337,11 @@ class World(Machines):
     def stop(self, name: str) -> None:
         """Cancel the host's main function, as a handled SIGTERM would; its cleanup runs."""
         self.add_row("stop", host=name)
-        self.host(name).scope.cancel()
+        self.aim("stop", name).scope.cancel()
 
     def kill(self, name: str) -> None:
         """End it as SIGKILL does: no more step of its tasks, no cleanup; its kernel closes its sockets."""
-        host = self.host(name)
+        host = self.aim("kill", name)
         if host.state in (HostState.UP, HostState.PAUSED):
             self._end(host, HostState.DEAD)
 
@@ -346,14 +351,14 @@ class World(Machines):
         Peers hear nothing at all until `boot` brings the power back. A host without a process may
         lose its power too.
         """
-        host = self.host(name)
+        host = self.aim("power_off", name)
         if host.state is not HostState.OFF:
             self.power_was_cut = True
             self._end(host, HostState.OFF)
 
     def pause(self, name: str) -> None:
         """SIGSTOP: none of its tasks takes a step until `resume`; its kernel goes on."""
-        host = self.host(name)
+        host = self.aim("pause", name)
         if host.state is HostState.UP:
             host.state = HostState.PAUSED
             self.add_row("pause", host=name)

@@ -24,6 +24,7 @@ from ..core.choices import Choice, Choices, SeedChoices
 from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
 from ..core.trace import Trace
 from ..core.world import World
+from .hints import hints_of, varying
 
 __all__ = [
     "BadScenario",
@@ -100,6 +101,10 @@ class Run:
     rows: int
     untested: tuple[str, ...] = ()
     """What the scenario is about and did not come to pass in this run (`World.untested`)."""
+    hints: tuple[str, ...] = ()
+    """What looks like a mistake in the scenario (`hints.py`)."""
+    varying: tuple[str, ...] = ()
+    """What could go wrong: the labels of its decisions, and the faults that struck."""
 
     @property
     def deviation_count(self) -> int:
@@ -150,6 +155,8 @@ def played(play: Play, choices: Choices | int) -> Played:
         virtual_s=world.ended_s,
         rows=trace.count,
         untested=tuple(world.untested) if error is None else (),
+        hints=tuple(hints_of(world, error)),
+        varying=varying(world),
     )
     return Played(result, trace, choices.record)
 

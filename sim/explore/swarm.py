@@ -15,6 +15,7 @@ from itertools import islice
 import attrs
 
 from .coverage import Coverage
+from .hints import nothing_varies
 from .run import Finding, Run, Scenario, run
 
 __all__ = ["Failures", "Progress", "swarm"]
@@ -46,6 +47,16 @@ class Progress:
     """By `Finding.key`."""
     coverage: Coverage = attrs.field(factory=Coverage)
     """What none of the runs that held has shown of what the scenario is about."""
+    advice: Coverage = attrs.field(factory=Coverage)
+    """The hints that hold for all of those runs."""
+    varying: set[str] = attrs.field(factory=set)
+    """What could go wrong in any run; see `Run.varying`."""
+
+    @property
+    def hints(self) -> list[str]:
+        """What looks like a mistake of the scenario, in sentences; nothing for a healthy one."""
+        few = nothing_varies(self.varying) if self.runs else ""
+        return [*self.advice.untested, *([few] if few else [])]
 
     def add(self, result: Run) -> None:
         """Count one run."""
@@ -53,8 +64,10 @@ class Progress:
         self.steps += result.steps
         self.events += result.events
         self.virtual_s += result.virtual_s
+        self.varying.update(result.varying)
         if result.finding is None:
             self.coverage.add(result.untested)
+            self.advice.add(result.hints)
             return
         self.failed_runs += 1
         kind = self.failures.setdefault(result.finding.key, Failures(result))

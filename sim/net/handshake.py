@@ -113,6 +113,10 @@ class Stack(Wires):
         """By host and port (0: any); who is not here accepts."""
         self._names: dict[str, str] = {}
         self._listeners: dict[tuple[str, int], Listener] = {}
+        self.heard: set[tuple[str, int]] = set()
+        """The hosts and ports that something has ever listened on."""
+        self.refused: dict[tuple[str, int], str] = {}
+        """The hosts and ports where nothing listened when the first SYN came, and who sent it."""
         self._endpoints: list[Endpoint] = []
         self._sweep_at = SWEEP_MIN
         self._ports = itertools.count(40000)
@@ -157,6 +161,7 @@ class Stack(Wires):
         key = (host.name, address[1])
         if key in self._listeners:
             raise OSError(errno.EADDRINUSE, f"{address} on {host.name} is in use")
+        self.heard.add(key)
         self._listeners[key] = listener = Listener(host, address, max(1, backlog))
         return listener
 
@@ -224,6 +229,8 @@ class Stack(Wires):
             # Without an answer the client repeats its SYN.
             return
         listener = self.listener(target, port)
+        if listener is None:
+            self.refused.setdefault((target, port), source)
         if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):
             self._answer(dial, target, errno.ECONNREFUSED)
         elif not listener.is_full(self.world.current_time()):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -64,6 +65,7 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
         world.on_power.append(self._power_returned)
+        world.advisers.append(self._unheard)
 
     def _install(self) -> None:
         trio.socket.set_custom_socket_factory(self)
@@ -98,7 +100,11 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         elif family in (stdlib.AF_UNSPEC, stdlib.AF_INET) and self.world.knows(name):
             address = self.address_of(name)
         else:
-            raise stdlib.gaierror(stdlib.EAI_NONAME, f"no simulated host is called {name!r}")
+            known = ", ".join(self.world.host_names) or "none"
+            raise stdlib.gaierror(
+                stdlib.EAI_NONAME,
+                f"no simulated host is called {name!r}; those that were booted are {known}",
+            )
         number = int(port or 0)
         return [(stdlib.AF_INET, stdlib.SOCK_STREAM, stdlib.IPPROTO_TCP, "", (address, number))]
 
@@ -159,6 +165,7 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
 
     def _named(self, pattern: str) -> list[str]:
         if "*" not in pattern and "?" not in pattern:
+            self.world.aim("cut", pattern)
             return [pattern]
         return [name for name in self.world.host_names if fnmatchcase(name, pattern)]
 
@@ -174,6 +181,14 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
             and connection.client.is_connected
             and not connection.is_over
         ]
+
+    def _unheard(self) -> Iterator[str]:
+        for (target, port), source in self.refused.items():
+            if (target, port) not in self.heard:
+                yield (
+                    f"{source} connected to {target}, port {port}, and nothing ever listened there:"
+                    " does its main function serve that port, and was it booted before?"
+                )
 
     def open_sockets(self, name: str) -> int:
         """How many sockets the processes of host `name` hold, listeners included."""

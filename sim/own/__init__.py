@@ -4,7 +4,7 @@ Read in this order: `scenario.py` (what a scenario function is), `source.py` (wh
 `search.py` (find a failure, shrink it, save it, draw it).
 """
 
-from .scenario import file_stem, is_own, label_of, own_change, own_scenario
+from .scenario import file_stem, is_own, label_of, own_change, own_scenario, standing_hints
 from .search import Found, Hint, search
 from .source import functions_of
 
@@ -18,4 +18,5 @@ __all__ = [
     "own_change",
     "own_scenario",
     "search",
+    "standing_hints",
 ]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from .source import (
     ALL_PARTS,
     check_callable,
     check_in_file,
+    checks,
     digest_of,
     functions_of,
     in_words,
@@ -38,6 +41,8 @@ from .source import (
 )
 
 __all__ = ["file_stem", "function_in_file", "is_own", "label_of", "own_change", "own_scenario"]
+
+NEVER_AWAITED = "was never awaited"
 
 
 # --- naming one ------------------------------------------------------------------------------------
@@ -131,6 +136,19 @@ def own_change(scenario: Scenario) -> str:
     return f"{path} has changed since this was recorded"
 
 
+def standing_hints(scenario: Scenario) -> list[str]:
+    """What a look at the file of an own scenario says about all of its runs: hints, or nothing."""
+    if (
+        not is_own(scenario)
+        or "file" not in scenario.parameters
+        or checks(Path(scenario.parameters["file"]))
+    ):
+        return []
+    file = scenario.parameters["file"]
+    missing = "it has no assert, raises no Violation and uses no checker"
+    return [f"nothing is checked in {file}: {missing}, so a run fails by an error of its own only"]
+
+
 def _place(path: Path) -> str:
     """The path from here if the file lies below, so that a failure file fits other machines."""
     absolute = path.resolve()
@@ -189,14 +207,37 @@ def _call(
         arguments = {**arguments, "policy": policy}
     given = {name: part for name, part in parts.items() if name in takes}
     try:
-        if is_main:
-            return parts["world"].run(partial(function, **given, **arguments))
-        return function(**given, **arguments)
+        with _forgotten_awaits(choices):
+            if is_main:
+                return parts["world"].run(partial(function, **given, **arguments))
+            return function(**given, **arguments)
     except Exception as error:
         if choices.world is not None:
             raise
         name = getattr(function, "__name__", "the scenario")
         raise BadScenario(f"{name} failed before it made a world: {in_words(error)}") from error
+
+
+@contextmanager
+def _forgotten_awaits(choices: Choices) -> Iterator[None]:
+    """Make a hint of what Python warns of as never awaited; other warnings go their way."""
+    found: list[str] = []
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if NEVER_AWAITED not in str(message):
+            before(message, category, *where, **more)
+            return
+        file, line = where[0], where[1]
+        found.append(f"{message} ({Path(file).name}, line {line}): write `await` before the call")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", f".*{NEVER_AWAITED}", RuntimeWarning)
+        before, warnings.showwarning = warnings.showwarning, show
+        try:
+            yield
+        finally:
+            if isinstance(choices.world, World):
+                choices.world.advisers.append(lambda: dict.fromkeys(found))
 
 
 def _check_policy(function: Callable[..., object], name: str) -> None:

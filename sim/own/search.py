@@ -21,7 +21,7 @@ from ..explore.picture import page_of
 from ..explore.run import BadScenario, Played, Run, Scenario, played, quietly
 from ..explore.shrink import shrink as shrink_run
 from ..explore.swarm import NONDETERMINISM, Progress, swarm
-from .scenario import file_stem, function_in_file, is_own, label_of
+from .scenario import file_stem, function_in_file, is_own, label_of, standing_hints
 
 __all__ = ["Found", "Hint", "search"]
 
@@ -109,8 +109,11 @@ def search(
     with quietly():
         progress = _swarm(scenario, seeds, jobs, on_progress)
         if not progress.failures:
-            for text in progress.coverage.untested:
-                warnings.warn(f"{text}, in none of {progress.runs} runs", Hint, stacklevel=2)
+            untested = [
+                f"{text}, in none of {progress.runs} runs" for text in progress.coverage.untested
+            ]
+            for text in (*untested, *progress.hints, *standing_hints(scenario)):
+                warnings.warn(text, Hint, stacklevel=2)
             return None
         first = min((kind.first for kind in progress.failures.values()), key=lambda run: run.seed)
         return _found(scenario, first, progress, out, shrink_cpu_s_max if shrink else 0.0)
@@ -175,6 +178,7 @@ def _told(scenario: Scenario, run: Run, progress: Progress, *, replay: str) -> F
         failure=None,
         page=None,
         replay=replay,
+        hints=run.hints,
     )
 
 

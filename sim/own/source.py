@@ -22,6 +22,7 @@ __all__ = [
     "ALL_PARTS",
     "check_callable",
     "check_in_file",
+    "checks",
     "digest_of",
     "functions_of",
     "in_words",
@@ -31,6 +32,7 @@ __all__ = [
 PARTS = ("choices", "world", "network")
 ALL_PARTS = "`choices`, `world`, `network`"
 FILE_BYTES_MAX = 5_000_000
+FILES_MAX = 100
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,19 +45,23 @@ def functions_of(path: Path) -> list[str]:
 
 
 def _functions(path: Path) -> Iterator[_Function]:
+    return (node for node in _tree(path).body if isinstance(node, _Function))
+
+
+def _tree(path: Path) -> ast.Module:
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
-        if len(raw) > FILE_BYTES_MAX:
-            raise BadScenario(f"{path} is larger than {FILE_BYTES_MAX} bytes")
-        body = ast.parse(raw, str(path)).body
     except OSError as error:
         raise BadScenario(f"{path} cannot be read: {error.strerror}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadScenario(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return ast.parse(raw, str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         raise BadScenario(f"{where} is no Python: {getattr(error, 'msg', error)}") from error
-    return (node for node in body if isinstance(node, _Function))
 
 
 def _is_scenario(node: _Function) -> bool:
@@ -131,6 +137,45 @@ def in_words(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def checks(path: Path) -> bool:
+    """Whether the file, or one beside it that it imports, has anything that may find fault with a run."""
+    seen: set[Path] = set()
+    waiting = [path]
+    while waiting and len(seen) < FILES_MAX:
+        file = waiting.pop()
+        seen.add(file)
+        for node in ast.walk(_tree(file)):
+            if _may_object(node):
+                return True
+            beside = [file.parent.joinpath(*name.split(".")) for name in _imported(node)]
+            files = [each for to in beside for each in (to.with_suffix(".py"), to / "__init__.py")]
+            waiting += [each for each in files if each.is_file() and each not in seen]
+    return False
+
+
+def _may_object(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Assert, ast.Raise)):
+        return True
+    if isinstance(node, ast.ImportFrom):
+        return "check" in (node.module or "") or any(
+            "check" in each.name.lower() for each in node.names
+        )
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return isinstance(name, str) and ("check" in name.lower() or "assert" in name.lower())
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    if isinstance(node, ast.ImportFrom):
+        module = f"{node.module}." if node.module else ""
+        return [
+            *([node.module] if node.module else []),
+            *(f"{module}{each.name}" for each in node.names),
+        ]
+    return []
 
 
 # --- imported ------------------------------------------------------------------------------------

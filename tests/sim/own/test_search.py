@@ -118,6 +118,7 @@ def test_a_function_inside_a_function_is_searched_but_not_saved(tmp_path: Path) 
 def test_what_no_run_tested_is_warned_of() -> None:
     def waits_in_vain(world: World) -> None:
         async def main() -> None:
+            world.choices.below(2, "coin")
             world.after_note("never", 1, world.kill, "a", name="the kill of a")
 
         world.run(main)

@@ -66,7 +66,7 @@ FAILURES = {f"S{number}" for number in range(1, 13)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_shipped_scenario_breaks_no_invariant(path: Path) -> None:
+def test_a_shipped_scenario_breaks_no_invariant_and_gets_no_hint(path: Path) -> None:
     play, progress = play_of(path), Progress()
     for seed in range(1, SEEDS_MAX + 1):
         progress.add(explore(play, seed))
@@ -74,6 +74,7 @@ def test_a_shipped_scenario_breaks_no_invariant(path: Path) -> None:
             break
     assert [str(kind.first.finding) for kind in progress.failures.values()] == []
     assert progress.coverage.untested == []
+    assert progress.hints == []
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from .files import (
     write_file,
 )
 from .options import Bug, FailFile, File, Files, Html, Loose, PolicyOption, Seed, StreamsOption
-from .text import pin_lines, quietly, row_text, run_lines, say, title_of
+from .text import hint_lines, pin_lines, quietly, row_text, run_lines, say, title_of
 
 if TYPE_CHECKING:
     from trinamo.sim.explore import Failure, Played, Scenario
@@ -92,8 +92,16 @@ def _finish(played: Played) -> None:
     raise typer.Exit(exit_code_for(finding.invariant if finding else None))
 
 
-def _tell(title: str, played: Played, cpu_s: float, html: Path | None) -> None:
-    for line in run_lines(title, played.run, cpu_s):
+def _tell(play: Scenario, title: str, played: Played, cpu_s: float, html: Path | None) -> None:
+    from trinamo.sim.explore.hints import nothing_varies
+    from trinamo.sim.own import standing_hints
+
+    run = played.run
+    hints = [*run.hints]
+    if run.finding is None:
+        # One run says little about what may vary between many; none at all is a mistake.
+        hints += ([] if run.varying else [nothing_varies(())]) + standing_hints(play)
+    for line in (*run_lines(title, run, cpu_s), *hint_lines(hints)):
         say(line)
     if html is not None:
         from trinamo.sim.explore import page_of
@@ -122,7 +130,7 @@ def run_command(
     """Play one scenario once and judge it."""
     play = scenario_of(file, bug=bug, policy=policy, streams=streams)
     played, cpu_s = _played(play, seed)
-    _tell(title_of(name_of(play), seed, bug), played, cpu_s, html)
+    _tell(play, title_of(name_of(play), seed, bug), played, cpu_s, html)
     if played.run.finding is not None and save is not None:
         with quietly():
             save_played(play, played, save)
@@ -193,7 +201,7 @@ def replay_command(
         for row in played.trace.rows:
             if row.time_s <= until and row.kind != "step":
                 say(row_text(row))
-    for line in run_lines(title, played.run, 0.0):
+    for line in (*run_lines(title, played.run, 0.0), *hint_lines(played.run.hints)):
         say(line)
     say("Every row is as recorded." if again.is_exact else "The replay is not the recorded run.")
     if html is not None:

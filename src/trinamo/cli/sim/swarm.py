@@ -22,7 +22,7 @@ from .files import (
     resolve,
     save_played,
 )
-from .text import finding_lines, quietly, say
+from .text import finding_lines, hint_lines, quietly, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -89,6 +89,8 @@ def search(
     name_of: Callable[[Scenario], str],
 ) -> int:
     """Swarm over every scenario, by seeds or by time; save what failed. The exit code."""
+    from trinamo.sim.own import standing_hints
+
     total = None if seeds is None else len(seeds) * len(plays)
     code = runs = 0
     virtual_s = 0.0
@@ -116,6 +118,9 @@ def search(
             for text in progress.coverage.untested:
                 say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
                 code = max(code, EXIT_BROKEN)
+            hints = [] if progress.failures else [*progress.hints, *standing_hints(play)]
+            for line in hint_lines(f"{name}: {hint}" for hint in hints):
+                say(line)
             bar.start()
     took_s = time.perf_counter() - started_s
     say(
@@ -149,7 +154,7 @@ def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar
         assert finding is not None
         code = max(code, exit_code_for(finding.invariant))
         lines = [f"{name}, seed {run.seed}, {kind.count} of {progress.runs} runs"]
-        lines += finding_lines(finding)
+        lines += [*finding_lines(finding), *hint_lines(run.hints)]
         if exit_code_for(finding.invariant) != EXIT_UNSTEADY:
             path = out / f"{file_stem(play)}-{run.seed}.json"
             save_played(play, played(play, ReplayChoices(run.values, run.seed)), path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "finding_lines",
+    "hint_lines",
     "pin_lines",
     "quietly",
     "row_text",
@@ -66,6 +68,11 @@ def run_lines(title: str, run: Run, cpu_s: float) -> list[str]:
         *finding_lines(run.finding),
         *(f"Not tested by this run: {text}." for text in run.untested),
     ]
+
+
+def hint_lines(hints: Iterable[str]) -> list[str]:
+    """What looks like a mistake of the scenario's author, a line each."""
+    return [f"Hint: {text}." for text in hints]
 
 
 def pin_lines(pin: Pin) -> list[str]:
