@@ -23,6 +23,7 @@ from .runtime.caller.streams import Exchange as Exchange, ResponseStream as Resp
 
 # Configuration.
 from .runtime.config.config import Config as Config, load_config as load_config
+from .transports.assembly.running import running_config as running_config
 
 # Engines, and the models that frontends offer.
 from .runtime.engines.generation import (
