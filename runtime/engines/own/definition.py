@@ -9,7 +9,7 @@ a function that returns an async context manager whose value is one of these, or
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
@@ -19,6 +19,7 @@ import msgspec
 
 from ...errors import ConfigError, TrinamoError
 from ...nurseries import single
+from ...protocol.openai.generate import Feature
 from ..generation import EngineInfo, GenerationEngine
 from .serving import Answering, GeneratorEngine, told
 
@@ -43,6 +44,7 @@ class EngineDefinition:
     name: str
     context_tokens_max: int = CONTEXT_TOKENS_MAX
     loop: LoopName = "trio"
+    features: frozenset[str] = frozenset()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.factory(*args, **kwargs)
@@ -65,6 +67,7 @@ class EngineDefinition:
             engine=self.name,
             model=model or self.name,
             context_tokens_max=context_tokens_max or self.context_tokens_max,
+            features=self.features,
         )
         async with AsyncExitStack() as stack:
             try:
@@ -183,6 +186,7 @@ def engine(
     name: str = "",
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
     loop: LoopName = "trio",
+    features: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], EngineDefinition]: ...
 def engine(
     factory: Callable[..., Any] | None = None,
@@ -191,6 +195,7 @@ def engine(
     name: str = "",
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
     loop: LoopName = "trio",
+    features: Iterable[str] = (),
 ) -> Any:
     """Make an engine of `async def answer(request, context)` that yields the answer bit by bit.
 
@@ -221,14 +226,21 @@ def engine(
         context_tokens_max: Prompt and answer together; longer prompts are refused.
         loop: `asyncio` for a generator that awaits asyncio's functions: it runs in an asyncio loop
             inside trio, and Kill is its `CancelledError`.
+        features: What it does with a request besides: of `logprobs`, `penalties`, `logit_bias`,
+            `top_k`, `min_p`, `json_schema`, `tools`. A request that asks for another is refused.
 
     Raises:
-        ValueError: For a context of less than 16 tokens, or an unknown loop.
+        ValueError: For a context of less than 16 tokens, an unknown loop, or an unknown feature.
     """
     if context_tokens_max < _CONTEXT_TOKENS_MIN:
         raise ValueError(f"context_tokens_max is {context_tokens_max}; at least 16 are needed")
     if loop not in ("trio", "asyncio"):
         raise ValueError(f"loop is {loop!r}; it is 'trio' or 'asyncio'")
+
+    can = frozenset(map(str, features))
+    unknown = sorted(can - set(Feature))
+    if unknown:
+        raise ValueError(f"no feature: {', '.join(unknown)}; there are {', '.join(Feature)}")
 
     def define(made: Callable[..., Any]) -> EngineDefinition:
         own = defined(made)
@@ -237,6 +249,7 @@ def engine(
             name=name or own.name,
             context_tokens_max=context_tokens_max,
             loop=loop,
+            features=can,
         )
 
     return define if factory is None else define(factory)

@@ -5,10 +5,8 @@ Synchronous, and knows nothing of time. `serving.py` asks the generator.
 
 from __future__ import annotations
 
-import msgspec
-
 from ...errors import EngineError
-from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
 from ..text import StopMatcher
 from ..validation import check_prompt_fits
 
@@ -42,6 +40,7 @@ class AnswerItems:
         """Whether the generator counts its tokens itself."""
         self._held_ids: list[int] = []
         """Of text that is held back."""
+        self._held_logprobs: list[TokenLogprob] = []
         self.completion_tokens = 0
         self.is_over = False
         """A delta with the finish reason was returned: nothing more is taken."""
@@ -92,6 +91,7 @@ class AnswerItems:
         self, item: Delta, text: str, token_ids: list[int], reason: FinishReason | None
     ) -> Delta | None:
         self._held_ids += token_ids
+        self._held_logprobs += item.logprobs
         if reason is not None:
             self.is_over = True
             text += self._matcher.flush()
@@ -99,9 +99,8 @@ class AnswerItems:
             return None
         told, self._untold = self._untold, 0
         held, self._held_ids = self._held_ids, []
-        return msgspec.structs.replace(
-            item, text=text, token_ids=held, finish_reason=reason, prompt_tokens=told
-        )
+        logprobs, self._held_logprobs = self._held_logprobs, []
+        return Delta(text, held, reason, told, logprobs)
 
 
 def _article(name: str) -> str:

@@ -148,6 +148,17 @@ def test_bounds_that_cannot_work_are_refused_at_once() -> None:
         trinamo.engine(context_tokens_max=4)
     with pytest.raises(ValueError, match="'trio' or 'asyncio'"):
         trinamo.engine(loop="curio")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="no feature: topk; there are logprobs"):
+        trinamo.engine(features=["topk"])
+
+
+async def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
+    definition = trinamo.engine(name="picky", features=["top_k"])(parrot.factory)
+
+    async with definition.open() as engine:
+        assert (await ask(engine, top_k=4))[-1].finish_reason is FinishReason.STOP
+        with pytest.raises(RequestError, match="'min_p' is not supported by this model"):
+            await ask(engine, min_p=0.5)
 
 
 async def failing(request: GenerateRequest, context: Context) -> AsyncGenerator[Any, None]:

@@ -8,6 +8,7 @@ import pytest
 
 from trinamo import ChatMessage, Delta, EngineError, FinishReason, GenerateRequest, RequestError
 from trinamo.runtime.engines.own.items import AnswerItems
+from trinamo.runtime.protocol.openai.generate import TokenLogprob
 
 
 def answer(items: list[object], *, context_tokens_max: int = 64, **given: Any) -> list[Delta]:
@@ -78,6 +79,18 @@ def test_a_stop_string_across_two_items_ends_the_answer_before_it() -> None:
 
     assert (text(deltas), deltas[-1].finish_reason) == ("one ", FinishReason.STOP)
     assert tokens(deltas) == 3
+
+
+def test_log_probabilities_stay_with_their_tokens_while_text_is_held_back() -> None:
+    first, second = TokenLogprob(b"E", -0.5), TokenLogprob(b"x", -1.0)
+    deltas = answer(
+        [Delta("E", [1], logprobs=[first]), Delta("x", [2], logprobs=[second])], stop=["END"]
+    )
+
+    assert [(delta.token_ids, delta.logprobs) for delta in deltas] == [
+        ([1, 2], [first, second]),
+        ([], []),
+    ]
 
 
 def test_text_that_was_held_back_comes_with_the_end() -> None:
