@@ -78,6 +78,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         about("Who speaks HTTP in clear text: our own listener, or hypercorn, which is slower."),
     ] = "native"
     tls: HttpTlsConfig = HttpTlsConfig()
+    dashboard: Annotated[
+        bool | None,
+        about(
+            "Show the cluster as a page at `/dashboard`. It tells names, addresses and figures to"
+            " whoever may ask. null: on the status port, and here while `http.host` is loopback;"
+            " true: here too, whatever the address; false: nowhere."
+        ),
+    ] = None
     enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
     enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
     on_disconnect: Annotated[

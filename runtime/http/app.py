@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from ..config.config import HttpConfig
 from ..errors import RequestError, TrinamoError
@@ -24,12 +24,13 @@ from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.access import OUTCOME, TellsRequests
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
-from .survey.overview import FrontendView, Overview
+from .survey.overview import FrontendView
 
 __all__ = [
     "build_app",
     "build_handlers",
     "build_starlette",
+    "exchange_routes",
     "json_response",
     "metrics_route",
     "status_of",
@@ -61,13 +62,13 @@ def build_app(
     *,
     backlog_bytes_max: int,
     traces: Traces,
-    look: Callable[[], Overview] | None = None,
+    view: Callable[[], FrontendView],
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
 
     `handlers` are routes of it, for servers that know nothing of them.
 
-    With `look`, which must not wait, `/status` tells what this process knows of its cluster.
+    `view`, which must not wait, is what `/status` tells.
     """
 
     async def list_models(_: Request) -> Response:
@@ -89,14 +90,7 @@ def build_app(
         )
 
     async def status(_: Request) -> Response:
-        return json_response(
-            FrontendView(
-                status=status_of(manager, admission),
-                in_flight=admission.in_flight,
-                models=manager.views(),
-                cluster=None if look is None else look(),
-            )
-        )
+        return json_response(view())
 
     routes = [
         Route("/v1/models", list_models),
@@ -107,12 +101,24 @@ def build_app(
         metrics_route(manager.metrics),
         trace_route(traces),
     ]
-    for (method, path), handler in handlers.items():
-        app = ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max)
-        routes.append(Route(path.decode(), app, methods=[method.decode()]))
+    routes += exchange_routes(handlers, backlog_bytes_max=backlog_bytes_max)
     built = build_starlette(routes)
     built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
     return built
+
+
+def exchange_routes(
+    handlers: Mapping[tuple[bytes, bytes], Handler], *, backlog_bytes_max: int
+) -> list[Route]:
+    """`handlers` as routes, for servers that know nothing of them."""
+    return [
+        Route(
+            path.decode(),
+            ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max),
+            methods=[method.decode()],
+        )
+        for (method, path), handler in handlers.items()
+    ]
 
 
 def status_of(manager: ModelManager, admission: Admission) -> str:
@@ -150,7 +156,7 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-def build_starlette(routes: list[Route]) -> Starlette:
+def build_starlette(routes: Sequence[BaseRoute]) -> Starlette:
     """An application whose errors all have OpenAI's body."""
     handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: _answer_http_error,

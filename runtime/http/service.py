@@ -10,11 +10,12 @@ caller calls `stop()`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import msgspec
 import trio
+from starlette.routing import BaseRoute
 
 from ..config.config import HttpConfig
 from ..context import Reason
@@ -24,10 +25,11 @@ from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .admission import Admission
-from .app import build_app, build_handlers, status_of
+from .app import build_app, build_handlers, exchange_routes, status_of
+from .exchanges import Handler
 from .models.models import ModelManager
 from .server.server import Server
-from .survey.overview import Overview
+from .survey.overview import FrontendView, Overview
 
 __all__ = ["HttpService", "HttpServiceBuilder"]
 
@@ -56,6 +58,7 @@ class HttpService:
         self.server: Server | None = None
         """What accepts connections, likewise."""
         self._manager = ModelManager(env, metrics)
+        self._look = look
         self._stopping = trio.Event()
         self._has_run = False
         traces = traces or Traces(env.clock, 0)
@@ -67,7 +70,7 @@ class HttpService:
             self.handlers,
             backlog_bytes_max=config.backlog_bytes_max,
             traces=traces,
-            look=look,
+            view=self.view,
         )
 
     @staticmethod
@@ -83,6 +86,23 @@ class HttpService:
     def status(self) -> str:
         """`draining`, `ready`, or `unavailable` while nobody could answer a request."""
         return status_of(self._manager, self.admission)
+
+    def view(self) -> FrontendView:
+        """What it knows of itself and of its cluster; does not wait."""
+        return FrontendView(
+            status=self.status,
+            in_flight=self.admission.in_flight,
+            models=self._manager.views(),
+            cluster=None if self._look is None else self._look(),
+        )
+
+    def add(
+        self, handlers: Mapping[tuple[bytes, bytes], Handler], routes: Iterable[BaseRoute]
+    ) -> None:
+        """Answer these too; before it runs."""
+        self.handlers.update(handlers)
+        own = exchange_routes(handlers, backlog_bytes_max=self.config.backlog_bytes_max)
+        self.app.router.routes.extend([*own, *routes])
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""

@@ -1,20 +1,21 @@
-"""The workers' status port: `/health`, `/live`, `/metrics` and `/traces`, without any model.
+"""A status port: `/health`, `/live`, `/metrics`, `/traces` and `/requests`, without any model.
 
 Served by the same server code as the frontend: `Server(build_status_app(…), …)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from ..metrics.metrics import Metrics
+from ..traces.requests import view_requests
 from ..traces.ring import Traces
 from .app import build_starlette, json_response, live, metrics_route, trace_route
 
@@ -31,9 +32,15 @@ class Health:
 
 
 def build_status_app(
-    metrics: Metrics, traces: Traces, check_health: Callable[[], Health]
+    metrics: Metrics,
+    traces: Traces,
+    check_health: Callable[[], Health],
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The application of a status port; `check_health` is called per question and must not wait."""
+    """The application of a status port; `check_health` is called per question and must not wait.
+
+    `more` are routes that a role adds.
+    """
 
     async def health(_: Request) -> Response:
         found = check_health()
@@ -44,11 +51,16 @@ def build_status_app(
     async def recent(_: Request) -> Response:
         return json_response(traces.recent())
 
+    async def requests(_: Request) -> Response:
+        return json_response(view_requests(traces))
+
     routes = [
         Route("/health", health),
         Route("/live", live),
         metrics_route(metrics),
         Route("/traces", recent),
+        Route("/requests", requests),
         trace_route(traces),
+        *more,
     ]
     return build_starlette(routes)

@@ -228,7 +228,7 @@ class FrontendMetrics(Metrics):
         self._series: dict[tuple[str, str], _ModelSeries] = {}
         self._gone: dict[str, None] = {}
         by_model = ("model", "endpoint")
-        self._requests = self._counts(
+        self.requests_ended = self._counts(
             "requests", "Requests that ended", "model", "endpoint", "outcome"
         )
         self._in_flight = self._counts(
@@ -250,7 +250,7 @@ class FrontendMetrics(Metrics):
             *by_model,
         )
         self._tokens_in = self._counts("input_tokens", "Prompt tokens", *by_model)
-        self._tokens_out = self._counts("output_tokens", "Generated tokens", *by_model)
+        self.tokens_out = self._counts("output_tokens", "Generated tokens", *by_model)
         self._disconnects = self._counts(
             "client_disconnects", "Clients that left before their answer's end", *by_model
         )
@@ -266,11 +266,11 @@ class FrontendMetrics(Metrics):
         """A request is over."""
         record.series.duration.observe(self.clock.now() - record.started_at)
         if self.counts(record):
-            self._requests.tally(record.model, record.endpoint, record.outcome).value += 1
+            self.requests_ended.tally(record.model, record.endpoint, record.outcome).value += 1
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request ended before its model was known."""
-        self._requests.tally(UNKNOWN_MODEL, endpoint, outcome).value += 1
+        self.requests_ended.tally(UNKNOWN_MODEL, endpoint, outcome).value += 1
 
     def series(self, model: str, endpoint: str) -> _ModelSeries:
         """What is counted for these labels, looked up once."""
@@ -283,7 +283,7 @@ class FrontendMetrics(Metrics):
                 first_token=self._first_token.tally(*key),
                 gaps=self._gaps.tally(*key),
                 tokens_in=self._tokens_in.tally(*key),
-                tokens_out=self._tokens_out.tally(*key),
+                tokens_out=self.tokens_out.tally(*key),
                 disconnects=self._disconnects.tally(*key),
             )
         return series
@@ -314,10 +314,10 @@ class FrontendMetrics(Metrics):
         for labels in [each for each in self._series if each[0] == oldest]:
             del self._series[labels]
         for counts in (
-            self._requests,
+            self.requests_ended,
             self._in_flight,
             self._tokens_in,
-            self._tokens_out,
+            self.tokens_out,
             self._disconnects,
             self._cancellations,
         ):

@@ -113,6 +113,11 @@ class _Family(Collector, Generic[T]):
             found = self._tallies[values] = (self._make(), self._starts(values))
         return found[0]
 
+    def items(self) -> Iterator[tuple[tuple[str, ...], T]]:
+        """The values of the labels of each tally, and the tally."""
+        for values, (tally, _) in self._tallies.items():
+            yield values, tally
+
     def remove(self, label: str, value: str) -> None:
         """Forget the tallies with this value of a label; whoever holds one counts for nobody."""
         place = self._labels.index(label)

@@ -7,6 +7,7 @@ they cover every backend, too. All live in the registry of the process's `Metric
 
 from __future__ import annotations
 
+import collections
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -137,6 +138,9 @@ class TransferMetrics:
         self._recent: dict[str, _Recent] = {}
         self.in_flight: dict[str, int] = {}
         """Transfers under way, by backend."""
+        self.done_count: collections.Counter[str] = collections.Counter()
+        """Transfers that are done, by backend."""
+        self.done_bytes: collections.Counter[str] = collections.Counter()
         self.fallback_count = 0
         self.quarantined_count = 0
 
@@ -153,6 +157,8 @@ class TransferMetrics:
         """One that was started is done."""
         self._ended(report.backend, report.direction, "success")
         self._bytes.labels(report.backend, report.direction).inc(report.byte_count)
+        self.done_count[report.backend] += 1
+        self.done_bytes[report.backend] += report.byte_count
         self._duration.labels(report.backend).observe(report.duration_s)
         self._remember(report.backend, (report.byte_count, report.duration_s, True))
 

@@ -23,6 +23,9 @@ from ..config.worker import endpoint_of_model
 from ..engines import EngineInfo, GenerationEngine
 from ..engines.generation import StandsBefore, forward_of
 from ..env import Env
+from ..http.dashboard.dashboard import Dashboard
+from ..http.dashboard.facts import FrontendFacts
+from ..http.dashboard.gathering import Place
 from ..http.models.discovery import watch_models
 from ..http.server.server import Server
 from ..http.service import HttpService
@@ -41,7 +44,9 @@ from ..protocol.openai.generate import (
     bounded_request_type,
     payload_bytes_max_for,
 )
+from .dashboard import dashboard_url, open_dashboard
 from .disaggregated import DecodeRole, PrefillRole, check_role
+from .facts import frontend_facts, worker_facts
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
@@ -57,7 +62,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("trinamo.runtime")
-_STATUS_CONNECTIONS_MAX = 64
+_STATUS_CONNECTIONS_MAX = 128
 _BODY_BYTES_MAX = 1 << 28
 
 
@@ -80,6 +85,8 @@ class FrontendReady:
     url: str
     status_url: str
     """Empty if there is no status port."""
+    dashboard_url: str = ""
+    """Empty if there is none."""
 
 
 async def serve_worker(
@@ -262,10 +269,8 @@ def _status_server(
                 "active": worker.active_count,
                 "lease_id": f"{state.lease_id:x}",
                 "incarnation": state.incarnation,
-                **_describe_blocks(engines),
-                **_describe_transfers(runtime),
+                **worker_facts(runtime, engines),
                 **{name: describe() for name, describe in parts.items()},
-                **describe_planes(runtime),
             },
         )
 
@@ -274,32 +279,17 @@ def _status_server(
 
 
 def _status_port(
-    runtime: Runtime, check_health: Callable[[], Health], host: str, port: int | None
+    runtime: Runtime,
+    check_health: Callable[[], Health],
+    host: str,
+    port: int | None,
+    dashboard: Dashboard | None = None,
 ) -> Server:
     section = HttpConfig(host=host, port=port or 0, connections_max=_STATUS_CONNECTIONS_MAX)
-    app = build_status_app(runtime.metrics, runtime.traces, check_health)
-    return Server(app, section, metrics=runtime.metrics)
-
-
-def _describe_blocks(engines: Sequence[GenerationEngine]) -> dict[str, Any]:
-    """How full the engines' KV memory is, where they have any."""
-    total = sum(each.info.block_count for each in engines)
-    used = sum(each.statistics().blocks_used for each in engines)
-    if not total:
-        return {}
-    found: dict[str, Any] = {"blocks": {"used": used, "total": total}}
-    if len(engines) > 1:
-        found["blocks_by_model"] = {
-            each.info.model: {"used": each.statistics().blocks_used, "total": each.info.block_count}
-            for each in engines
-        }
-    return found
-
-
-def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
-    """The chain of backends and what goes on over it, where the engine has KV memory."""
-    transfers = runtime.transfers
-    return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}
+    handlers = {} if dashboard is None else dashboard.handlers
+    more = [] if dashboard is None else dashboard.routes
+    app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
+    return Server(app, section, metrics=runtime.metrics, handlers=handlers)
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
@@ -316,11 +306,12 @@ async def serve_frontend(
     ready: Callable[[FrontendReady], object],
     opened: Callable[[Runtime, HttpService], object] = lambda _, __: None,
     metrics: FrontendMetrics | None = None,
+    place: Place | None = None,
 ) -> None:
     """Serve HTTP until `stop`; then refuse new work, finish, and leave.
 
     `opened` is called once the planes are open, `ready` once HTTP is answered. The status port, if
-    there is one, is answered until the end. Raises `ConfigError`
+    there is one, is answered until the end. `place` is what the dashboard says of where it stands. Raises `ConfigError`
     or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     metrics = metrics or FrontendMetrics(env)
@@ -341,14 +332,20 @@ async def serve_frontend(
                     migration_policy(config, metrics),
                 )
                 status_url = ""
+                facts = partial(frontend_facts, runtime, service, metrics)
+                dashboard = open_dashboard(runtime, service, facts, place or Place())
+                if dashboard is not None:
+                    watching.start_soon(dashboard.run)
                 if config.http.status_port is not None:
-                    status = _frontend_status(config.http, runtime, service)
+                    status = _frontend_status(config.http, runtime, facts, dashboard)
                     port = await watching.start(status.serve)
                     status_url = url_of(config.http.status_host, port)
                 port = await serving.start(service.run)
                 env.note("frontend.ready")
                 url = url_of(config.http.host, port, config.http.scheme)
-                ready(FrontendReady(url, status_url))
+                if dashboard is not None:
+                    dashboard.serves_at(url)
+                ready(FrontendReady(url, status_url, dashboard_url(config.http, url, status_url)))
             await stop.wait()
             env.note("frontend.told")
             service.stop()
@@ -366,13 +363,18 @@ def migration_policy(config: Config, metrics: FrontendMetrics) -> MigrationPolic
     )
 
 
-def _frontend_status(section: HttpConfig, runtime: Runtime, service: HttpService) -> Server:
+def _frontend_status(
+    section: HttpConfig,
+    runtime: Runtime,
+    facts: Callable[[], FrontendFacts],
+    dashboard: Dashboard | None,
+) -> Server:
     def check_health() -> Health:
-        status = service.status
-        facts = {"in_flight": service.admission.in_flight, **describe_planes(runtime)}
-        return Health(is_ready=status == "ready", status=status, facts=facts)
+        told = {**msgspec.to_builtins(facts()), **describe_planes(runtime)}
+        status = told.pop("status")
+        return Health(is_ready=status == "ready", status=status, facts=told)
 
-    return _status_port(runtime, check_health, section.status_host, section.status_port)
+    return _status_port(runtime, check_health, section.status_host, section.status_port, dashboard)
 
 
 def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:

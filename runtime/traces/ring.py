@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -21,6 +23,7 @@ __all__ = ["LegView", "ProcessView", "RecentView", "TraceView", "Traces", "root_
 FOUND_MAX: Final = 16
 """Traces told for one id. A client may give many of its requests the same."""
 RECENT_MAX: Final = 50
+SET_ASIDE_MAX: Final = 128
 # Behind an id of our own alone: what a client calls its request may end so as well.
 _ATTEMPTS: Final = re.compile(r"(?<=[0-9a-f]{16})(?:\.[0-9a-f]{8})+\Z")
 _INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{8})*\Z")
@@ -66,29 +69,47 @@ class Traces:
 
     def __init__(self, clock: Clock, requests_max: int, **process: str) -> None:
         self._clock = clock
-        self._requests_max = requests_max
+        self.requests_max = requests_max
+        """How many are kept."""
         self._process = process
         self._ring: deque[Trace] = deque(maxlen=requests_max)
+        self._set_aside: deque[Trace] = deque(maxlen=min(SET_ASIDE_MAX, requests_max))
+        """Those that failed, or were under way, when newer ones took their place."""
 
     def begin(self, request_id: str) -> Trace:
         """The trace of a request that has come; put it at the request's context."""
-        if not self._requests_max:
+        if not self.requests_max:
             return NO_TRACE
         trace = Trace(self._clock.now, request_id)
-        self._ring.append(trace)
+        ring = self._ring
+        if len(ring) == self.requests_max and ring[0].legs and not ring[0].is_good:
+            self._set_aside.append(ring[0])
+        ring.append(trace)
         return trace
+
+    @property
+    def offset_s(self) -> float:
+        """What makes a time of the process's clock one of the wall clock, as of now.
+
+        The wall clock may jump: so it is read once for all times that are told together, which are
+        then as far back from it as they are by the clock that does not.
+        """
+        return self._clock.wall() - self._clock.now()
+
+    def newest_first(self) -> Iterator[Trace]:
+        """Those that are kept; failed ones, and those under way, for longer than the others."""
+        return chain(reversed(self._ring), reversed(self._set_aside))
 
     def find(self, request_id: str) -> ProcessView:
         """What is kept of a request, by any of its ids."""
-        # The wall clock may jump: so it is read once, now, and all times are as far back from it as
-        # they are by the clock that does not.
-        offset = self._clock.wall() - self._clock.now()
+        offset = self.offset_s
         root = root_of(request_id)
-        fitting = [each for each in self._ring if _is_of(each.request_id, root)]
+        kept = chain(self._set_aside, self._ring)
+        fitting = [each for each in kept if _is_of(each.request_id, root)]
         return ProcessView(
             process=self._process,
             traces=[_trace_view(each, offset) for each in fitting[-FOUND_MAX:]],
-            requests_max=self._requests_max,
+            requests_max=self.requests_max,
         )
 
     def recent(self) -> RecentView:

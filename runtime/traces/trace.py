@@ -15,12 +15,14 @@ import trio
 
 from ..errors import TrinamoError
 
-__all__ = ["NO_TRACE", "Fact", "Leg", "Trace"]
+__all__ = ["GOOD_OUTCOMES", "NO_TRACE", "Fact", "Leg", "Trace"]
 
 LEGS_MAX: Final = 64
 """Of one trace: a request that is tried more often than that tells no more by it."""
 
 Fact = str | int | float
+GOOD_OUTCOMES: Final = ("success", "adopted")
+"""Of a leg that ended as it should."""
 
 
 class Leg:
@@ -87,6 +89,11 @@ class Trace:
         self.request_id = request_id
         self.legs: list[Leg] = []
         self.legs_left_out = 0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is over, and ended as it should: the first leg is that of the whole."""
+        return bool(self.legs) and self.legs[0].facts.get("outcome") in GOOD_OUTCOMES
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
         """A leg begins, now or at `at`; over the bound it is counted and not kept."""

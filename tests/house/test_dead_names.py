@@ -18,6 +18,8 @@ from tests.sources import ROOT, all_sources, front_door, listed
 
 # By whom: the names.
 KNOWN = {
+    "the scripts of the dashboard read it: runtime/http/dashboard/files":
+        "engine_facts hit_rate prompt_tokens_per_s history etcd_text traffic",
     "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step optlen",
@@ -41,9 +43,9 @@ KNOWN = {
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
-        cancellations waiting_blocks refused_blocks usable_peers fallbacks blocks_in_flight
+        cancellations waiting_blocks refused_blocks usable_peers blocks_in_flight
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
-        quarantined_blocks waiting_count""",
+        waiting_count""",
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",

@@ -1,4 +1,4 @@
-"""What is built is what is in the tree: every module through the links, presets, `py.typed`."""
+"""What is built is what is in the tree: every module through the links, data files, `py.typed`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> 
     assert {name for name in inside if name.endswith(".py")} == files_in_the_tree()
     patterns = (
         "transports/*/*.pyi",
+        "runtime/http/dashboard/files/*",
         "sim/catalogue/*.toml",
         "sim/report/*.html",
         "sim/report/*.css",

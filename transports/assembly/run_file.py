@@ -28,6 +28,7 @@ __all__ = [
     "is_worker_name",
     "process_started",
     "run_folder",
+    "running",
     "sweep",
     "write_whole",
 ]
@@ -132,12 +133,15 @@ def process_started(pid: int) -> int | None:
 
 def find_runs() -> list[RunFile]:
     """The clusters of this user that are running, the newest first. Files left over are swept."""
-    found = []
     for path, run in _read_all():
-        if run is not None and run.is_alive:
-            found.append(run)
-        else:
+        if run is None or not run.is_alive:
             sweep(path, run)
+    return running()
+
+
+def running() -> list[RunFile]:
+    """As `find_runs`, and leaves everything as it is."""
+    found = [run for _, run in _read_all() if run is not None and run.is_alive]
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 

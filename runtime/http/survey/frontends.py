@@ -34,20 +34,20 @@ class FrontendLook:
     """What its status port says; None if it says nothing."""
 
 
-async def ask_frontends(found: Iterable[FrontendLook]) -> None:
+async def ask_frontends(found: Iterable[FrontendLook], timeout_s: float = ASK_TIMEOUT_S) -> None:
     """Ask each how it is, all at once."""
     async with open_nursery() as nursery:
         for look in found:
-            nursery.start_soon(_ask, look)
+            nursery.start_soon(_ask, look, timeout_s)
 
 
-async def _ask(look: FrontendLook) -> None:
+async def _ask(look: FrontendLook, timeout_s: float) -> None:
     if not look.pid or not look.status_url:
         look.problem = "it is starting"
         return
     try:
         health: Any = await fetch_json(
-            f"{look.status_url}/health", timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX
+            f"{look.status_url}/health", timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX
         )
     except TrinamoError as error:
         look.problem = error.message

@@ -54,7 +54,7 @@ def instance_look(instance: Instance, entry: Entry) -> InstanceLook:
     )
 
 
-async def ask_each(instances: Iterable[InstanceLook]) -> None:
+async def ask_each(instances: Iterable[InstanceLook], timeout_s: float = ASK_TIMEOUT_S) -> None:
     """Ask each that has a status port; one port, of whatever endpoints, is asked once."""
     by_url: dict[str, list[InstanceLook]] = {}
     for instance in instances:
@@ -63,13 +63,15 @@ async def ask_each(instances: Iterable[InstanceLook]) -> None:
     room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
     async with open_nursery() as nursery:
         for url, looks in by_url.items():
-            nursery.start_soon(_ask, url, looks, room)
+            nursery.start_soon(_ask, url, looks, room, timeout_s)
 
 
-async def _ask(url: str, looks: list[InstanceLook], room: trio.CapacityLimiter) -> None:
+async def _ask(
+    url: str, looks: list[InstanceLook], room: trio.CapacityLimiter, timeout_s: float
+) -> None:
     async with room:
         try:
-            health = await fetch_facts(url)
+            health = await fetch_facts(url, timeout_s)
         except TrinamoError as error:
             for look in looks:
                 look.problem = error.message
@@ -78,7 +80,7 @@ async def _ask(url: str, looks: list[InstanceLook], room: trio.CapacityLimiter) 
         look.health = health
 
 
-async def fetch_facts(url: str) -> dict[str, Any]:
+async def fetch_facts(url: str, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
     """What the status port at `url` says of its process."""
-    answer = await fetch_json(f"{url}/health", timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX)
+    answer = await fetch_json(f"{url}/health", timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
     return answer if isinstance(answer, dict) else {}

@@ -21,7 +21,7 @@ from ...planes import ControlPlane
 from ...protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
 from ...protocol.discovery.model_cards import MODEL_PREFIX
 from .frontends import FrontendLook
-from .instances import InstanceLook, ask_each, fetch_facts, instance_look
+from .instances import ASK_TIMEOUT_S, InstanceLook, ask_each, fetch_facts, instance_look
 from .models import ModelLook, look_at_models
 from .overview import FrontendView
 
@@ -110,13 +110,15 @@ def take_view(survey: Survey, url: str, view: FrontendView) -> None:
     survey.frontend["events"] = msgspec.to_builtins(view.cluster.events)
 
 
-async def ask_instances(survey: Survey, view: FrontendView | None = None) -> None:
+async def ask_instances(
+    survey: Survey, view: FrontendView | None = None, *, timeout_s: float = ASK_TIMEOUT_S
+) -> None:
     """Ask each instance how it is, and count and tell those that do not answer.
 
     One that has no status port, so that it cannot be asked, is away if the frontend of `view` has
     lost its connection to it.
     """
-    await ask_each(survey.instances)
+    await ask_each(survey.instances, timeout_s)
     seen = (
         {}
         if view is None or view.cluster is None

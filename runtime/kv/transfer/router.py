@@ -286,6 +286,8 @@ class TransferRouter:
             peers=len(routes),
             usable_peers=sum(route.is_usable for route in routes),
             in_flight=self._metrics.in_flight.get(backend, 0),
+            done=self._metrics.done_count[backend],
+            done_bytes=self._metrics.done_bytes[backend],
             problem=self._refused.get(backend, errors[0] if errors else ""),
         )
 

@@ -22,6 +22,9 @@ class BackendStatistics:
     """Those of them that new transfers go to by it."""
     in_flight: int = 0
     """Transfers under way."""
+    done: int = 0
+    """Transfers that this process began and that are done, since the start."""
+    done_bytes: int = 0
     problem: str = ""
     """Why it is not open, does not take our memory, or lately failed with a peer."""
 

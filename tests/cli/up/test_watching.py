@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from trinamo.cli.running.readings import Rates
 from trinamo.cli.up.watching import _row
+from trinamo.runtime.http.survey.rates import Rates
 
 WORKER = {
     "trinamo_worker_requests_in_flight": 3.0,

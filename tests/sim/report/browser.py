@@ -42,17 +42,21 @@ class Browser:
         self._buffer = b""
         self._count = 0
         self._session: str | None = None
+        self._origin: str | None = None
         self._loaded = False
         self.errors: list[str] = []
 
-    def open(self, path: Path) -> None:
+    def open(self, page: Path | str) -> None:
+        """Load a file, or a URL, whose origin it may then ask."""
+        url = page if isinstance(page, str) else page.as_uri()
+        self._origin = "/".join(url.split("/")[:3]) if isinstance(page, str) else None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         found = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = found["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self._loaded = False
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=url)
         while not self._loaded:
             self._take()
         # The picture is drawn in an animation frame after loading.
@@ -124,7 +128,8 @@ class Browser:
             self.errors.append(json.dumps(parameters["args"])[:500])
         elif method == "Network.requestWillBeSent":
             url = parameters["request"]["url"]
-            if not url.startswith(("file:", "data:", "about:")):
+            is_own = self._origin is not None and url.startswith(f"{self._origin}/")
+            if not (is_own or url.startswith(("file:", "data:", "about:"))):
                 self.errors.append(f"asked the network for {url}")
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-__all__ = ["Rates", "Usage", "read_usage", "sum_samples"]
+__all__ = ["Usage", "read_usage", "sum_samples"]
 
 _SAMPLE: Final = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -50,19 +50,3 @@ def sum_samples(exposition: bytes) -> Mapping[str, float]:
         except ValueError:
             continue
     return sums
-
-
-class Rates:
-    """Differences per second of counters that only grow; one that shrank began again at zero."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, float]] = {}
-
-    def update(self, name: str, value: float, at_s: float) -> float:
-        """The rate of `name` since its last update; 0 the first time."""
-        before = self._last.get(name)
-        self._last[name] = (value, at_s)
-        if before is None or at_s <= before[1]:
-            return 0.0
-        grown = value - before[0] if value >= before[0] else value
-        return grown / (at_s - before[1])

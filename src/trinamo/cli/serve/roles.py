@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.dashboard.gathering import Place
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
@@ -26,6 +28,7 @@ from trinamo.runtime.process.roles import (
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.transports.assembly.planes import RealTransports
 
+from ..running.neighbours import find_neighbours
 from .engine import choose_engine, open_engine
 from .garbage import collect_seldom
 from .output import LogLosses
@@ -94,7 +97,13 @@ async def run_frontend(
         _tell_name(metrics, name)
     async with stopped_by_signals() as stop, lag_measured(metrics):
         await serve_frontend(
-            config, env, RealTransports(), stop, ready=_settled(ready), metrics=metrics
+            config,
+            env,
+            RealTransports(),
+            stop,
+            ready=_settled(ready),
+            metrics=metrics,
+            place=Place(name or "frontend", os.getpid(), partial(find_neighbours, config)),
         )
 
 

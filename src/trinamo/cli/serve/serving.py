@@ -162,7 +162,13 @@ def frontend(
         from .roles import run_frontend
 
         def ready(facts: Any) -> None:
-            tell({"url": facts.url, "status_url": facts.status_url})
+            tell(
+                {
+                    "url": facts.url,
+                    "status_url": facts.status_url,
+                    "dashboard_url": facts.dashboard_url,
+                }
+            )
 
         await run_frontend(chosen, ready=ready, name=name)
 

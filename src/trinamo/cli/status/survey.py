@@ -32,7 +32,7 @@ from trinamo.runtime.http.survey.survey import (
 from trinamo.transports.assembly.planes import open_control_plane
 
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
-from .frontends import known_frontends
+from ..running.neighbours import about_run, frontends_of
 
 __all__ = ["survey_cluster"]
 
@@ -55,11 +55,10 @@ async def survey_cluster(target: Target, *, url: str = "") -> Survey:
         raise UnavailableError(NOTHING_RUNS)
     survey = Survey(etcd="", cluster=None, frontend=None)
     if run is not None:
-        survey.cluster = {"pid": run.pid, "state": run.state, "url": run.url, "engine": run.engine}
-        survey.cluster["nats"] = list(run.nats)
+        survey.cluster = about_run(run)
         url = url or run.url
     view = await _ask_frontend(survey, url) if url else None
-    survey.frontends = known_frontends(target, url)
+    survey.frontends = frontends_of(section.endpoints, run, url)
     await ask_frontends(survey.frontends)
     tell_frontends(survey)
     await _ask_etcd(survey, target, view)

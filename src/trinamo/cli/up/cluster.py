@@ -243,7 +243,8 @@ class Cluster:
         """Tell that the cluster is ready, and wait for the first signal."""
         self._publish("ready")
         self._display.busy("")
-        for line in _welcome(self.url, self.plan.worker_command):
+        dashboard = reachable(str(self.frontends[0].facts.get("dashboard_url", "")))
+        for line in _welcome(self.url, dashboard, self.plan.worker_command):
             self._display.say(line)
         async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
@@ -327,10 +328,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _welcome(url: str, worker_command: str) -> list[str]:
+def _welcome(url: str, dashboard: str, worker_command: str) -> list[str]:
     body = '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}'
     return [
         f"The cluster is ready: {url}/v1",
+        *([f"  dashboard: {dashboard}"] if dashboard else []),
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         '  trinamo chat "Say hello."      trinamo status',
         f"  one more worker, in another terminal: {worker_command}",

@@ -13,11 +13,12 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.survey.http_client import fetch
+from trinamo.runtime.http.survey.rates import Rates
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.transports.assembly.run_file import is_worker_name
 
 from ..children.shared_port import status_url_of
-from ..running.readings import Rates, read_usage, sum_samples
+from ..running.readings import read_usage, sum_samples
 from .display import Display, Row
 
 if TYPE_CHECKING:

@@ -1,0 +1,257 @@
+"""The dashboard of one frontend: looks once a second while a page is open, and tells all pages.
+
+A look is made and encoded once, however many pages there are. While none is open nobody is asked
+anything: only what this process knows anyway is compared with what it knew, every few seconds, so
+that the time line of a page that opens later is not empty.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...caller.record import InstanceStatus
+from ...config.config import Config
+from ...env import Clock
+from ...errors import RequestError
+from ...planes import ControlPlane
+from ...traces.requests import view_requests
+from ...traces.ring import ID_CHARACTERS_MAX, Traces
+from ..exchanges import Handler
+from ..survey.overview import FrontendView, Overview
+from .facts import FrontendFacts
+from .files import HEADERS, file_routes
+from .gathering import Gatherer, Look, Place
+from .legs import ask_legs, legs_view
+from .rows import ServerRow, Snapshot
+from .snapshot import Own, Snapshots
+from .tabs import Tabs
+from .timeline import Seen, Timeline
+
+__all__ = ["PREFIX", "Dashboard"]
+
+PREFIX: Final = "/dashboard"
+INTERVAL_S: Final = 1.0
+IDLE_INTERVAL_S: Final = 2.0
+_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:\-]{{1,{ID_CHARACTERS_MAX}}}\Z")
+NOTED_MAX: Final = 4096
+PLACES_MAX: Final = 256
+_STATES: Final = {
+    InstanceStatus.SUSPECTED.value: "connection lost",
+    InstanceStatus.STALE.value: "no longer in etcd",
+    InstanceStatus.INHIBITED.value: "failed, and is passed over",
+    InstanceStatus.FOREIGN.value: "speaks no transport of this frontend",
+}
+"""What is wrong with an instance; a live one, and one that drains, is well."""
+_encode: Final = msgspec.json.Encoder().encode
+log = logging.getLogger("trinamo.http")
+
+
+class Dashboard:
+    """What is served below `/dashboard`; `run` must run for it to show anything."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        *,
+        control: ControlPlane,
+        view: Callable[[], FrontendView],
+        facts: Callable[[], FrontendFacts],
+        traces: Traces,
+        place: Place,
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._view, self._facts, self._traces, self._place = view, facts, traces, place
+        self._gatherer = Gatherer(config, control, view, place)
+        self._snapshots = Snapshots(INTERVAL_S)
+        self._timeline = Timeline()
+        self._tabs = Tabs()
+        self._names: OrderedDict[str, str] = OrderedDict()
+        """What people call an instance, by its id, as far as anybody has said."""
+        self._abouts: OrderedDict[str, str] = OrderedDict()
+        """What it is, likewise."""
+        self._answering: OrderedDict[str, str] = OrderedDict()
+        """Instances that this frontend asks, or has asked."""
+        self._places: dict[str, str] = {}
+        """Whom to ask for the legs of a request, their names by URL."""
+        self.handlers: Mapping[tuple[bytes, bytes], Handler] = {
+            (b"GET", f"{PREFIX}/events".encode()): self._tabs.serve
+        }
+        self.routes = [
+            *file_routes(PREFIX),
+            Route(f"{PREFIX}/requests/{{request_id}}", self._tell_request),
+        ]
+
+    def serves_at(self, url: str) -> None:
+        """The frontend answers there from now on."""
+        self._gatherer.url = url
+
+    async def run(self) -> None:
+        """Look while somebody looks at it, until cancelled."""
+        while True:
+            if not await self._tabs.wait_any(IDLE_INTERVAL_S):
+                self._observe_own(self._view().cluster, {})
+                continue
+            began = trio.current_time()
+            try:
+                self._tabs.send(_event(await self._look()))
+            except* Exception as errors:
+                # A mistake in what is only shown must not end who answers requests.
+                log.exception("the dashboard's look has failed", exc_info=errors)
+            await trio.sleep_until(began + INTERVAL_S)
+
+    async def _look(self) -> Snapshot:
+        look = await self._gatherer.look()
+        self._remember(look)
+        self._observe(look)
+        own = Own(
+            name=self._place.name,
+            pid=self._place.pid,
+            url=self._gatherer.url,
+            facts=self._facts(),
+            requests=view_requests(self._traces),
+        )
+        return self._snapshots.make(
+            look,
+            own,
+            self._servers(look),
+            self._timeline.events,
+            now_s=self._clock.now(),
+            wall=self._clock.wall(),
+        )
+
+    # --- what has happened ---
+
+    def _observe_own(self, known: Overview | None, problems: Mapping[str, str]) -> None:
+        """What this process knows without asking; `problems` are those of instances, by id."""
+        if known is None:
+            return
+        wall = self._clock.wall()
+        control, events = known.control, known.events
+        servers = {}
+        if control is not None:
+            state = "" if control.is_connected else "does not answer"
+            servers["etcd"] = Seen("etcd", state, "control plane", control.stream_losses)
+        if events is not None:
+            state = "" if events.is_connected else "does not answer"
+            servers["NATS"] = Seen("NATS", state, "event plane", events.connections)
+        self._timeline.observe("servers", wall, servers)
+        seen: dict[str, Seen] = {}
+        for each in known.instances:
+            state = _STATES.get(each.state, "") or problems.get(each.id, "")
+            before = seen.get(each.id)
+            if before is None or not before.state:
+                seen[each.id] = Seen(
+                    self._name(each.id), state, self._abouts.get(each.id, "worker")
+                )
+        for instance_id in seen:
+            _note(self._answering, instance_id, "")
+        self._timeline.observe("answering", wall, seen)
+
+    def _observe(self, look: Look) -> None:
+        """All of a look: instances that no frontend asks, such as prefill workers, too."""
+        survey, known = look.survey, self._view().cluster
+        problems, others = {}, {}
+        for each in survey.instances:
+            about = {"prefill": "prefill worker", "decode": "decode worker"}
+            _note(self._abouts, each.id, about.get(each.metadata.get("role", ""), "worker"))
+            state = "does not answer" if each.problem else ""
+            if state:
+                problems[each.id] = state
+            if each.id not in self._answering:
+                others[each.id] = Seen(self._name(each.id), state, self._abouts[each.id])
+        self._observe_own(known, problems)
+        wall = self._clock.wall()
+        others = {key: each for key, each in others.items() if key not in self._answering}
+        self._timeline.observe("others", wall, others)
+        frontends = {
+            f"{each.name} {each.pid}": Seen(
+                each.name, "does not answer" if each.problem else "", "frontend"
+            )
+            for each in survey.frontends
+            if each.pid
+        }
+        self._timeline.observe("frontends", wall, frontends)
+
+    def _name(self, instance_id: str) -> str:
+        return self._names.get(instance_id) or instance_id[:8]
+
+    def _remember(self, look: Look) -> None:
+        """Who is called what, and who may be asked for the legs of a request."""
+        names = {str(each.pid): each.name for each in look.neighbours.processes if each.pid}
+        places: dict[str, str] = {}
+        for each in look.survey.instances:
+            if name := names.get(each.metadata.get("pid", "")):
+                _note(self._names, each.id, name)
+            if url := each.metadata.get("status"):
+                places.setdefault(url, self._name(each.id))
+        for frontend in look.survey.frontends:
+            if frontend.status_url and frontend.pid != self._place.pid:
+                places[frontend.status_url] = frontend.name
+        self._places = dict(list(places.items())[:PLACES_MAX])
+
+    def _servers(self, look: Look) -> list[ServerRow]:
+        known, config = self._view().cluster, self._config
+        control = None if known is None else known.control
+        events = None if known is None else known.events
+        rows = []
+        if control is not None:
+            text = "" if control.is_connected else f"silent for {control.silence_s:.0f} s"
+            rows.append(
+                ServerRow(
+                    name="etcd",
+                    addresses=list(config.control_plane.etcd.endpoints),
+                    is_connected=control.is_connected and not look.survey.is_last_known,
+                    text=text or f"{control.watches} watches",
+                )
+            )
+        if events is not None:
+            waiting, dropped = events.waiting_messages, events.dropped_outgoing
+            rows.append(
+                ServerRow(
+                    name="NATS",
+                    addresses=list(config.event_plane.nats.servers),
+                    is_connected=events.is_connected,
+                    text=f"{waiting} messages wait, {dropped} were dropped"
+                    if waiting or dropped
+                    else "no message waits",
+                )
+            )
+        return rows
+
+    # --- one request ---
+
+    async def _tell_request(self, request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        if not _REQUEST_ID.match(request_id):
+            raise RequestError("this is no id of a request")
+        found, away = await ask_legs(request_id, self._places)
+        own = (self._place.name, self._traces.find(request_id))
+        view = legs_view(request_id, [own, *found], away, self._clock.wall())
+        return Response(
+            _encode(view),
+            media_type="application/json",
+            headers={**HEADERS, "cache-control": "no-store"},
+        )
+
+
+def _event(snapshot: Snapshot) -> bytes:
+    return b"event: snapshot\nid: %d\ndata: %b\n\n" % (snapshot.number, _encode(snapshot))
+
+
+def _note(table: OrderedDict[str, str], key: str, value: str) -> None:
+    """Keep `value`, and of all only the newest."""
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > NOTED_MAX:
+        table.popitem(last=False)

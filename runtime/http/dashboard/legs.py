@@ -1,0 +1,96 @@
+"""One request over all processes: its legs, as each of them has kept them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+import trio
+
+from ...errors import RemoteProtocolError, TrinamoError
+from ...nurseries import open_nursery
+from ...traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
+from ..survey.http_client import fetch
+
+__all__ = ["LegRow", "LegsView", "ask_legs", "legs_view"]
+
+ASK_TIMEOUT_S: Final = 1.5
+ASKED_AT_ONCE_MAX: Final = 32
+ANSWER_BYTES_MAX: Final = 1 << 20
+LEGS_MAX: Final = 300
+
+
+class LegRow(msgspec.Struct, kw_only=True):
+    """One leg, and whose it is."""
+
+    process: str
+    leg: LegView
+
+
+class LegsView(msgspec.Struct, kw_only=True):
+    """One request, its legs in the order in which they began."""
+
+    request_id: str
+    legs: list[LegRow]
+    away: list[str]
+    """Who did not answer, one sentence each."""
+    asked: int
+    now: float
+    """The end of those that are under way, in seconds since the Unix epoch."""
+
+
+async def ask_legs(
+    request_id: str, places: Mapping[str, str]
+) -> tuple[list[tuple[str, ProcessView]], list[str]]:
+    """What the processes at `places`, their names by URL, know of a request; and who is away."""
+    found: list[tuple[str, ProcessView]] = []
+    away: list[str] = []
+    room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+
+    async def ask(url: str, name: str) -> None:
+        try:
+            async with room:
+                found.append((name, await _fetch(f"{url}/traces/{request_id}")))
+        except TrinamoError as error:
+            away.append(f"{name} does not answer: {error.message}")
+
+    async with open_nursery() as nursery:
+        for url, name in places.items():
+            nursery.start_soon(ask, url, name)
+    return found, sorted(away)
+
+
+async def _fetch(url: str) -> ProcessView:
+    status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX)
+    try:
+        if status == 200:
+            return msgspec.json.decode(body, type=ProcessView)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"{url} is not of this version: {error}") from error
+    raise RemoteProtocolError(f"it answers with {status}, and keeps no traces")
+
+
+def legs_view(
+    request_id: str, found: Iterable[tuple[str, ProcessView]], away: list[str], now: float
+) -> LegsView:
+    """The legs of the newest request that fits the id: a client may have given it to several."""
+    told = list(found)
+    requests: dict[str, list[LegRow]] = {}
+    for name, view in told:
+        for trace in view.traces:
+            rows = [LegRow(process=name, leg=leg) for leg in trace.legs]
+            requests.setdefault(root_of(trace.request_id), []).extend(rows)
+    newest = max(requests, key=lambda root: _began(requests[root]), default="")
+    legs = sorted(requests.get(newest, []), key=lambda row: row.leg.start)
+    return LegsView(
+        request_id=newest or request_id[:ID_CHARACTERS_MAX],
+        legs=legs[:LEGS_MAX],
+        away=away,
+        asked=len(told) + len(away),
+        now=now,
+    )
+
+
+def _began(legs: list[LegRow]) -> float:
+    return min((row.leg.start for row in legs), default=0.0)

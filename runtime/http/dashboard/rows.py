@@ -1,0 +1,147 @@
+"""The rows of a snapshot, as they go to the page: what it draws, and nothing that it does not.
+
+What strangers have written was cut before it came here; the page writes it as text alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...traces.requests import RequestView
+from .facts import EngineFacts, QueueFacts
+from .timeline import Event
+
+__all__ = [
+    "BackendRow",
+    "FrontendRow",
+    "InstanceRow",
+    "ModelRow",
+    "QueueRow",
+    "ServerRow",
+    "Snapshot",
+    "Traffic",
+]
+
+
+class ServerRow(msgspec.Struct, kw_only=True):
+    """etcd or NATS, as this frontend sees it."""
+
+    name: str
+    addresses: list[str]
+    is_connected: bool
+    text: str = ""
+
+
+class FrontendRow(msgspec.Struct, kw_only=True):
+    """One frontend."""
+
+    name: str
+    pid: int
+    url: str
+    status: str
+    problem: str = ""
+    in_flight: int = 0
+    requests_per_s: float = 0.0
+    failures_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    streams: dict[str, int] = {}
+    is_own: bool = False
+
+
+class BackendRow(msgspec.Struct, kw_only=True):
+    """KV transfers of one worker over one backend."""
+
+    backend: str
+    state: str
+    in_flight: int = 0
+    done: int = 0
+    bytes_per_s: float = 0.0
+
+
+class InstanceRow(msgspec.Struct, kw_only=True):
+    """One instance: a worker's endpoint."""
+
+    id: str
+    name: str
+    endpoint: str
+    model: str
+    engine: str
+    role: str
+    pid: str
+    state: str
+    """`ready`, `draining`, `away`, … in a word."""
+    problem: str = ""
+    in_flight: int = 0
+    """Of all frontends."""
+    active: int | None = None
+    """What it says itself; None if it says nothing."""
+    lease_id: str = ""
+    incarnation: int = 0
+    addresses: list[str] = []
+    engine_facts: EngineFacts | None = None
+    blocks_used: int | None = None
+    blocks_total: int | None = None
+    hit_rate: float | None = None
+    """Of its prefix cache, over the last looks that saw prompts, else since its start."""
+    tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    backends: list[BackendRow] = []
+    fallbacks: int = 0
+    quarantined_blocks: int = 0
+
+
+class ModelRow(msgspec.Struct, kw_only=True):
+    """One model."""
+
+    name: str
+    aliases: list[str]
+    engine: str
+    endpoint: str
+    context_tokens_max: int
+    instances: int
+    registered: int
+    refused: int
+
+
+class QueueRow(msgspec.Struct, kw_only=True):
+    """One work queue."""
+
+    name: str
+    facts: QueueFacts
+
+
+class Traffic(msgspec.Struct, kw_only=True):
+    """All frontends together."""
+
+    in_flight: int
+    requests_per_s: float
+    failures_per_s: float
+    tokens_per_s: float
+    history: list[tuple[float, float, int]]
+    """Requests a second, tokens a second, requests in flight: one a look, the oldest first."""
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """One look, as the page is told of it."""
+
+    number: int
+    at: float
+    interval_s: float
+    cluster: str
+    """What `trinamo up` says of it; empty for one started otherwise."""
+    etcd_text: str
+    away: list[str]
+    refused: list[str]
+    is_last_known: bool
+    servers: list[ServerRow]
+    frontends: list[FrontendRow]
+    instances: list[InstanceRow]
+    instances_left_out: int
+    models: list[ModelRow]
+    queues: list[QueueRow]
+    traffic: Traffic
+    under_way: list[RequestView]
+    under_way_left_out: int
+    failed: list[RequestView]
+    requests_max: int
+    events: list[Event]

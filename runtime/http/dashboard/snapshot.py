@@ -1,0 +1,288 @@
+"""What the page is told of one look: a row for each thing that it draws, bounded, without a secret.
+
+Rates are of the time between two looks. What strangers have written is cut here, and escaped by the
+page, which writes it as text alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from ...traces.requests import RequestsView, RequestView
+from ..survey.frontends import FrontendLook
+from ..survey.instances import InstanceLook
+from ..survey.rates import Rates
+from .facts import ENTRIES_MAX, EngineFacts, FrontendFacts, WorkerFacts, cut_text, read_facts
+from .gathering import Look
+from .rows import (
+    BackendRow,
+    FrontendRow,
+    InstanceRow,
+    ModelRow,
+    QueueRow,
+    ServerRow,
+    Snapshot,
+    Traffic,
+)
+from .timeline import Event
+
+__all__ = ["Own", "Snapshots"]
+
+INSTANCES_MAX: Final = 256
+MODELS_MAX: Final = 128
+REQUESTS_MAX: Final = 64
+REFUSED_MAX: Final = 16
+HISTORY_MAX: Final = 180
+RATES_KEPT_S: Final = 60.0
+
+
+class Own(msgspec.Struct, kw_only=True):
+    """The frontend that looks."""
+
+    name: str
+    pid: int
+    url: str
+    facts: FrontendFacts
+    requests: RequestsView
+
+
+class Snapshots:
+    """Makes them, each with what has changed since the one before."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._rates = Rates()
+        self._hits: dict[str, tuple[int, int, float | None]] = {}
+        self._history: deque[tuple[float, float, int]] = deque(maxlen=HISTORY_MAX)
+        self._number = 0
+
+    def make(
+        self,
+        look: Look,
+        own: Own,
+        servers: list[ServerRow],
+        events: list[Event],
+        *,
+        now_s: float,
+        wall: float,
+    ) -> Snapshot:
+        """The snapshot of `look`, at `now_s` by the monotonic clock and `wall` by the other."""
+        survey = look.survey
+        self._number += 1
+        self._rates.forget(now_s - RATES_KEPT_S)
+        frontends = [*self._frontends(survey.frontends, own, now_s)]
+        names = {str(each.pid): each.name for each in look.neighbours.processes if each.pid}
+        streams = _sum_streams(frontends)
+        shown = survey.instances[:INSTANCES_MAX]
+        instances = [self._instance(each, names, streams, now_s) for each in shown]
+        told = [(own.name, own.requests), *look.requests]
+        cluster = survey.cluster or {}
+        shown_keys = {f"{each.id} {each.endpoint}" for each in instances}
+        self._hits = {key: each for key, each in self._hits.items() if key in shown_keys}
+        return Snapshot(
+            number=self._number,
+            at=wall,
+            interval_s=self._interval_s,
+            cluster=f"trinamo up, pid {cluster['pid']}, {cluster['state']}" if cluster else "",
+            etcd_text=cut_text(survey.etcd),
+            away=[cut_text(each) for each in survey.away[:ENTRIES_MAX]],
+            refused=[cut_text(each) for each in survey.refused[:REFUSED_MAX]],
+            is_last_known=survey.is_last_known,
+            servers=servers,
+            frontends=frontends,
+            instances=instances,
+            instances_left_out=len(survey.instances) - len(instances),
+            models=[
+                ModelRow(
+                    name=cut_text(each.name),
+                    aliases=[cut_text(alias) for alias in each.aliases[:ENTRIES_MAX]],
+                    engine=cut_text(each.engine),
+                    endpoint=cut_text(each.endpoint),
+                    context_tokens_max=each.context_tokens_max,
+                    instances=each.instances,
+                    registered=each.registered,
+                    refused=each.refused,
+                )
+                for each in survey.models[:MODELS_MAX]
+            ],
+            queues=_queues(survey.instances, own),
+            traffic=self._traffic(frontends),
+            under_way=_newest(told, lambda view: view.under_way),
+            under_way_left_out=sum(view.under_way_left_out for _, view in told),
+            failed=_newest(told, lambda view: view.failed),
+            requests_max=own.requests.requests_max,
+            events=events,
+        )
+
+    def _frontends(
+        self, others: Sequence[FrontendLook], own: Own, now_s: float
+    ) -> Iterator[FrontendRow]:
+        if not any(each.pid == own.pid for each in others):
+            yield self._frontend(own.name, own.pid, own.url, own.facts, now_s, is_own=True)
+        for each in others:
+            if each.pid == own.pid:
+                yield self._frontend(each.name, each.pid, each.url, own.facts, now_s, is_own=True)
+                continue
+            facts = read_facts(each.health, FrontendFacts)
+            if facts is None:
+                yield FrontendRow(
+                    name=each.name,
+                    pid=each.pid,
+                    url=each.url,
+                    status="away",
+                    problem=cut_text(each.problem or "its answer makes no sense"),
+                )
+            else:
+                yield self._frontend(each.name, each.pid, each.url, facts, now_s)
+
+    def _frontend(
+        self,
+        name: str,
+        pid: int,
+        url: str,
+        facts: FrontendFacts,
+        now_s: float,
+        *,
+        is_own: bool = False,
+    ) -> FrontendRow:
+        totals = facts.totals
+
+        def rate(what: str, value: float) -> float:
+            return round(self._rates.update(f"{name} {pid} {what}", value, now_s), 2)
+
+        return FrontendRow(
+            name=name,
+            pid=pid,
+            url=url,
+            status=cut_text(facts.status),
+            in_flight=facts.in_flight,
+            requests_per_s=rate("requests", totals.requests),
+            failures_per_s=rate("failures", totals.failures),
+            tokens_per_s=rate("tokens", totals.tokens),
+            streams=dict(islice(facts.streams.items(), INSTANCES_MAX)),
+            is_own=is_own,
+        )
+
+    def _instance(
+        self, look: InstanceLook, names: dict[str, str], streams: dict[str, int], now_s: float
+    ) -> InstanceRow:
+        metadata = look.metadata
+        pid, model = metadata.get("pid", ""), metadata.get("model", "")
+        row = InstanceRow(
+            id=cut_text(look.id),
+            name=names.get(pid, cut_text(look.id)[:8]),
+            endpoint=cut_text(look.endpoint),
+            model=cut_text(model),
+            engine=cut_text(metadata.get("engine", "")),
+            role=cut_text(metadata.get("role", "")),
+            pid=cut_text(pid),
+            state="away" if look.problem else "draining" if look.is_draining else "registered",
+            problem=cut_text(look.problem),
+            in_flight=streams.get(look.id, look.in_flight or 0),
+            lease_id=look.lease_id,
+            incarnation=look.incarnation,
+            addresses=[cut_text(f"{name} {address}") for name, address in look.transports.items()][
+                :ENTRIES_MAX
+            ],
+        )
+        facts = read_facts(look.health, WorkerFacts) if look.health is not None else None
+        if facts is not None:
+            self._add_facts(row, facts, model, now_s)
+        elif look.seen:
+            row.state = look.seen
+        return row
+
+    def _add_facts(self, row: InstanceRow, facts: WorkerFacts, model: str, now_s: float) -> None:
+        if row.state == "registered":
+            row.state = cut_text(facts.status)
+        row.active = facts.active
+        key = f"{row.id} {row.endpoint}"
+        engine = facts.engines.get(model)
+        if engine is not None:
+            row.engine_facts = engine
+            row.blocks_used = engine.blocks_used
+            total = engine.blocks_used + engine.blocks_free
+            row.blocks_total = (
+                facts.blocks.get("total", total) if len(facts.engines) == 1 else total
+            )
+            row.hit_rate = self._hit_rate(key, engine)
+            row.tokens_per_s = self._rate(f"{key} tokens", engine.completion_tokens, now_s)
+            row.prompt_tokens_per_s = self._rate(f"{key} prompts", engine.prompt_tokens, now_s)
+        if facts.transfers is not None:
+            row.fallbacks = facts.transfers.fallbacks
+            row.quarantined_blocks = facts.transfers.quarantined_blocks
+            row.backends = [
+                BackendRow(
+                    backend=cut_text(each.backend),
+                    state=cut_text(each.problem or ("open" if each.is_open else "not open")),
+                    in_flight=each.in_flight,
+                    done=each.done,
+                    bytes_per_s=self._rate(f"{key} {each.backend[:32]}", each.done_bytes, now_s),
+                )
+                for each in facts.transfers.chain[:ENTRIES_MAX]
+            ]
+
+    def _rate(self, key: str, value: float, now_s: float) -> float:
+        return round(self._rates.update(key, value, now_s), 1)
+
+    def _hit_rate(self, key: str, engine: EngineFacts) -> float | None:
+        found, asked = engine.hit_tokens, engine.hit_tokens + engine.prompt_tokens
+        asked_before, found_before, before = self._hits.get(key, (0, 0, None))
+        if asked > asked_before and found >= found_before:
+            before = min(1.0, round((found - found_before) / (asked - asked_before), 4))
+        self._hits[key] = (asked, found, before)
+        return before
+
+    def _traffic(self, frontends: Sequence[FrontendRow]) -> Traffic:
+        requests = round(sum(each.requests_per_s for each in frontends), 2)
+        tokens = round(sum(each.tokens_per_s for each in frontends), 1)
+        in_flight = sum(each.in_flight for each in frontends)
+        if self._number > 1:
+            # The first look has no rates.
+            self._history.append((requests, tokens, in_flight))
+        return Traffic(
+            in_flight=in_flight,
+            requests_per_s=requests,
+            failures_per_s=round(sum(each.failures_per_s for each in frontends), 2),
+            tokens_per_s=tokens,
+            history=list(self._history),
+        )
+
+
+def _sum_streams(frontends: Iterable[FrontendRow]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in frontends:
+        for instance_id, count in each.streams.items():
+            found[instance_id] = found.get(instance_id, 0) + count
+    return found
+
+
+def _queues(instances: Iterable[InstanceLook], own: Own) -> list[QueueRow]:
+    found = dict(own.facts.queues)
+    for each in instances:
+        facts = read_facts(each.health, WorkerFacts) if each.health is not None else None
+        if facts is not None:
+            found |= facts.queues
+    return [
+        QueueRow(name=cut_text(name), facts=facts)
+        for name, facts in islice(found.items(), ENTRIES_MAX)
+    ]
+
+
+def _newest(
+    told: Sequence[tuple[str, RequestsView]], pick: Callable[[RequestsView], list[RequestView]]
+) -> list[RequestView]:
+    """The newest requests of all frontends, each with the name of the one that told of it."""
+    found = [
+        msgspec.structs.replace(
+            each, process=name, model=cut_text(each.model), id=cut_text(each.id)
+        )
+        for name, view in told
+        for each in pick(view)[:REQUESTS_MAX]
+    ]
+    return sorted(found, key=lambda each: each.start, reverse=True)[:REQUESTS_MAX]

@@ -1,0 +1,57 @@
+"""Where the dashboard of a frontend is served: by default where nobody but this machine reaches it.
+
+It names processes, addresses and requests, which is more than a client of the API should know. So a
+listener that faces a network has it only if `http.dashboard` says so, while the status port, which
+operators bind where they want it, has it unless it is switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config.http import HttpConfig
+from ..http.dashboard.dashboard import PREFIX, Dashboard
+from ..http.dashboard.facts import FrontendFacts
+from ..http.dashboard.gathering import Place
+from ..http.server.hosts import is_loopback
+from ..http.service import HttpService
+from .runtime import Runtime
+
+__all__ = ["dashboard_url", "open_dashboard"]
+
+
+def open_dashboard(
+    runtime: Runtime, service: HttpService, facts: Callable[[], FrontendFacts], place: Place
+) -> Dashboard | None:
+    """The dashboard, served by `service` if it may be; None if nobody would serve it. Not running."""
+    section = runtime.config.http
+    if not (_is_public(section) or _is_on_status_port(section)):
+        return None
+    dashboard = Dashboard(
+        runtime.config,
+        runtime.env.clock,
+        control=runtime.control,
+        view=service.view,
+        facts=facts,
+        traces=runtime.traces,
+        place=place,
+    )
+    if _is_public(section):
+        service.add(dashboard.handlers, dashboard.routes)
+    return dashboard
+
+
+def dashboard_url(section: HttpConfig, url: str, status_url: str) -> str:
+    """Where it is, of a frontend that answers at `url` and `status_url`; empty: nowhere."""
+    if _is_public(section):
+        return f"{url}{PREFIX}"
+    return f"{status_url}{PREFIX}" if _is_on_status_port(section) else ""
+
+
+def _is_public(section: HttpConfig) -> bool:
+    """Whether the listener of the API has it."""
+    return is_loopback(section.host) if section.dashboard is None else section.dashboard
+
+
+def _is_on_status_port(section: HttpConfig) -> bool:
+    return section.status_port is not None and section.dashboard is not False

@@ -1,0 +1,99 @@
+"""What processes say of themselves at `/health`: figures of their engines, queues and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Final
+
+import attrs
+
+from ..engines import GenerationEngine
+from ..http.dashboard.facts import FrontendFacts, FrontendTotals, QueueFacts
+from ..http.service import HttpService
+from ..http.survey.overview import describe_planes
+from ..metrics.metrics import SUCCESS, FrontendMetrics
+from .runtime import Runtime
+
+__all__ = ["frontend_facts", "worker_facts"]
+
+STREAMS_MAX: Final = 1024
+
+
+def worker_facts(runtime: Runtime, engines: Sequence[GenerationEngine]) -> dict[str, Any]:
+    """Of a worker: synchronous, and costs some microseconds an engine."""
+    return {
+        **_describe_blocks(engines),
+        "engines": {each.info.model: attrs.asdict(each.statistics()) for each in engines},
+        **_describe_queues(runtime),
+        **_describe_transfers(runtime),
+        **describe_planes(runtime),
+    }
+
+
+def frontend_facts(
+    runtime: Runtime, service: HttpService, metrics: FrontendMetrics
+) -> FrontendFacts:
+    """Of a frontend: what it has counted, and to whom its requests are under way."""
+    streams: dict[str, int] = {}
+    for client in runtime.clients:
+        for instance, _, in_flight in islice(client.router.statuses(), STREAMS_MAX):
+            if in_flight:
+                streams[instance.id] = streams.get(instance.id, 0) + in_flight
+    return FrontendFacts(
+        status=service.status,
+        in_flight=service.admission.in_flight,
+        totals=_totals(metrics),
+        streams=streams,
+        queues=_queues(runtime),
+    )
+
+
+def _totals(metrics: FrontendMetrics) -> FrontendTotals:
+    """Over all models."""
+    ended = [(outcome, tally.value) for (*_, outcome), tally in metrics.requests_ended.items()]
+    return FrontendTotals(
+        requests=int(sum(count for _, count in ended)),
+        failures=int(sum(count for outcome, count in ended if outcome != SUCCESS)),
+        tokens=int(sum(tally.value for _, tally in metrics.tokens_out.items())),
+    )
+
+
+def _queues(runtime: Runtime) -> dict[str, QueueFacts]:
+    """The work queues of this process, as last read."""
+    return {
+        name: QueueFacts(
+            ready=found.ready,
+            leased=found.leased,
+            dead=found.dead,
+            oldest_age_s=found.oldest_age_s,
+        )
+        for name, tally in runtime.queues.tallies.items()
+        if (found := tally.statistics) is not None
+    }
+
+
+def _describe_queues(runtime: Runtime) -> dict[str, Any]:
+    found = _queues(runtime)
+    return {"queues": found} if found else {}
+
+
+def _describe_blocks(engines: Sequence[GenerationEngine]) -> dict[str, Any]:
+    """How full the engines' KV memory is, where they have any."""
+    total = sum(each.info.block_count for each in engines)
+    used = sum(each.statistics().blocks_used for each in engines)
+    if not total:
+        return {}
+    found: dict[str, Any] = {"blocks": {"used": used, "total": total}}
+    if len(engines) > 1:
+        found["blocks_by_model"] = {
+            each.info.model: {"used": each.statistics().blocks_used, "total": each.info.block_count}
+            for each in engines
+        }
+    return found
+
+
+def _describe_transfers(runtime: Runtime) -> dict[str, Any]:
+    """The chain of backends and what goes on over it, where the engine has KV memory."""
+    transfers = runtime.transfers
+    return {} if transfers is None else {"transfers": attrs.asdict(transfers.statistics())}

@@ -1,0 +1,122 @@
+"""What the page is told: figures of two looks, bounded, and nothing that makes no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
+from trinamo.runtime.http.dashboard.gathering import Look, Neighbours
+from trinamo.runtime.http.dashboard.rows import Snapshot
+from trinamo.runtime.http.dashboard.snapshot import INSTANCES_MAX, Own, Snapshots
+from trinamo.runtime.http.survey.frontends import FrontendLook
+from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.survey import Survey
+from trinamo.runtime.traces.requests import RequestsView, RequestView
+
+
+def instance(health: Any, *, number: int = 1, problem: str = "", **metadata: str) -> InstanceLook:
+    return InstanceLook(
+        endpoint="a/b/c",
+        id=f"{number:016x}",
+        lease_id="1f",
+        incarnation=1,
+        is_draining=False,
+        transports={"tcp": "127.0.0.1:1"},
+        metadata={"model": "m", "pid": "7", **metadata},
+        health=health,
+        problem=problem,
+    )
+
+
+def health(**engine: int) -> dict[str, Any]:
+    return {"status": "ready", "active": 2, "engines": {"m": engine}}
+
+
+def own(**totals: int) -> Own:
+    facts = FrontendFacts(status="ready", in_flight=3, totals=FrontendTotals(**totals))
+    facts.streams = {f"{1:016x}": 3}
+    return Own(name="frontend-1", pid=1, url="u", facts=facts, requests=RequestsView())
+
+
+def look(*instances: InstanceLook, **more: Any) -> Look:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
+    survey.frontends = more.pop("frontends", [])
+    return Look(survey, Neighbours(), **more)
+
+
+def make(snapshots: Snapshots, found: Look, at: float, **totals: int) -> Snapshot:
+    return snapshots.make(found, own(**totals), [], [], now_s=at, wall=1000.0 + at)
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    snapshots = Snapshots(1.0)
+    before = instance(health(completion_tokens=100, prompt_tokens=10, hit_tokens=0))
+    after = instance(health(completion_tokens=500, prompt_tokens=30, hit_tokens=60))
+    make(snapshots, look(before), 1.0, tokens=1000, requests=5)
+    snapshot = make(snapshots, look(after), 3.0, tokens=1400, requests=9)
+
+    (row,) = snapshot.instances
+    assert (row.tokens_per_s, row.prompt_tokens_per_s, row.hit_rate) == (200.0, 10.0, 0.75)
+    assert (snapshot.traffic.tokens_per_s, snapshot.traffic.requests_per_s) == (200.0, 2.0)
+    assert snapshot.traffic.history == [(2.0, 200.0, 3)]
+    assert (row.in_flight, row.active, row.state) == (3, 2, "ready")
+
+
+def test_an_instance_that_does_not_answer_is_away() -> None:
+    snapshot = make(Snapshots(1.0), look(instance(None, problem="nobody answers")), 1.0)
+
+    assert (snapshot.instances[0].state, snapshot.instances[0].problem) == (
+        "away",
+        "nobody answers",
+    )
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"status": ["x"]},
+        {"status": "ready", "engines": {"m": {"running": -1}}},
+        {"status": "ready", "engines": [1]},
+        {"status": "ready", "transfers": {"chain": {"a": 1}}},
+        {"status": "ready", "blocks": {"used": "many"}},
+    ],
+)
+def test_facts_that_make_no_sense_are_as_if_not_said(nonsense: dict[str, Any]) -> None:
+    (row,) = make(Snapshots(1.0), look(instance(nonsense)), 1.0).instances
+
+    assert (row.state, row.active, row.engine_facts) == ("registered", None, None)
+
+
+def test_what_strangers_write_is_cut_and_their_number_bounded() -> None:
+    many = [instance(None, number=n, engine="x" * 10_000) for n in range(INSTANCES_MAX + 5)]
+    snapshot = make(Snapshots(1.0), look(*many), 1.0)
+
+    assert (len(snapshot.instances), snapshot.instances_left_out) == (INSTANCES_MAX, 5)
+    assert len(msgspec.json.encode(snapshot)) < 1000 * INSTANCES_MAX
+
+
+def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
+    totals = {"requests": 7, "failures": 1, "tokens": 70}
+    told = {"status": "ready", "in_flight": 4, "totals": totals, "streams": {f"{1:016x}": 4}}
+    frontends = [
+        FrontendLook("frontend-1", 1, "u", "s1"),
+        FrontendLook("frontend-2", 2, "u", "s2", health=told),
+        FrontendLook("frontend-3", 3, "u", "s3", problem="nobody answers"),
+    ]
+    request = RequestView(id="a", start=5.0)
+    asked = [("frontend-2", RequestsView(under_way=[request]))]
+    snapshot = make(
+        Snapshots(1.0), look(instance(health()), frontends=frontends, requests=asked), 1.0
+    )
+
+    assert [(each.name, each.status) for each in snapshot.frontends] == [
+        ("frontend-1", "ready"),
+        ("frontend-2", "ready"),
+        ("frontend-3", "away"),
+    ]
+    assert snapshot.traffic.in_flight == 7
+    assert snapshot.instances[0].in_flight == 7
+    assert [(each.id, each.process) for each in snapshot.under_way] == [("a", "frontend-2")]
