@@ -6,6 +6,7 @@ function of its seed or does not replay, 4 simulated code reached for the real w
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -27,7 +28,7 @@ from .files import (
     write_file,
 )
 from .options import Bug, FailFile, File, Files, Html, Loose, PolicyOption, Seed, StreamsOption
-from .text import hint_lines, pin_lines, quietly, row_text, run_lines, say, title_of
+from .text import hint_lines, hints_for, pin_lines, quietly, row_text, run_lines, say, title_of
 
 if TYPE_CHECKING:
     from trinamo.sim.explore import Failure, Played, Scenario
@@ -93,15 +94,7 @@ def _finish(played: Played) -> None:
 
 
 def _tell(play: Scenario, title: str, played: Played, cpu_s: float, html: Path | None) -> None:
-    from trinamo.sim.explore.hints import nothing_varies
-    from trinamo.sim.own import standing_hints
-
-    run = played.run
-    hints = [*run.hints]
-    if run.finding is None:
-        # One run says little about what may vary between many; none at all is a mistake.
-        hints += ([] if run.varying else [nothing_varies(())]) + standing_hints(play)
-    for line in (*run_lines(title, run, cpu_s), *hint_lines(hints)):
+    for line in (*run_lines(title, played.run, cpu_s), *hint_lines(hints_for(play, played.run))):
         say(line)
     if html is not None:
         from trinamo.sim.explore import page_of
@@ -389,3 +382,15 @@ def list_command() -> None:
     from .swarm import catalogue_table
 
     catalogue_table()
+
+
+@command("new", "trinamo sim new counter  ·  cd counter && trinamo sim swarm scenario.py")
+def new_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+) -> None:
+    """Write a small protocol of your own: its scenario, its test, a README."""
+    from .new import write_project
+
+    for path in write_project(folder):
+        say(str(path))
+    say(f"Try: cd {shlex.quote(str(folder))} && trinamo sim swarm scenario.py --seeds 0..200")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trinamo.sim.core.trace import Row
-    from trinamo.sim.explore import Finding, Pin, Run
+    from trinamo.sim.explore import Finding, Pin, Run, Scenario
 
 __all__ = [
     "finding_lines",
     "hint_lines",
+    "hints_for",
     "pin_lines",
     "quietly",
     "row_text",
@@ -70,8 +71,20 @@ def run_lines(title: str, run: Run, cpu_s: float) -> list[str]:
     ]
 
 
+def hints_for(play: Scenario, run: Run) -> list[str]:
+    """What looks like a mistake of who wrote the scenario, judging by one run and by its file."""
+    from trinamo.sim.explore.hints import nothing_varies
+    from trinamo.sim.own import standing_hints
+
+    if run.finding is not None:
+        return [*run.hints]
+    # One run says little about what may vary between many; none at all is a mistake.
+    still = [] if run.varying else [nothing_varies(())]
+    return [*run.hints, *still, *standing_hints(play)]
+
+
 def hint_lines(hints: Iterable[str]) -> list[str]:
-    """What looks like a mistake of the scenario's author, a line each."""
+    """Hints as lines."""
     return [f"Hint: {text}." for text in hints]
 
 
