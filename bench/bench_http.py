@@ -1,7 +1,8 @@
 """HTTP end to end, client to frontend to worker: CPU per token and per request, and when they come.
 
 trinamo as it is deployed (`trinamo frontend`, a worker, an etcd), Dynamo beside it (its Rust frontend
-and a Python worker), two routers in Rust that only forward to a cheap upstream, and two bare servers
+and a Python worker), `trinamo frontend --upstream` and two routers in Rust before one and the same
+cheap upstream, and two bare servers
 that make the tokens themselves: a function on uvicorn, and a trio loop that does nothing but the
 system calls. All are asked the same by the same load, in turns; medians of the rounds are shown.
 
@@ -34,8 +35,9 @@ from roles.processes import ROLES, Server, before, dynamo_place, medians, rss_mb
 READY_S = 30.0
 FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
+DIRECT = ("direct",)
 BARE = ("uvicorn", "floor")
-KINDS = FULL + ROUTERS + BARE
+KINDS = FULL + DIRECT + ROUTERS + BARE
 LIMITS = {
     "TRINAMO_HTTP__REQUESTS_MAX": "8192",
     "TRINAMO_HTTP__CONNECTIONS_MAX": "16384",
@@ -242,6 +244,14 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
                 "frontend": start("-m", *arguments, **place),
                 "worker": start(ROLES, "dynamo-http-worker", **place),
             }
+        elif kind in DIRECT:
+            upstream = free_port()
+            behind = start(ROLES, "upstream", upstream, python=upstream_python())
+            wait_for(upstream, models)
+            command = ("-m", "trinamo.cli", "frontend", "--port", port)
+            url = f"http://127.0.0.1:{upstream}/v1"
+            sides = {"frontend": start(*command, "--upstream", url, environ=LIMITS)}
+            sides["worker"] = behind
         elif kind in ROUTERS:
             upstream = free_port()
             behind = start(ROLES, "upstream", upstream, python=peers.python())
@@ -254,6 +264,11 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
         # That router names no model that its upstream does not describe at length.
         offers = ["unknown"] if kind == "sglang" else models
         yield System(kind, port, sides, models, offers)
+
+
+def upstream_python() -> Path | str:
+    """With uvloop, if the peers are there."""
+    return peers.python() if peers.python().exists() else sys.executable
 
 
 def router(kind: str, port: int, upstream: int) -> list[object]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Container, Mapping
-from typing import Final, NoReturn
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NoReturn, Protocol
 
 import attrs
 import msgspec
@@ -22,13 +23,23 @@ from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError, error_from_wire
 from ..metrics.migrations import MigrationSeries
+from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from ..traces.trace import Leg
-from .client import ELSEWHERE, Client
+from .client import ELSEWHERE
+from .router import Router
 
-__all__ = ["VERDICTS", "MigratingAnswer", "MigrationPolicy", "Progress", "Verdict", "may_migrate"]
+__all__ = [
+    "VERDICTS",
+    "Asks",
+    "MigratingAnswer",
+    "MigrationPolicy",
+    "Progress",
+    "Verdict",
+    "may_migrate",
+]
 
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
@@ -109,6 +120,36 @@ def may_migrate(error: TrinamoError, progress: Progress) -> Verdict:
     return next(verdict for verdict, holds in VERDICTS.items() if holds(error, progress))
 
 
+class Answers(Protocol):
+    """One stream of an answer, from one instance."""
+
+    cached_blocks: int | None
+
+    @property
+    def instance(self) -> Instance: ...
+
+    async def forward(self, sink: Sink[Delta]) -> None: ...
+
+
+class Asks(Protocol):
+    """What a request is sent by: `Client`, or `DirectClient` where the instances are upstreams."""
+
+    router: Router
+    env: Env
+
+    def stream(
+        self,
+        request: GenerateRequest,
+        item_type: type[Delta],
+        *,
+        context: Context,
+        instance_id: str | None = None,
+        among: Container[str] | None = None,
+        migrates: bool = False,
+        hint: RoutingHint | None = None,
+    ) -> AbstractAsyncContextManager[Answers]: ...
+
+
 class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
@@ -145,7 +186,7 @@ class MigratingAnswer(Sink[Delta]):
 
     def __init__(
         self,
-        client: Client,
+        client: Asks,
         request: GenerateRequest,
         context: Context,
         sink: Sink[Delta],

@@ -159,6 +159,12 @@ class Router:
         record = self._known.get(instance_id)
         return None if record is None else record.report
 
+    def take_report(self, instance_id: str, report: LoadReport) -> None:
+        """Note what an instance says of its load, where no event tells it."""
+        record = self._known.get(instance_id)
+        if record is not None:
+            record.report, record.reported_at = report, trio.current_time()
+
     @property
     def instances(self) -> list[Instance]:
         """All that have not left, also inhibited, draining and stale ones."""

@@ -16,7 +16,7 @@ from .attempts import StreamAttempt
 from .deadline import within
 from .router import Router
 
-__all__ = ["Exchange", "ResponseStream"]
+__all__ = ["Exchange", "ResponseStream", "Telling"]
 
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
@@ -86,7 +86,7 @@ class ResponseStream(Generic[T]):
         try:
             decoding: Sink[bytes] = _Decoding(self._decode, sink)
             if self._on_first is not None:
-                decoding = _Telling(decoding, self._on_first)
+                decoding = Telling(decoding, self._on_first)
             await within(self._context, partial(self._channel.forward, decoding))
         except (DisconnectedError, RemoteProtocolError) as error:
             self._inhibit(error)
@@ -120,12 +120,12 @@ class _Decoding(Sink[bytes]):
         return self._sink.take(decoded)
 
 
-class _Telling(Sink[bytes]):
+class Telling(Sink[T]):
     """Tells of the first items that come, and hands all on."""
 
     __slots__ = ("_on_first", "_sink")
 
-    def __init__(self, sink: Sink[bytes], on_first: Callable[[], None]) -> None:
+    def __init__(self, sink: Sink[T], on_first: Callable[[], None]) -> None:
         super().__init__()
         self._sink = sink
         self._on_first: Callable[[], None] | None = on_first
@@ -133,7 +133,7 @@ class _Telling(Sink[bytes]):
     def starts(self, resume: Callable[[], None]) -> None:
         self._sink.starts(resume)
 
-    def take(self, items: list[bytes]) -> bool:
+    def take(self, items: list[T]) -> bool:
         if self._on_first is not None:
             on_first, self._on_first = self._on_first, None
             on_first()

@@ -123,6 +123,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Count,
         about("Open connections at once; one more takes the place of the one idle longest."),
     ] = 2048
+    upstreams: Annotated[
+        Annotated[tuple[Text, ...], Meta(max_length=256)],
+        about(
+            "OpenAI-compatible servers that this frontend asks itself, without workers, etcd or NATS;"
+            " `worker.upstream` says the rest of them. `trinamo frontend --upstream`."
+        ),
+    ] = ()
     hosts: Annotated[
         tuple[Text, ...] | None,
         about(

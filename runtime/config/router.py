@@ -57,9 +57,9 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     """Which instance gets a request."""
 
     policy: Annotated[
-        Literal["round_robin", "random", "direct", "least_loaded", "kv"],
+        Literal["round_robin", "random", "direct", "least_loaded", "power_of_two", "kv"],
         about(
-            "`direct` serves requests that name their instance and refuses others. `kv` weighs"
+            "`power_of_two` draws two and takes the less loaded. `direct` serves requests that name their instance and refuses others. `kv` weighs"
             " the KV blocks of a prompt that each instance holds against how busy it is; workers"
             " and callers must be given the same."
         ),

@@ -26,7 +26,7 @@ from ..env import Env
 from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
 from ..http.dashboard.gathering import Place
-from ..http.models.discovery import watch_models
+from ..http.models.discovery import ClientSource, watch_models
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
@@ -50,6 +50,7 @@ from .facts import frontend_facts, worker_facts
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
+from .upstreams import DirectUpstreams, alone
 from .weights import WorkerWeights, lend_weights
 
 __all__ = [
@@ -315,6 +316,8 @@ async def serve_frontend(
     or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     metrics = metrics or FrontendMetrics(env)
+    if config.http.upstreams:
+        config = alone(config)
     async with (
         open_runtime(config, env, transports, metrics=metrics) as runtime,
         open_nursery() as watching,
@@ -324,10 +327,14 @@ async def serve_frontend(
         async with open_nursery() as serving:
             with stop.starting():
                 manager = service.model_manager()
+                clients: ClientSource[Any] = runtime
+                if config.http.upstreams:
+                    clients = direct = DirectUpstreams(config, runtime, watching)
+                    await watching.start(direct.run)
                 await watching.start(
                     watch_models,
                     runtime.control,
-                    runtime,
+                    clients,
                     manager,
                     migration_policy(config, metrics),
                 )

@@ -84,7 +84,7 @@ class Runtime:
         self._cards: dict[str, None] = {}
         self._reports: Reports | None = None
         self._drains: list[Callable[[], Awaitable[None]]] = []
-        self._kv_series = KvSeries(metrics)
+        self.kv_series = KvSeries(metrics)
         self._clients = Clients(
             config,
             env,
@@ -93,7 +93,7 @@ class Runtime:
             data,
             metrics=metrics,
             traces=self.traces,
-            series=self._kv_series,
+            series=self.kv_series,
             nursery=control_nursery,
         )
         self._event_nursery = event_nursery
@@ -284,7 +284,7 @@ class Runtime:
                 self.events,
                 self._event_nursery,
                 worker,
-                self._kv_series,
+                self.kv_series,
                 tells_load=self.tells_load,
             )
         self._reports.begin(endpoint, engine)

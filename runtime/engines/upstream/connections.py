@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from ...errors import ConnectError, DisconnectedError
+from ...errors import ConnectError, DisconnectedError, TrinamoError
 from .address import Address
 from .response import Response
 
@@ -19,6 +19,8 @@ __all__ = ["Connection", "Connections", "request_head"]
 
 _READ_BYTES: Final = 1 << 16
 _IDLE_MAX: Final = 256
+_DRAIN_S: Final = 1.0
+"""How long the end of a body may follow the end of an answer."""
 _IDLE_S: Final = 4.0
 """Uvicorn and llama.cpp close idle connections after five seconds."""
 
@@ -109,6 +111,7 @@ class Connections:
 
     address: Address
     _connect_timeout_s: float
+    _nursery: trio.Nursery
     _idle: list[Connection] = attrs.field(factory=list, init=False)
     """The one used last at the end."""
 
@@ -164,6 +167,26 @@ class Connections:
             self._idle.append(connection)
         else:
             connection.close()
+
+    def take_back(self, connection: Connection, response: Response) -> None:
+        """As `give`, of an answer whose end is known, though the end of its body may follow."""
+        if response.is_complete:
+            self.give(connection, response)
+        else:
+            self._nursery.start_soon(self._drain, connection, response)
+
+    async def _drain(self, connection: Connection, response: Response) -> None:
+        try:
+            with trio.move_on_after(_DRAIN_S):
+                while not response.is_complete:
+                    data = await connection.receive()
+                    if not data:
+                        break
+                    response.feed(data)
+        except TrinamoError:
+            pass
+        finally:
+            self.give(connection, response)
 
     def close(self) -> None:
         """Close those that are idle."""

@@ -56,7 +56,7 @@ class UpstreamEngine:
         )
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        """Hand the upstream's answer to `sink`; see `Upstream.forward`."""
+        """Hand the upstream's answer to `sink`; see `Upstream.open`."""
         if self._running >= self._running_max:
             raise OverloadedError(
                 f"{self._running_max} requests are under way at the upstream",
@@ -65,7 +65,11 @@ class UpstreamEngine:
             )
         self._running += 1
         try:
-            await self.upstream.forward(request, self._theirs, context, sink)
+            answer = await self.upstream.open(request, self._theirs, context)
+            try:
+                await answer.forward(sink)
+            finally:
+                answer.close()
         except trio.Cancelled:
             self._cancellations += 1
             raise

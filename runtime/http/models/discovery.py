@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import trio
 
-from ...caller.client import Client
 from ...caller.kv.hints import make_hint
-from ...caller.migration import MigratingAnswer, MigrationPolicy
+from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...errors import TrinamoError
 from ...events.busy import BusyLimits
@@ -31,10 +30,11 @@ from ...retries import Retries
 from ...sinks import Sink
 from .models import ModelManager, RemoteEngine
 
-__all__ = ["RoutedEngine", "watch_models"]
+__all__ = ["ClientSource", "RoutedEngine", "watch_models"]
 
 _log = logging.getLogger("trinamo.http")
 _UNUSED_S: Final = 60.0
+C = TypeVar("C", bound=Asks)
 
 
 class RoutedEngine(RemoteEngine):
@@ -46,7 +46,7 @@ class RoutedEngine(RemoteEngine):
 
     def __init__(
         self,
-        client: Client,
+        client: Asks,
         table: ModelTable,
         card: ModelCard,
         migration: MigrationPolicy,
@@ -112,21 +112,21 @@ class RoutedEngine(RemoteEngine):
         return None if ANYBODY in servers else servers
 
 
-class ClientSource(Protocol):
+class ClientSource(Protocol[C]):
     """Opens clients and takes them back: a `Runtime`."""
 
-    async def client(self, endpoint: EndpointName) -> Client:
+    async def client(self, endpoint: EndpointName) -> C:
         """The client of an endpoint, to be released once."""
         ...
 
-    def release(self, client: Client) -> None:
+    def release(self, client: C) -> None:
         """Undo one call of `client`."""
         ...
 
 
 async def watch_models(
     control: ControlPlane,
-    clients: ClientSource,
+    clients: ClientSource[Any],
     manager: ModelManager,
     migration: MigrationPolicy | None = None,
     *,
@@ -159,7 +159,7 @@ async def watch_models(
 class _Followed:
     """An endpoint that some card names, or named a while ago."""
 
-    client: Client
+    client: Asks
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     unused_at: float = math.inf
     """Since when no card names it and no instance is there; infinite while it is used."""
@@ -170,7 +170,7 @@ class _ModelWatch:
 
     def __init__(
         self,
-        clients: ClientSource,
+        clients: ClientSource[Any],
         manager: ModelManager,
         nursery: trio.Nursery,
         migration: MigrationPolicy,
@@ -278,7 +278,7 @@ class _ModelWatch:
         else:
             _log.info("model %s is served by %s", card.name, card.endpoint)
 
-    async def _client(self, endpoint: str) -> Client:
+    async def _client(self, endpoint: str) -> Asks:
         followed = self._followed.get(endpoint)
         if followed is None:
             client = await self._clients.client(EndpointName.parse(endpoint))

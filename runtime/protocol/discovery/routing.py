@@ -22,12 +22,15 @@ class Policy(enum.StrEnum):
     """The caller names the instance; inhibition is ignored."""
     LEAST_LOADED = "least_loaded"
     """The fewest requests under way; the first of the least loaded after the last pick."""
+    POWER_OF_TWO = "power_of_two"
+    """Of two that are drawn, the one with fewer requests under way: routers that know little of each
+    other do not all run to the same one."""
     KV = "kv"
     """By the blocks that each holds of a prompt and by predicted load, which `caller/kv/` weighs; as
     `LEAST_LOADED` for requests of which no prompt is known."""
 
 
-TOLD_LOAD: Final = frozenset({Policy.LEAST_LOADED, Policy.KV})
+TOLD_LOAD: Final = frozenset({Policy.LEAST_LOADED, Policy.POWER_OF_TWO, Policy.KV})
 """Under these, workers tell how busy they are and whether they drain."""
 
 
@@ -65,6 +68,9 @@ def pick(
             return candidates[turn % count]
         case Policy.RANDOM:
             return candidates[rng.randrange(count)]
+        case Policy.POWER_OF_TWO:
+            drawn = rng.sample(candidates, min(count, 2))
+            return min(drawn, key=lambda instance: load(instance.id))
         case Policy.LEAST_LOADED | Policy.KV:
             # Rotated by the turn, so that ties do not all fall on the first instance.
             order = (candidates[(turn + i) % count] for i in range(count))

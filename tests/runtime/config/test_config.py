@@ -145,7 +145,7 @@ def test_an_alias_repeats_a_value(file: Path) -> None:
         ("- a\n", "the document (file FILE, line 1): expected keys and values"),
         ("http:\n  port: 1\n  port: 2\n", "http.port (file FILE, line 3): given twice, first in line 2"),
         ("http: {[a]: 1}\n", "http (file FILE, line 1): a key is one plain word"),
-        ("router: {policy: best}\n", "(one of direct, kv, least_loaded, random, round_robin)"),
+        ("router: {policy: best}\n", "(one of direct, kv, least_loaded, power_of_two, random, round_robin)"),
         ("http: {body_bytes_max: 2XB}\n", "'2XB' is no size; write bytes, or such as 64KiB, 32MiB, 2GB"),
         ("router: {inhibit_s: .nan}\n", "router.inhibit_s (file FILE, line 1): Expected `float`"),
         ("router: {inhibit_s: 0}\n", "router.inhibit_s (file FILE, line 1): Expected `float` > 0.0"),

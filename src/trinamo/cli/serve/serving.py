@@ -133,6 +133,22 @@ def frontend(
         ),
     ] = 1,
     name: Annotated[str, typer.Option("--name", hidden=True)] = "",
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--upstream",
+            metavar="URL",
+            help="Ask this OpenAI-compatible server, without workers, etcd or NATS. Repeatable.",
+        ),
+    ] = None,
+    upstream_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--upstream-key-env",
+            metavar="NAME",
+            help="The environment variable that holds the upstreams' key.",
+        ),
+    ] = None,
     tls_cert: Annotated[
         str | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate (PEM).")
     ] = None,
@@ -149,6 +165,8 @@ def frontend(
     sources = sources.with_options(
         http__port=port,
         http__host=host,
+        http__upstreams=upstream,
+        worker__upstream__key_env=upstream_key_env,
         http__tls__certificate_file=tls_cert,
         http__tls__key_file=tls_key,
     )
@@ -185,6 +203,7 @@ worker.__dict__["epilog"] = (
 frontend.__dict__["epilog"] = (
     "Examples:  trinamo frontend --port 8080 --host 0.0.0.0 --etcd 10.0.0.5:2379"
     "  ·  trinamo frontend --config cluster.yaml --processes 4"
+    "  ·  trinamo frontend --upstream http://10.0.0.7:8000/v1 --upstream http://10.0.0.8:8000/v1"
 )
 
 _Run = Callable[["Config", Sources, Callable[[dict[str, Any]], None]], Awaitable[None]]

@@ -37,6 +37,14 @@ def test_least_loaded_spreads_ties() -> None:
     assert set(picks(Policy.LEAST_LOADED, 6, {"b": 1})) == {"a", "c"}
 
 
+def test_of_two_that_are_drawn_the_less_loaded_is_taken() -> None:
+    """The most loaded of three never is, the least loaded in two draws of three."""
+    counts = Counter(picks(Policy.POWER_OF_TWO, 3000, {"a": 3, "b": 1, "c": 2}))
+    assert counts["a"] == 0
+    assert 1800 < counts["b"] < 2200
+    assert sum(counts.values()) == 3000
+
+
 @pytest.mark.parametrize("policy", list(Policy))
 def test_a_named_instance_is_honoured_under_every_policy(policy: Policy) -> None:
     rng = random.Random(7)

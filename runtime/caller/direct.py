@@ -1,0 +1,207 @@
+"""The caller's end where the instances are upstreams: one request out, one answer in.
+
+As `caller/client.py` for workers, with the same router, policies and inhibition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from ..context import Context
+from ..engines.upstream.exchange import UpstreamAnswer
+from ..engines.upstream.upstream import Upstream
+from ..env import Env
+from ..errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    TrinamoError,
+    UnavailableError,
+    UpstreamError,
+)
+from ..protocol.discovery.instances import Instance
+from ..protocol.discovery.presence import InFlight
+from ..protocol.kv.hints import RoutingHint
+from ..protocol.openai.generate import Delta, GenerateRequest
+from ..sinks import Sink
+from .client import ELSEWHERE
+from .router import Router
+from .streams import Telling
+
+__all__ = ["DirectClient"]
+
+
+class DirectClient:
+    """Asks the upstreams of one model, which each calls `model`; `find` knows them by instance id."""
+
+    def __init__(
+        self,
+        router: Router,
+        env: Env,
+        model: str,
+        find: Callable[[str], Upstream | None],
+        *,
+        attempts_max: int,
+    ) -> None:
+        self.router, self.env = router, env
+        self._model, self._find = model, find
+        self._attempts_max = attempts_max
+
+    def stream(
+        self,
+        request: GenerateRequest,
+        item_type: type[Delta],
+        *,
+        context: Context,
+        instance_id: str | None = None,
+        among: Container[str] | None = None,
+        migrates: bool = False,
+        hint: RoutingHint | None = None,
+    ) -> DirectStream:
+        """As `Client.stream`: an `async with` that yields once an upstream begins to answer."""
+        del item_type, migrates
+        return DirectStream(self, request, context, instance_id, among, hint)
+
+    async def open(self, stream: DirectStream) -> None:
+        """Try upstreams, none twice, until one begins to answer. Raises the last one's error."""
+        tried: list[str] = []
+        failed: TrinamoError | None = None
+        while True:
+            try:
+                instance = self.router.choose(
+                    instance_id=stream.named,
+                    exclude=tried,
+                    among=stream.among,
+                    hint=stream.hint,
+                )
+            except UnavailableError:
+                raise failed or UnavailableError(
+                    "no upstream is there that could be asked"
+                ) from None
+            tried.append(instance.id)
+            try:
+                await stream.attempt(instance, self._upstream(instance), self._model)
+            except ELSEWHERE as error:
+                failed = error
+                self.blame(instance, error)
+                may_retry = stream.named is None and len(tried) < self._attempts_max
+                if stream.context.is_stopped or not may_retry:
+                    raise
+            else:
+                self.router.restore(instance)
+                return
+
+    def _upstream(self, instance: Instance) -> Upstream:
+        found = self._find(instance.id)
+        if found is None:
+            raise UnavailableError("the upstream has left")
+        return found
+
+    def blame(self, instance: Instance, error: TrinamoError) -> None:
+        """Have an upstream that failed passed over for a while."""
+        if isinstance(error, (ConnectError, DisconnectedError, UpstreamError)):
+            self.router.inhibit(instance)
+        elif isinstance(error, RemoteProtocolError):
+            self.router.inhibit(instance, is_nonsensical=True)
+
+
+class _Flight(InFlight):
+    """One request at one upstream. Its stalls are watched there."""
+
+    __slots__ = ("error", "scope")
+
+    def __init__(self) -> None:
+        super().__init__(is_waiting=True)
+        self.scope = trio.CancelScope()
+        self.error: DisconnectedError | None = None
+
+    async def run(self, opening: Awaitable[UpstreamAnswer]) -> UpstreamAnswer:
+        """What `opening` brings, unless its upstream leaves before."""
+        with self.scope:
+            return await opening
+        # A scope that is left early was cancelled by `fail`.
+        raise self.error or DisconnectedError("the upstream has left")
+
+    def heard(self) -> int | None:
+        return None
+
+    def fail(self, error: DisconnectedError) -> None:
+        self.error = error
+        self.scope.cancel()
+
+
+class DirectStream:
+    """One answer, while inside. Leaving ends the request at its upstream."""
+
+    def __init__(
+        self,
+        client: DirectClient,
+        request: GenerateRequest,
+        context: Context,
+        named: str | None,
+        among: Container[str] | None,
+        hint: RoutingHint | None,
+    ) -> None:
+        self.context, self.named, self.among, self.hint = context, named, among, hint
+        self.cached_blocks: int | None = None
+        self._client, self._request = client, request
+        self._answer: UpstreamAnswer | None = None
+        self._instance: Instance | None = None
+        self._flight = _Flight()
+
+    @property
+    def instance(self) -> Instance:
+        """The upstream that answers."""
+        assert self._instance is not None, "used outside of its `async with`"
+        return self._instance
+
+    async def __aenter__(self) -> Self:
+        await self._client.open(self)
+        return self
+
+    async def attempt(self, instance: Instance, upstream: Upstream, model: str) -> None:
+        """Ask one upstream; counted as under way there until it fails, or this is left."""
+        router, flight = self._client.router, _Flight()
+        self.cached_blocks = router.begin(instance, flight, self.hint)
+        leg = self.context.trace.begin("attempt", instance=instance.id)
+        try:
+            self._answer = await flight.run(upstream.open(self._request, model, self.context))
+        except BaseException as error:
+            self._close_answer()
+            leg.leave(error)
+            router.end(instance, flight)
+            raise
+        leg.mark("begun")
+        flight.is_waiting = False
+        self._instance, self._flight, self._leg = instance, flight, leg
+
+    async def forward(self, sink: Sink[Delta]) -> None:
+        """Hand every delta to `sink`; returns at the end, or raises what ended the answer."""
+        assert self._answer is not None, "used outside of its `async with`"
+        if self.hint is not None:
+            router, flight = self._client.router, self._flight
+            sink = Telling(sink, lambda: router.first_item(flight))
+        try:
+            await self._answer.forward(sink)
+        except TrinamoError as error:
+            self._client.blame(self.instance, error)
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close_answer()
+        self._leg.leave(exc)
+        self._client.router.end(self.instance, self._flight)
+
+    def _close_answer(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None

@@ -1,0 +1,160 @@
+"""One request at an upstream, from the head of its answer to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ...context import Context
+from ...errors import DisconnectedError, RemoteProtocolError
+from ...protocol.openai.generate import Delta, FinishReason
+from ...sinks import Sink, Sleeper
+from .answers import StreamedAnswer, WholeAnswer, refused
+from .calls import Call, Calls
+from .connections import Connection, Connections
+from .refusals import refusal_of
+from .response import Response
+
+__all__ = ["UpstreamAnswer"]
+
+_OK: Final = 200
+_REFUSAL_BYTES_MAX: Final = 1 << 20
+
+
+class UpstreamAnswer:
+    """The answer to one request: `forward` it once, then `close` it."""
+
+    __slots__ = (
+        "_answer",
+        "_begun",
+        "_calls",
+        "_connection",
+        "_connections",
+        "_context",
+        "_refusal",
+        "_response",
+    )
+
+    def __init__(
+        self,
+        connections: Connections,
+        calls: Calls,
+        context: Context,
+        answer: StreamedAnswer | WholeAnswer,
+    ) -> None:
+        self._connections, self._calls = connections, calls
+        self._context, self._answer = context, answer
+        self._connection: Connection | None = None
+        self._response = Response()
+        self._begun = b""
+        self._refusal: list[Delta] = []
+
+    def take(self, connection: Connection, response: Response, begun: bytes) -> None:
+        """Its head has come, and `begun` of its body."""
+        self._connection, self._response, self._begun = connection, response, begun
+
+    async def check(self) -> None:
+        """Raise the error that its status stands for, if it is none of the client's."""
+        connection, response = self._connection, self._response
+        if response.status == _OK or connection is None:
+            kind = response.headers.get(b"content-type", b"").lower()
+            if isinstance(self._answer, StreamedAnswer) and b"json" in kind:
+                raise RemoteProtocolError("the upstream does not stream: it answers with one body")
+            return
+        kept = WholeAnswer(_REFUSAL_BYTES_MAX)
+        await _read_whole(connection, response, self._begun, kept)
+        error = refusal_of(response.status, response.headers, kept.body)
+        self._settle()
+        if error is not None:
+            raise error
+        self._refusal = refused(response.status, kept.body)
+
+    async def forward(self, sink: Sink[Delta]) -> None:
+        """Hand its deltas to `sink`; returns at the complete end.
+
+        Stopped, it ends the request at the upstream, and the answer with `CANCELLED`; cancelled,
+        likewise without a word. Raises what ended it, `DisconnectedError` if it stalled.
+        """
+        if self._refusal:
+            sink.take(self._refusal)
+            return
+        if self._connection is not None:
+            with self._calls.call(self._context) as call:
+                call.is_begun = True
+                await self._run(call, self._connection, sink)
+                self._settle()
+                return
+            self.close()
+            await self._calls.left(call)
+        sink.take([Delta(finish_reason=FinishReason.CANCELLED)])
+
+    def close(self) -> None:
+        """Close the connection, unless it was given back. No checkpoint."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _settle(self) -> None:
+        if self._connection is not None:
+            self._connections.take_back(self._connection, self._response)
+            self._connection = None
+
+    async def _run(self, call: Call, connection: Connection, sink: Sink[Delta]) -> None:
+        answer = self._answer
+        if isinstance(answer, WholeAnswer):
+            await _read_whole(connection, self._response, self._begun, answer, call.heard)
+            sink.take(answer.finish())
+        else:
+            await self._stream(call, connection, answer, sink)
+
+    async def _stream(
+        self, call: Call, connection: Connection, answer: StreamedAnswer, sink: Sink[Delta]
+    ) -> None:
+        room, response, data = Sleeper(), self._response, self._begun
+        sink.starts(room.wake)
+        receive, feed, take = connection.receive, response.feed, sink.take
+        while True:
+            deltas = answer.feed(data) if data else []
+            if response.is_complete and not answer.is_done and answer.error is None:
+                deltas += answer.finish()
+            if deltas and not take(deltas) and not answer.is_done:
+                call.is_paused = True
+                await room.sleep()
+                call.is_paused = False
+            if answer.error is not None:
+                raise answer.error
+            if answer.is_done:
+                return
+            received = await receive()
+            call.heard()
+            if received:
+                data = feed(received)
+            else:
+                data = b""
+                _end(response)
+
+
+def _end(response: Response) -> None:
+    """The connection is closed: a body without a length is complete then."""
+    try:
+        response.end()
+    except DisconnectedError:
+        # The answer itself says better whether it is whole.
+        response.is_complete = True
+
+
+async def _read_whole(
+    connection: Connection,
+    response: Response,
+    begun: bytes,
+    whole: WholeAnswer,
+    heard: Callable[[], None] = lambda: None,
+) -> None:
+    whole.feed(begun)
+    while not response.is_complete:
+        data = await connection.receive()
+        heard()
+        if not data:
+            response.end()
+        else:
+            whole.feed(response.feed(data))

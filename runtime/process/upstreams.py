@@ -1,0 +1,195 @@
+"""The upstreams of a frontend: watched, and offered as instances and models while they are well."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zlib
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from ..caller.direct import DirectClient
+from ..caller.kv.routing import KvRouting
+from ..caller.router import Router
+from ..config.config import Config
+from ..config.worker import endpoint_of_model
+from ..engines.upstream.upstream import Upstream, open_upstream
+from ..events.load import LoadReport
+from ..nurseries import open_nursery
+from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
+from ..protocol.discovery.model_cards import encode_card, model_key
+from ..protocol.discovery.routing import Policy
+from ..protocol.openai.generate import ModelCard
+from .runtime import Runtime
+
+__all__ = ["DirectUpstreams", "alone"]
+
+_log = logging.getLogger("trinamo.upstream")
+_NAMESPACE: Final = "upstreams"
+
+
+@attrs.frozen
+class _Watched:
+    """One upstream, as discovery knows it."""
+
+    upstream: Upstream
+    instance_id: str
+    offered: dict[str, EndpointName] = attrs.field(factory=dict, eq=False)
+    """Models that are offered now, with the endpoints of their instances."""
+
+    def instance(self, endpoint: EndpointName) -> Instance:
+        address = self.upstream.address
+        return Instance(
+            endpoint=str(endpoint),
+            id=self.instance_id,
+            transports={"http": f"{address.host}:{address.port}"},
+            metadata={"engine": "openai", "upstream": address.url},
+        )
+
+
+class DirectUpstreams:
+    """The upstreams of `http.upstreams`; a source of clients for `watch_models`."""
+
+    def __init__(self, config: Config, runtime: Runtime, nursery: trio.Nursery) -> None:
+        self._config, self._runtime, self._nursery = config, runtime, nursery
+        self._section = config.worker.upstream
+        self._watched: dict[str, _Watched] = {}
+        self._models: dict[str, str] = {}
+        """By endpoint."""
+        self._clients: dict[str, tuple[DirectClient, trio.CancelScope]] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch all of them until cancelled. Raises `ConfigError` for a URL that is none."""
+        async with open_nursery() as nursery:
+            for url in self._config.http.upstreams:
+                await nursery.start(self._watch, url)
+            nursery.start_soon(self._tell_loads)
+            task_status.started()
+
+    async def _watch(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
+        async with open_upstream(url, self._section) as upstream:
+            name = hashlib.blake2b(upstream.address.url.encode(), digest_size=8).hexdigest()
+            self._watched[name] = watched = _Watched(upstream, name)
+            task_status.started()
+            await self._follow(watched)
+
+    async def _follow(self, watched: _Watched) -> None:
+        """Offer what the upstream lists while it is well."""
+        view, url = watched.upstream.view, watched.upstream.address.url
+        while True:
+            changed = view.changed
+            listed = view.models if view.is_healthy else []
+            if not view.is_healthy:
+                _log.warning("the upstream %s is away: %s", url, view.why)
+            await self._offer(watched, {each.id for each in listed})
+            await changed.wait()
+
+    async def _offer(self, watched: _Watched, models: set[str]) -> None:
+        control = self._runtime.control
+        for model in models - watched.offered.keys():
+            endpoint = _endpoint_of(model)
+            self._models[str(endpoint)] = model
+            instance = watched.instance(endpoint)
+            card = ModelCard(
+                name=model,
+                endpoint=str(endpoint),
+                engine="openai",
+                created=int(self._runtime.env.clock.wall()),
+                can_resume=self._section.resume != "off",
+                passes_through=True,
+            )
+            await control.put(instance.key, encode_instance(instance))
+            await control.put(model_key(model, instance.id), encode_card(card))
+            watched.offered[model] = endpoint
+            _log.info("the upstream %s serves %s", watched.upstream.address.url, model)
+        for model in watched.offered.keys() - models:
+            endpoint = watched.offered.pop(model)
+            await control.delete(model_key(model, watched.instance_id))
+            await control.delete(watched.instance(endpoint).key)
+
+    async def _tell_loads(self) -> None:
+        """What upstreams say of their load, to the routers that choose among them."""
+        while True:
+            for watched in self._watched.values():
+                load = watched.upstream.view.load
+                if load is not None:
+                    report = LoadReport(
+                        load.running + load.waiting, round(load.kv_used * 1000), 1000
+                    )
+                    for client, _ in self._clients.values():
+                        client.router.take_report(watched.instance_id, report)
+            await trio.sleep(self._section.health_interval_s)
+
+    # --- a `ClientSource` ---
+
+    async def client(self, endpoint: EndpointName) -> DirectClient:
+        """The client of one model's endpoint; the same until it is released."""
+        known = self._clients.get(str(endpoint))
+        if known is None:
+            known = await self._nursery.start(self._open, endpoint)
+            self._clients[str(endpoint)] = known
+        return known[0]
+
+    def release(self, client: DirectClient) -> None:
+        """Close it: its requests go on."""
+        _, scope = self._clients.pop(str(client.router.endpoint))
+        scope.cancel()
+
+    async def _open(
+        self,
+        endpoint: EndpointName,
+        *,
+        task_status: trio.TaskStatus[tuple[DirectClient, trio.CancelScope]],
+    ) -> None:
+        runtime, section = self._runtime, self._config.router
+        kv: KvRouting | None = None
+        if section.policy == "kv":
+            # Nobody tells blocks here, and no other router knows what this one sends.
+            alone = msgspec.structs.replace(section.kv, events=False, sync=False)
+            kv = KvRouting(runtime.events, endpoint, alone, runtime.env.rng)
+        router = Router(
+            runtime.control,
+            endpoint,
+            runtime.env,
+            policy=Policy(section.policy),
+            inhibit_s=section.inhibit_s,
+            silence_grace_s=section.silence_grace_s,
+            stale_grace_s=None,
+            metrics=runtime.metrics,
+            kv=kv,
+        )
+        client = DirectClient(
+            router,
+            runtime.env,
+            self._models[str(endpoint)],
+            self._find,
+            attempts_max=section.attempts_max,
+        )
+        with runtime.kv_series.showing_routing(str(endpoint), kv):
+            async with open_nursery() as nursery:
+                if kv is not None:
+                    await nursery.start(kv.run)
+                await nursery.start(router.run)
+                task_status.started((client, nursery.cancel_scope))
+
+    def _find(self, instance_id: str) -> Upstream | None:
+        watched = self._watched.get(instance_id)
+        return None if watched is None else watched.upstream
+
+
+def _endpoint_of(model: str) -> EndpointName:
+    """One for each model; names that look alike in an address must not share it."""
+    told = endpoint_of_model("m", model)[:40].rstrip("-")
+    return EndpointName(_NAMESPACE, "openai", f"{told}-{zlib.crc32(model.encode()):08x}")
+
+
+def alone(config: Config) -> Config:
+    """With the planes of this one process: upstreams are found without a cluster."""
+    return msgspec.structs.replace(
+        config,
+        control_plane=msgspec.structs.replace(config.control_plane, backend="memory"),
+        event_plane=msgspec.structs.replace(config.event_plane, backend="memory"),
+    )
