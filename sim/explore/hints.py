@@ -6,6 +6,7 @@ A healthy scenario gets none. What this module does not do: judge a run, or read
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,11 +19,12 @@ __all__ = ["hints_of", "nothing_varies", "varying"]
 
 FAULTS_SAID_MAX = 3
 HERE = Path(__file__).resolve().parents[1]
+_NAMES_A_SOCKET = re.compile("socket|getaddrinfo")
 
 
 def hints_of(world: World, error: BaseException | None) -> list[str]:
     """The hints for one run that has ended, with `error` or without."""
-    hints = [*_fallen(world, error)]
+    hints = [*_raised(world, error)]
     for adviser in world.advisers:
         hints += adviser()
     hints += _strangers(world)
@@ -52,17 +54,25 @@ def nothing_varies(varying: Iterable[str]) -> str:
     return ""
 
 
-def _fallen(world: World, error: BaseException | None) -> Iterator[str]:
-    if world.fallen is None or error is None:
+def _raised(world: World, error: BaseException | None) -> Iterator[str]:
+    """Where an error came from that is no finding about a rule."""
+    if isinstance(error, Escape) and not world.on_start and _NAMES_A_SOCKET.search(str(error)):
+        yield (
+            "this world has no network, so the call went for the real one: take `network` as a"
+            " parameter, or make Network(world) before the run"
+        )
+    if error is None or isinstance(error, (Violation, SimulationError, Escape)):
         return
-    host, raised = world.fallen
-    if raised is not error or isinstance(raised, (Violation, SimulationError, Escape)):
-        return
-    yield (
-        f"{type(raised).__name__} left the main function of {host}{_place(raised)}, and that ends the"
-        " run, as it ends a process: catch in its handlers what a peer or a fault can cause (OSError,"
-        " trio.BrokenResourceError)"
-    )
+    kind, place = type(error).__name__, _place(error)
+    host, fallen = world.fallen or ("", None)
+    if fallen is error:
+        yield (
+            f"{kind} left the main function of {host}{place}, and that ends the run, as it ends a"
+            " process: catch in its handlers what a peer or a fault can cause (OSError,"
+            " trio.BrokenResourceError)"
+        )
+    elif place:
+        yield f"{kind} was raised by the scenario itself{place}"
 
 
 def _place(error: BaseException) -> str:

@@ -43,6 +43,9 @@ from .source import (
 __all__ = ["file_stem", "function_in_file", "is_own", "label_of", "own_change", "own_scenario"]
 
 NEVER_AWAITED = "was never awaited"
+SHOWN_MAX = 1000
+_shown: set[tuple[str, type[Warning], tuple[object, ...]]] = set()
+"""Warnings of simulated code that were shown, each once for all runs of the process."""
 
 
 # --- naming one ------------------------------------------------------------------------------------
@@ -225,7 +228,11 @@ def _forgotten_awaits(choices: Choices) -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if NEVER_AWAITED not in str(message):
-            before(message, category, *where, **more)
+            # The filters of a run are its own, so Python forgets what it has shown already.
+            key = (str(message), category, where[:2])
+            if key not in _shown and len(_shown) < SHOWN_MAX:
+                _shown.add(key)
+                before(message, category, *where, **more)
             return
         file, line = where[0], where[1]
         found.append(f"{message} ({Path(file).name}, line {line}): write `await` before the call")

@@ -179,3 +179,18 @@ def test_files_and_their_functions_are_completed(monkeypatch: pytest.MonkeyPatch
     assert complete_scenario("dice.py::") == all_of_it
     assert complete_scenario("dice.py::d") == ["dice.py::dice"]
     assert complete_scenario("nowhere.py::d") == []
+
+
+def test_hints_are_said_where_a_run_is_judged_and_fail_nothing(sim: Say) -> None:
+    healthy = next(
+        result
+        for n in range(9)
+        if not (result := sim("run", "dice.py::dice", "--seed", n)).exit_code
+    )
+    assert "Hint" not in healthy.stdout
+    for command in (("run",), ("swarm", "--seeds", "1..4")):
+        still = sim(*command, "dice.py::own_world")
+        assert (still.exit_code, "Hint: " in still.stdout) == (0, True)
+        assert "nothing can go wrong in this run" in still.stdout
+    Path("unchecked.py").write_text("async def main(world):\n    world.choices.below(2, 'coin')\n")
+    assert "nothing is checked in unchecked.py" in sim("run", "unchecked.py").stdout

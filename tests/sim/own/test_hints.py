@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,26 @@ def test_a_handler_that_raised_is_named_with_its_line() -> None:
     hint = only(hints(scenario))
     assert "KeyError left the main function of server (falls, test_hints.py, line " in hint
     assert "catch in its handlers" in hint
+
+
+def test_an_error_of_the_scenario_itself_is_named_with_its_line() -> None:
+    async def scenario(world: World) -> None:
+        counts: dict[str, int] = {}
+        world.note("hosts", count=counts["none"])
+
+    assert "KeyError was raised by the scenario itself (scenario, test_hints.py, line " in only(
+        hints(scenario)
+    )
+
+
+def test_sockets_without_a_network_are_told_what_is_missing() -> None:
+    def scenario(world: World) -> None:
+        async def main() -> None:
+            await ask()
+
+        world.run(main)
+
+    assert "this world has no network" in only(hints(scenario))
 
 
 def test_a_violation_on_a_host_is_no_mistake() -> None:
@@ -223,3 +244,14 @@ def test_a_file_in_which_something_is_checked_is_told_from_one_without(
     assert "nothing is checked in" in only(standing_hints(own_scenario(path)))
     path.write_text(textwrap.dedent(UNCHECKED + more + "\n"))
     assert standing_hints(own_scenario(path)) == []
+
+
+def test_other_warnings_are_shown_once_for_all_runs() -> None:
+    async def warns(world: World) -> None:
+        world.choices.below(2, "coin")
+        warnings.warn("of their own", DeprecationWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        assert [hints(warns) for _ in range(3)] == [[], [], []]
+    assert [str(each.message) for each in shown] == ["of their own"]
