@@ -67,7 +67,7 @@ class DisaggregatedEngine:
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone."""
         prompt = self._host.examine(request)
-        reason = decide(self._situation(prompt))
+        reason = decide(self._situation(request, prompt))
         if reason.is_remote and context.is_stopped:
             reason = PrefillReason.STOPPED
         if reason.is_remote:
@@ -86,10 +86,11 @@ class DisaggregatedEngine:
         self._env.note("prefill.local", request=context.id, reason=reason.value)
         await self._host.forward(request, context, sink)
 
-    def _situation(self, prompt: Prompt) -> Situation:
+    def _situation(self, request: GenerateRequest, prompt: Prompt) -> Situation:
         limits = self._limits()
         missing = 0 if prompt.is_answered else len(prompt.token_ids) - prompt.cached_tokens
         return Situation(
+            wants_logprobs=request.logprobs is not None,
             missing_tokens=missing,
             tokens_local_max=limits.tokens_local_max,
             has_prefill_worker=self._prefills.has_live(),

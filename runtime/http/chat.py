@@ -35,6 +35,7 @@ from ..protocol.openai.requests import (
     decode_chat_request,
     decode_completion_request,
 )
+from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
 from .admission import Admission
@@ -297,7 +298,8 @@ class Inference:
         headers: Headers,
     ) -> AnswerSink:
         if parsed.own is not None:
-            form = parsed.own.answer(
+            made = ToolAnswer if parsed.generate.calls_tools else parsed.own.answer
+            form = made(
                 inner_id,
                 parsed.asked,
                 int(self._manager.env.clock.wall()),

@@ -52,7 +52,7 @@ LAYERS = (
     Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "httptools", "hypercorn", "h11", "h2", "prometheus_client")),
     Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
     Layer("runtime.engines.upstream*", ("runtime*",), (*EVERYWHERE, "httptools")),
-    Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2")),
+    Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2", "llguidance")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),
     Layer("runtime.metrics*", ("runtime*",), (*EVERYWHERE, "prometheus_client")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,10 +25,10 @@ import numpy.typing as npt
 from ...env import Env
 from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from ...kv.pool import block_count_for
-from ...protocol.openai.generate import GenerateRequest
+from ...protocol.openai.generate import Feature, GenerateRequest, TokenLogprob
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
-from ..loop.step import Hop, StepItem, scramble
+from ..loop.step import Hop, Shaping, StepItem, scramble
 from ..prompts import BYTES_EXACT, VOCABULARY, encode_exact
 from .tables import ROTATION_SCALE, SOFTMAX_STEPS, integers, rotations, softmax
 
@@ -38,7 +39,13 @@ Array = npt.NDArray[Any]
 OUTPUTS = b"abcdefghijklmnopqrstuvwxyz" + b" " * 8 + b".,-';\n"
 """The token of each row of the head. Several rows are the space, which makes words of it."""
 CANDIDATES = 4
-"""The checksum chooses among so many tokens with the largest logits."""
+"""The checksum chooses among so many tokens with the largest logits: each is as likely as the others."""
+LOGIT_UNIT = 1024
+"""What the logits are scaled by: penalties and biases are in units of an ordinary model's."""
+LOGPROB = -1.3862943611198906
+"""Of one candidate: minus the logarithm of `CANDIDATES`."""
+LOGPROB_MIN = -9999.0
+FEATURES = frozenset({Feature.LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS, Feature.TOP_K})
 KV_VERSION = "1"
 """Count it up when a change of the arithmetic changes what is in the blocks."""
 SEEDS = 1 << 22
@@ -86,7 +93,8 @@ class ExactEngine:
     """A step engine over real paged KV memory.
 
     `temperature` 0 follows the checksum rule alone; above it the seed takes part, and `top_p`
-    narrows the candidates to the first ceil(4 · top_p). `seed` here is that of the weights.
+    narrows the candidates to the first ceil(4 · top_p), as `top_k` does to so many. Penalties and
+    biases change the logits that make a token a candidate. `seed` here is that of the weights.
     """
 
     end_token_ids: frozenset[int] = frozenset()
@@ -125,6 +133,7 @@ class ExactEngine:
             has_prefix_cache=has_prefix_cache,
             tokenizer=BYTES_EXACT,
             can_resume=True,
+            features=FEATURES,
         )
         # Before the tables of a context that is far too long are computed.
         self.info.check_context_fits()
@@ -233,19 +242,56 @@ class ExactEngine:
         return rows
 
     def _choose(self, logits: Array, digest: int, item: StepItem) -> int:
-        sampling = item.sampling
-        candidates: list[int] = []
-        # Stable: of equal logits the earlier row wins on every machine.
-        for row in np.argsort(-logits, kind="stable"):
-            if OUTPUTS[row] not in candidates:
-                candidates.append(OUTPUTS[row])
-                if len(candidates) == CANDIDATES:
-                    break
+        sampling, shaping = item.sampling, item.shaping
+        candidates = likeliest = _candidates(logits)
+        if shaping is not None:
+            candidates = _candidates(_shaped(logits, shaping))
         if sampling.temperature == 0:
-            return candidates[scramble(digest) % CANDIDATES]
-        kept = max(1, math.ceil(CANDIDATES * sampling.top_p))
-        chance = sampling.draw(item.position + len(item.token_ids))
-        return candidates[scramble(chance ^ digest) % kept]
+            chosen = candidates[scramble(digest) % CANDIDATES]
+        else:
+            kept = max(1, math.ceil(CANDIDATES * sampling.top_p))
+            if shaping is not None and shaping.request.top_k:
+                kept = min(kept, shaping.request.top_k)
+            chance = sampling.draw(item.position + len(item.token_ids))
+            chosen = candidates[scramble(chance ^ digest) % kept]
+        if shaping is not None and shaping.request.logprobs is not None:
+            shaping.told = _told(likeliest, chosen, shaping.request.logprobs)
+        return chosen
+
+
+def _candidates(logits: Array) -> list[int]:
+    candidates: list[int] = []
+    # Stable: of equal logits the earlier row wins on every machine.
+    for row in np.argsort(-logits, kind="stable"):
+        if OUTPUTS[row] not in candidates:
+            candidates.append(OUTPUTS[row])
+            if len(candidates) == CANDIDATES:
+                break
+    return candidates
+
+
+def _shaped(logits: Array, shaping: Shaping) -> Array:
+    """The logits after biases and penalties; each operation is rounded as IEEE 754 says."""
+    request, first = shaping.request, shaping.prompt_tokens
+    counts = Counter(shaping.token_ids[first:])
+    seen = counts.keys() | set(shaping.token_ids[:first])
+    shaped = logits.copy()
+    for row, token_id in enumerate(OUTPUTS):
+        logit = shaped[row] + LOGIT_UNIT * request.logit_bias.get(token_id, 0.0)
+        if token_id in seen:
+            penalty = request.repetition_penalty
+            logit = logit / penalty if logit > 0 else logit * penalty
+        if token_id in counts:
+            penalty = request.presence_penalty + request.frequency_penalty * counts[token_id]
+            logit -= LOGIT_UNIT * penalty
+        shaped[row] = logit
+    return shaped
+
+
+def _told(likeliest: list[int], chosen: int, count: int) -> TokenLogprob:
+    """Of the candidates all are equally likely, before biases and penalties; no other token is."""
+    top = [(bytes((each,)), LOGPROB) for each in likeliest[:count]]
+    return TokenLogprob(bytes((chosen,)), LOGPROB if chosen in likeliest else LOGPROB_MIN, top)
 
 
 class _Rows:

@@ -1,13 +1,17 @@
 """A chat rendered as the model was trained on it: the Jinja template from the model's file.
 
 A template is data that came with a download, so it runs in Jinja's immutable sandbox, its output
-is bounded, and so is every string or list it builds by repetition. Needs the extra `llamacpp`.
+is bounded, and so is every string or list it builds by repetition. A template that writes tools, and
+calls in the form of `protocol/openai/tool_calls.py`, is given them; for any other they are told in words
+(`tool_prompt.py`). Needs the extra `llamacpp`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -16,42 +20,89 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import ConfigError, EngineError, RequestError
 from ...protocol.openai.generate import ChatMessage
+from ...protocol.openai.tool_calls import CALL_BEGIN
+from .tool_prompt import calls_of, told_in_words
 
 __all__ = ["ChatTemplate"]
+
+_NO_ID: Final = re.compile(r"[^\w.:-]")
+_OTHER_FORM: Final = "<function="
+"""Templates that have it write calls in another form, between the same tags."""
 
 
 class ChatTemplate:
     """Renders messages up to where the assistant's answer begins.
 
-    `chars_max` bounds the result. Raises `ConfigError` if `source` is no template.
+    `chars_max` bounds the result; `specials` are the special tokens, which no JSON in it has. Raises
+    `ConfigError` if `source` is no template.
     """
 
-    def __init__(self, source: str, *, chars_max: int, bos: str = "", eos: str = "") -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        chars_max: int,
+        bos: str = "",
+        eos: str = "",
+        specials: Sequence[str] = (),
+    ) -> None:
         self._chars_max = chars_max
+        self._specials = [each for each in specials if each]
+        self._knows_tools = "tools" in source and CALL_BEGIN in source and _OTHER_FORM not in source
         environment = _Environment(chars_max)
         environment.globals["raise_exception"] = _raise_exception
+        environment.filters["tojson"] = self._to_json
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template is malformed: {error}") from error
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt. Raises `RequestError` if it gets too long or the template refuses it."""
+    def render(self, messages: Sequence[ChatMessage], tools: str = "") -> str:
+        """The prompt; `tools` is OpenAI's list as JSON.
+
+        Raises `RequestError` if it gets too long or the template refuses it.
+        """
         try:
-            return self._render_bounded(messages)
+            return self._render_bounded(messages, tools)
         except RequestError:
             raise
         except Exception as error:
             # Whatever it raises: a template is data that came from elsewhere.
             raise EngineError(f"the model's chat template failed: {error}") from error
 
-    def _render_bounded(self, messages: Sequence[ChatMessage]) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def _to_json(self, value: Any, indent: int | None = None) -> str:
+        """As the templates expect it, without HTML's escapes; nor does it end a turn."""
+        text = json.dumps(value, ensure_ascii=False, indent=indent)
+        for special in self._specials:
+            if special in text:
+                text = text.replace(special, f"\\u{ord(special[0]):04x}{special[1:]}")
+        return text
+
+    def _turn(self, index: int, message: ChatMessage) -> dict[str, Any]:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                {**call, "id": _NO_ID.sub("", call.get("id", ""))}
+                for call in calls_of(message, index)
+            ]
+        if message.role == "tool":
+            turn["tool_call_id"] = _NO_ID.sub("", message.tool_call_id)
+            turn["name"] = _NO_ID.sub("", message.name)
+        return turn
+
+    def _render_bounded(self, messages: Sequence[ChatMessage], tools: str) -> str:
+        known = json.loads(tools) if tools else []
+        if not self._knows_tools:
+            messages = told_in_words(messages, known, self._to_json)
+        turns = [self._turn(index, message) for index, message in enumerate(messages)]
         pieces: list[str] = []
         chars = 0
         for piece in self._template.generate(
-            messages=turns, add_generation_prompt=True, **self._tokens
+            messages=turns,
+            tools=known if known and self._knows_tools else None,
+            add_generation_prompt=True,
+            **self._tokens,
         ):
             chars += len(piece)
             if chars > self._chars_max:

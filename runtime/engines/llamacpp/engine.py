@@ -11,39 +11,45 @@ that are the same everywhere, take `engines/exact/engine.py`.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
 import attrs
 import trio
 
 from ...env import Env
-from ...errors import ConfigError, RequestError
 from ...kv.memory import KvLayout, KvMemory
-from ...protocol.openai.generate import ChatMessage, GenerateRequest
+from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem
 from .blocks import StagedBlocks
+from .grammars import Grammars
+from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
-
-if TYPE_CHECKING:
-    from .chat_template import ChatTemplate
+from .prompts import Prompts
+from .shaped import ShapedSampling
+from .vocabulary import Vocabulary
 
 __all__ = ["LlamaCppEngine", "open_llamacpp_engine"]
 
 _log = logging.getLogger("trinamo.engine")
 BLOCK_TOKENS = 16
-PROMPT_BYTES_PER_TOKEN_MAX = 16
-"""A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
-and is done between two events of the loop. Prose has 4."""
-_MARKER = re.compile("\ue000([0-9]+)\ue001")
+FEATURES: Final = frozenset(
+    {
+        Feature.LOGPROBS,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
+        Feature.TOP_K,
+        Feature.MIN_P,
+        Feature.JSON_SCHEMA,
+    }
+)
+"""What every model can; one with a chat template takes tools, too."""
 _EVERY = -1
 """All sequences, or up to the last position, in llama.cpp's calls on its KV memory."""
 
@@ -67,10 +73,10 @@ class LlamaCppEngine:
         threads: int,
         layout: KvLayout = KvLayout.BLOCK_FIRST,
     ) -> None:
-        llama = _import_llama()
+        llama = import_llama()
         self._llama = llama
-        self._model = _load_model(llama, path)
-        self._vocabulary = self._model.get_vocab()
+        self._model = load_model(llama, path)
+        vocabulary = self._vocabulary = Vocabulary(self._model.get_vocab())
         context_tokens_max = min(context_tokens_max, self._model.n_ctx_train)
         self.info = EngineInfo(
             engine="llamacpp",
@@ -80,18 +86,26 @@ class LlamaCppEngine:
             block_count=kv_tokens // BLOCK_TOKENS,
             fingerprint=sample_digest(path),
             can_resume=True,
+            features=FEATURES,
         )
-        vocabulary = self._vocabulary
-        self.end_token_ids = frozenset(
-            token_id for token_id in range(vocabulary.n_vocab) if vocabulary.is_eog(token_id)
+        self.end_token_ids = frozenset(vocabulary.end_ids)
+        self._prompts = Prompts(
+            vocabulary,
+            self._model.get_default_chat_template() or "",
+            context_tokens_max=context_tokens_max,
         )
-        self._special_texts = [
-            _text(vocabulary, token_id)
-            for token_id in range(vocabulary.n_vocab)
-            if vocabulary.is_control(token_id)
-        ]
-        self._prompt_bytes_max = context_tokens_max * PROMPT_BYTES_PER_TOKEN_MAX
-        self._template = self._chat_template()
+        if self._prompts.has_template:
+            self.info = attrs.evolve(self.info, features=FEATURES | {Feature.TOOLS})
+        self._shaped = ShapedSampling(
+            Grammars(
+                vocabulary.all_bytes(),
+                partial(vocabulary.tokenize, is_template=False),
+                end_ids=vocabulary.end_ids,
+                special_ids=vocabulary.special_ids,
+            ),
+            vocabulary.token_bytes,
+            self._sample,
+        )
         parameters = llama.LlamaContextParams()
         parameters.n_ctx = self.info.block_count * BLOCK_TOKENS
         parameters.n_seq_max = running_max
@@ -100,7 +114,7 @@ class LlamaCppEngine:
         parameters.kv_unified = True
         parameters.flash_attn_type = 1
         parameters.n_batch = parameters.n_ubatch = step_tokens_max
-        self._context = _make_context(llama, self._model, parameters)
+        self._context = make_context(llama, self._model, parameters)
         self._context.install_cancel_callback()
         self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=running_max)
         self._greedy = llama.LlamaSampler(llama.LlamaSamplerChainParams())
@@ -139,84 +153,14 @@ class LlamaCppEngine:
         assert self._blocks is not None, "there are no blocks to copy from"
         self._blocks.load(slot, tokens, block_ids)
 
-    def _chat_template(self) -> ChatTemplate | None:
-        from .chat_template import ChatTemplate  # noqa: PLC0415 -- needs the extra
-
-        source = self._model.get_default_chat_template()
-        if not source:
-            return None
-        vocabulary = self._vocabulary
-        return ChatTemplate(
-            source,
-            chars_max=self._prompt_bytes_max,
-            bos=_text(vocabulary, vocabulary.token_bos()),
-            eos=_text(vocabulary, vocabulary.token_eos()),
-        )
-
     def encode(self, request: GenerateRequest) -> list[int]:
         """The prompt as it is, or the chat through the model's template."""
-        if request.token_ids is not None:
-            vocabulary_size = self._vocabulary.n_vocab
-            if not all(0 <= token_id < vocabulary_size for token_id in request.token_ids):
-                raise RequestError(
-                    f"every token id must be from 0 to {vocabulary_size - 1}", param="token_ids"
-                )
-            return list(request.token_ids)
-        if request.messages is not None:
-            return self._encode_chat(request.messages)
-        text = request.prompt or ""
-        self._check_size(len(text), "prompt")
-        text = _characters(text)
-        self._check_size(len(text.encode()), "prompt")
-        tokens = self._tokenize(text, is_template=False)
-        if self._vocabulary.get_add_bos():
-            tokens.insert(0, int(self._vocabulary.token_bos()))
-        return tokens
-
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        if self._template is None:
-            raise RequestError("the model has no chat template; send a prompt", param="messages")
-        self._check_size(sum(len(m.content) for m in messages), "messages")
-        messages = [ChatMessage(m.role, _characters(m.content)) for m in messages]
-        text = self._template.render(messages)
-        self._check_size(len(text.encode()), "messages")
-        if not any(mark in m.content for m in messages for mark in self._special_texts):
-            return self._tokenize(text, is_template=True)
-        # Someone writes special tokens in a message, perhaps to end it and go on as the system.
-        # So the template is rendered around markers, and what they stand for is plain text.
-        marked = [ChatMessage(m.role, f"\ue000{n}\ue001") for n, m in enumerate(messages)]
-        tokens: list[int] = []
-        for index, piece in enumerate(_MARKER.split(self._template.render(marked))):
-            is_content = index % 2 == 1
-            text = messages[int(piece)].content if is_content else piece
-            tokens += self._tokenize(text, is_template=not is_content)
-        return tokens
-
-    def _check_size(self, size_bytes: int, param: str) -> None:
-        """Called with the characters first, of which there are no more, then with the bytes."""
-        if size_bytes > self._prompt_bytes_max:
-            raise RequestError(
-                f"the prompt has more than {self._prompt_bytes_max} bytes, more than the model's"
-                f" context of {self.info.context_tokens_max} tokens holds; shorten it",
-                param=param,
-            )
-
-    def _tokenize(self, text: str, *, is_template: bool) -> list[int]:
-        # A template writes its special tokens itself; anywhere else they are plain text.
-        add_special, parse_special = False, is_template
-        tokens = self._vocabulary.tokenize(text, add_special, parse_special)
-        return [int(token_id) for token_id in tokens]
+        self._shaped.check(request)
+        return self._prompts.encode(request)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """From the vocabulary itself: llama.cpp's own pieces replace a split character."""
-        if self._vocabulary.is_control(token_id):
-            return b""
-        text = _text(self._vocabulary, token_id)
-        try:
-            return bytes(_BYTE_OF[char] for char in text)
-        except KeyError:
-            # A token added to the vocabulary as plain text.
-            return text.encode()
+        """The bytes of one token; special tokens have none."""
+        return self._vocabulary.token_bytes(token_id)
 
     def step(self, items: Sequence[StepItem]) -> list[int | None]:
         """One llama.cpp decode for all items, then a sampler for each that wants a token."""
@@ -233,9 +177,14 @@ class LlamaCppEngine:
             rows.append(row - 1)
         self._context.decode(batch)
         return [
-            self._sample(row, item) if item.is_sampled else None
+            self._next(row, item) if item.is_sampled else None
             for row, item in zip(rows, items, strict=True)
         ]
+
+    def _next(self, row: int, item: StepItem) -> int | None:
+        if item.shaping is None:
+            return self._sample(row, item)
+        return self._shaped.sample(self._context.get_logits_ith(row), row, item)
 
     def _sample(self, row: int, item: StepItem) -> int:
         sampling = item.sampling
@@ -270,66 +219,6 @@ class LlamaCppEngine:
         self._batch.close()
         self._context.close()
         self._model.close()
-
-
-def _import_llama() -> ModuleType:
-    try:
-        # By name, as a type checker cannot look into the extension module.
-        llama = importlib.import_module("cyllama.llama.llama_cpp")
-        importlib.import_module("jinja2")
-    except ImportError as error:
-        raise ConfigError(
-            "the llamacpp engine needs an extra that is not installed"
-            f" ({error}): pip install 'trinamo[llamacpp]'"
-        ) from error
-    return llama
-
-
-def _load_model(llama: Any, path: Path) -> Any:
-    llama.disable_logging()
-    llama.ggml_backend_load_all()
-    parameters = llama.LlamaModelParams()
-    parameters.n_gpu_layers = 0
-    try:
-        model = llama.LlamaModel(str(path), parameters)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"llama.cpp cannot load {path}: {error}") from error
-    kind = model.meta_val_str("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ConfigError(
-            f"{path} has a {kind!r} vocabulary; only byte-level BPE ('gpt2') is supported"
-        )
-    return model
-
-
-def _make_context(llama: Any, model: Any, parameters: Any) -> Any:
-    try:
-        return llama.LlamaContext(model, parameters)
-    except (MemoryError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"llama.cpp cannot make a context of {parameters.n_ctx} tokens and"
-            f" {parameters.n_seq_max} sequences: {error}"
-        ) from error
-
-
-def _characters(text: str) -> str:
-    """Without lone surrogates: they are no characters, and llama.cpp could not take them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _text(vocabulary: Any, token_id: int) -> str:
-    return str(vocabulary.get_text(token_id))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of all bytes in a byte-level BPE vocabulary (GPT-2's)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...context import Context, State
-from ...protocol.openai.generate import Delta, FinishReason
+from ...protocol.openai.generate import Delta, FinishReason, TokenLogprob
 from ...sinks import Sink
 from ..text import TextStream
 from .sequence import TokenSequence
@@ -28,6 +28,7 @@ class Answer:
         "sequence",
         "text",
         "unsent_ids",
+        "unsent_logprobs",
     )
 
     def __init__(
@@ -46,6 +47,7 @@ class Answer:
             "engine", prompt_tokens=sequence.prompt_tokens, known_tokens=len(sequence.token_ids)
         )
         self.unsent_ids: list[int] = []
+        self.unsent_logprobs: list[TokenLogprob] = []
         self._unsent_prompt_tokens = sequence.prompt_tokens
         self._sink = sink
         self._context = context
@@ -77,8 +79,11 @@ class Answer:
 
         Raises what the sink raises.
         """
-        delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens)
+        logprobs = self.unsent_logprobs
+        delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens, logprobs)
         self.unsent_ids = []
+        if logprobs:
+            self.unsent_logprobs = []
         if self._unsent_prompt_tokens:
             self._unsent_prompt_tokens = 0
             self._leg.mark("first_token")

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 
 from ...errors import RequestError
-from ...protocol.openai.generate import GenerateRequest
+from ...protocol.openai.generate import GenerateRequest, is_shaped
 from ..text import TextStream
 from ..validation import check_features, check_prompt_fits, check_request
 from .sequence import TokenSequence
-from .step import Sampling, StepEngine
+from .step import Sampling, Shaping, StepEngine
 
 __all__ = ["ends_with", "is_answered", "known_tokens", "sequence_of", "text_behind"]
 
@@ -68,6 +68,9 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
     """A new sequence; `rng` draws a seed where the request has none. Raises `RequestError`."""
     token_ids, prompt_tokens = known_tokens(engine, request)
     seed = rng.getrandbits(SEED_BITS) if request.seed is None else request.seed
+    shaping = None
+    if is_shaped(request):
+        shaping = Shaping(request=request, token_ids=token_ids, prompt_tokens=prompt_tokens)
     return TokenSequence(
         token_ids=token_ids,
         prompt_tokens=prompt_tokens,
@@ -77,6 +80,7 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
             top_p=request.top_p,
             seed=seed % (1 << SEED_BITS),
         ),
+        shaping=shaping,
     )
 
 

@@ -60,6 +60,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
             block_ids=sequence.block_ids,
             is_sampled=end == len(known),
             sampling=sequence.sampling,
+            shaping=sequence.shaping,
         )
 
 

@@ -9,7 +9,7 @@ import enum
 
 import attrs
 
-from .step import Sampling
+from .step import Sampling, Shaping
 
 __all__ = ["SequenceState", "TokenSequence"]
 
@@ -35,6 +35,7 @@ class TokenSequence:
     tokens_max: int
     """Length at which the answer ends, the prompt included."""
     sampling: Sampling = attrs.Factory(Sampling)
+    shaping: Shaping | None = None
     state: SequenceState = SequenceState.WAITING
     cached_tokens: int = 0
     """The KV of so many leading tokens is in the blocks."""

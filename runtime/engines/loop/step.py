@@ -7,12 +7,13 @@ requests in flight nor tasks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 import msgspec
 
-from ...protocol.openai.generate import GenerateRequest
+from ...errors import TrinamoError
+from ...protocol.openai.generate import GenerateRequest, TokenLogprob
 from ..generation import EngineInfo
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "Hop",
     "KeepsKv",
     "Sampling",
+    "Shaping",
     "StagesKv",
     "StepEngine",
     "StepItem",
@@ -60,6 +62,26 @@ class Sampling:
         return scramble(scramble(self.seed) ^ position)
 
 
+@attrs.define(eq=False, kw_only=True)
+class Shaping:
+    """What one sequence asks for beyond `Sampling`, and what the engine tells of its last token.
+
+    The choice is still a function of the request, the tokens so far, and the position alone: an engine may
+    keep in `state` what it has made of them, and makes it again from `token_ids` where it is None.
+    """
+
+    request: GenerateRequest
+    token_ids: list[int]
+    """Every known token, as it grows; not to be changed."""
+    prompt_tokens: int
+    state: Any = None
+    """The engine's own."""
+    told: TokenLogprob | None = None
+    """Of the token chosen last, where the request asks for log probabilities."""
+    failure: TrinamoError | None = None
+    """Why there is no next token: it ends this answer, and no other."""
+
+
 class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One sequence's share of a step. There is one for every token."""
 
@@ -74,6 +96,8 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     is_sampled: bool
     """Whether a next token is wanted: true for the last tokens known."""
     sampling: Sampling
+    shaping: Shaping | None = None
+    """None for most: then `sampling` says everything."""
 
 
 class StepEngine(Protocol):
@@ -102,7 +126,7 @@ class StepEngine(Protocol):
         ...
 
     def step(self, items: Sequence[StepItem]) -> list[int | None]:
-        """Compute every item and return its next token, None where none is wanted.
+        """Compute every item and return its next token, None where none is wanted, or has failed.
 
         CPU-bound and synchronous: runs in a worker thread. Whatever it raises fails all running
         sequences.

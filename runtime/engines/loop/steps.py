@@ -225,6 +225,9 @@ class StepLoop:
         asked = self._asked.get(sequence)
         if asked is None:
             return
+        if sequence.shaping is not None and sequence.shaping.failure is not None:
+            self._fail(sequence, sequence.shaping.failure, None)
+            return
         if isinstance(asked, Pinned):
             asked.advanced(token_id)
         elif token_id is not None:
@@ -236,6 +239,11 @@ class StepLoop:
         self._completion_tokens += 1
         answer.unsent_ids.append(token_id)
         is_end = token_id in self._engine.end_token_ids
+        shaping = sequence.shaping
+        if shaping is not None and shaping.told is not None:
+            if not is_end:
+                answer.unsent_logprobs.append(shaping.told)
+            shaping.told = None
         try:
             text = "" if is_end else answer.text.push(self._engine.token_bytes(token_id))
         except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure

@@ -21,6 +21,8 @@ class PrefillReason(enum.StrEnum):
 
     LONG_PROMPT = "long_prompt"
     """Computed by a prefill worker: it is long, and all others are free to go on with decoding."""
+    LOGPROBS = "logprobs"
+    """The first token's log probabilities are asked for, and no prefill worker tells them."""
     SHORT_PROMPT = "short_prompt"
     """Too little is left to compute to be worth a transfer."""
     NO_PREFILL_WORKER = "no_prefill_worker"
@@ -52,6 +54,7 @@ class PrefillReason(enum.StrEnum):
 class Situation:
     """All that the decision depends on."""
 
+    wants_logprobs: bool = False
     missing_tokens: int
     """Of the prompt, those whose KV the decode worker does not hold."""
     tokens_local_max: int
@@ -64,6 +67,7 @@ class Situation:
 
 
 LOCAL_IF: Final[tuple[tuple[PrefillReason, Callable[[Situation], bool]], ...]] = (
+    (PrefillReason.LOGPROBS, lambda s: s.wants_logprobs),
     (PrefillReason.SHORT_PROMPT, lambda s: s.missing_tokens <= s.tokens_local_max),
     (PrefillReason.NO_PREFILL_WORKER, lambda s: not s.has_prefill_worker),
     (PrefillReason.QUEUE_AWAY, lambda s: not s.is_queue_reachable),

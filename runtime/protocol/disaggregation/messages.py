@@ -44,6 +44,8 @@ __all__ = [
 JOB_ID_CHARS_MAX: Final = 128
 _TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 14
+_SHAPE_BYTES_MAX: Final = 1 << 17
+"""Of schema, tools and biases. A request with more of them is refused, and computed where it is."""
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_CHARS_MAX)]
 Descriptor = Annotated[bytes, msgspec.Meta(max_length=PEER_BYTES_MAX)]
 BlockIds = list[TokenCount]
@@ -147,7 +149,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 def ask_bytes_max_for(context_tokens_max: int) -> int:
     """How long an encoded `PrefillAsk` for a model of that context is at most: it has no text."""
-    return context_tokens_max * _TOKEN_ID_BYTES_MAX + _OTHER_FIELDS_BYTES
+    tokens_bytes = context_tokens_max * _TOKEN_ID_BYTES_MAX
+    return tokens_bytes + _SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
 
 
 def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateRequest:
@@ -156,13 +159,16 @@ def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateR
     `request.seed` must be set: the token drawn here is the one that was to be drawn there.
     """
     assert request.seed is not None, "two engines would draw from different seeds"
-    return GenerateRequest(
-        model=request.model,
-        token_ids=token_ids,
-        max_tokens=1,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
+    delivered = request.delivered_ids
+    return msgspec.structs.replace(
+        request,
+        messages=None,
+        prompt=None,
+        # Penalties and grammars know where the answer begins.
+        token_ids=token_ids[: len(token_ids) - len(delivered)],
+        max_tokens=len(delivered) + 1,
+        stop=[],
+        logprobs=None,
     )
 
 

@@ -7,7 +7,7 @@ answer. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -35,8 +35,11 @@ __all__ = [
     "CompletionChoice",
     "ErrorBody",
     "ErrorDetail",
+    "FunctionDelta",
     "Model",
     "ModelList",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]
 
@@ -51,9 +54,32 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int = 0
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """The name of what is called, in the first event of a call, and more of its arguments' JSON."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionDelta
+    type: str = "function"
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    function: FunctionDelta
+    id: str | None = None
+    """In the first event of a call, and so is the type."""
+    type: str | None = None
+
+
 class ChatReply(msgspec.Struct, frozen=True):
     role: str
-    content: str
+    content: str | None
+    """None where the answer only calls tools."""
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -77,6 +103,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -218,7 +245,7 @@ class ChatAnswer:
             self._finish_reason = delta.finish_reason
 
     def to_body(self, usage: Usage) -> bytes:
-        reply = ChatReply("assistant", "".join(self._texts))
+        reply = self._reply("".join(self._texts))
         logprobs = make_chat_logprobs(self._logprobs) if self._logprobs else None
         return _encode(
             ChatCompletion(
@@ -229,6 +256,9 @@ class ChatAnswer:
                 usage=usage,
             )
         )
+
+    def _reply(self, text: str) -> ChatReply:
+        return ChatReply("assistant", text)
 
     def _chunk(
         self,

@@ -18,7 +18,6 @@ __all__ = [
     "ALIASES_MAX",
     "LOGIT_BIASES_MAX",
     "SCHEMA_CHARS_MAX",
-    "SHAPE_BYTES_MAX",
     "STOP_CHARS_MAX",
     "STOP_STRINGS_MAX",
     "TOKEN_CHARS_MAX",
@@ -33,6 +32,7 @@ __all__ = [
     "TokenLogprob",
     "bounded_request_type",
     "features_of",
+    "is_shaped",
     "payload_bytes_max_for",
 ]
 
@@ -53,7 +53,7 @@ TOOL_NAMED: Final = "function:"
 """What `GenerateRequest.tool_choice` begins with where the client names the one to call."""
 _UTF8_BYTES_MAX: Final = 4
 _LOGIT_BIAS_BYTES: Final = 14
-SHAPE_BYTES_MAX: Final = (
+_SHAPE_BYTES_MAX: Final = (
     SCHEMA_CHARS_MAX + TOOLS_CHARS_MAX
 ) * _UTF8_BYTES_MAX + LOGIT_BIASES_MAX * _LOGIT_BIAS_BYTES
 """What schema, tools and biases of an encoded `GenerateRequest` have at most."""
@@ -74,6 +74,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     """The caller asked to stop early, and this is the partial answer."""
+    TOOL_CALLS = "tool_calls"
+    """What a client is told for a `STOP` behind calls of its tools."""
 
 
 class Feature(enum.StrEnum):
@@ -112,7 +114,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     says `can_resume` may be given any. All other fields are those of the first request, the seed
     that was drawn included; the deltas tell of new tokens alone.
 
-    What is set below `seed` needs a feature (`features_of`). `logprobs` asks for those of each token
+    What `features_of` tells needs a feature of the engine. `logprobs` asks for those of each token
     and of so many alternatives. A penalty looks at the answer so far, the repetition penalty at the
     prompt too, and biases are added to logits. The answer is JSON by `json_schema`, a schema's own JSON;
     or it calls `tools`, OpenAI's list as JSON. `tool_choice` is empty (as `auto`), `auto`,
@@ -151,6 +153,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     delivered_text: str = ""
     delivered_tokens: int = 0
     is_begun: bool = False
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may be calls of its tools."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def turns(self) -> list[ChatMessage]:
@@ -204,6 +211,16 @@ def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
             yield Feature.TOOLS, f"messages[{index}].role"
 
 
+def is_shaped(request: GenerateRequest) -> bool:
+    """Whether more than temperature, `top_p` and seed chooses the tokens, or more is told of them.
+
+    Tools that the model may call or not are a matter of the prompt.
+    """
+    if request.tools and request.tool_choice not in ("", "none", "auto"):
+        return True
+    return any(feature is not Feature.TOOLS for feature, _ in features_of(request))
+
+
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     """`GenerateRequest` for a model of that context: one that decodes cannot be much too long.
 
@@ -244,7 +261,7 @@ def payload_bytes_max_for(context_tokens_max: int) -> int:
     stops = STOP_STRINGS_MAX * STOP_CHARS_MAX
     text_bytes = (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX
     tokens_bytes = context_tokens_max * _TOKEN_ID_BYTES_MAX
-    return text_bytes + tokens_bytes + SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
+    return text_bytes + tokens_bytes + _SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -12,7 +12,7 @@ import trio
 from tests.certificates import Authority
 from tests.runtime.http.running import Generate, LocalEngine, Running, say_hello
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.protocol.openai.generate import Feature, ModelCard
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,8 @@ async def serve(http_server: str, request: pytest.FixtureRequest) -> AsyncIterat
             service = HttpService.builder().config(**settings).build()
             engine = LocalEngine(function)
             trust = None if trusted is None else ssl.create_default_context(cafile=trusted)
-            service.model_manager().add_model(ModelCard(name="local", endpoint="a/b/c"), engine)
+            card = ModelCard(name="local", endpoint="a/b/c", features=list(Feature))
+            service.model_manager().add_model(card, engine)
             running = Running(service, engine, await nursery.start(service.run), trust)
             started.append(running)
             return running

@@ -22,6 +22,7 @@ situations = st.builds(
     Situation,
     missing_tokens=st.integers(1, 20),
     tokens_local_max=st.integers(0, 20),
+    wants_logprobs=st.booleans(),
     has_prefill_worker=st.booleans(),
     is_queue_reachable=st.booleans(),
     queue_depth=st.integers(0, 4),
@@ -33,6 +34,7 @@ situations = st.builds(
     ("change", "reason"),
     [
         ({}, PrefillReason.LONG_PROMPT),
+        ({"wants_logprobs": True}, PrefillReason.LOGPROBS),
         ({"missing_tokens": 1000}, PrefillReason.SHORT_PROMPT),
         ({"tokens_local_max": 1001}, PrefillReason.SHORT_PROMPT),
         ({"has_prefill_worker": False}, PrefillReason.NO_PREFILL_WORKER),

@@ -49,6 +49,17 @@ def test_a_prefill_worker_draws_the_token_that_was_to_be_drawn_and_no_other() ->
     )
 
 
+def test_a_prefill_worker_knows_where_the_answer_begins_and_what_shapes_it() -> None:
+    """Penalties count the answer alone, and a grammar begins with it."""
+    shaped = msgspec.structs.replace(
+        ASKED, delivered_ids=[8, 9], presence_penalty=1.0, json_schema="{}", logprobs=3
+    )
+    asked = prefill_request(shaped, [1, 2, 3, 8, 9])
+
+    assert (asked.token_ids, asked.delivered_ids, asked.max_tokens) == ([1, 2, 3], [8, 9], 3)
+    assert (asked.presence_penalty, asked.json_schema, asked.logprobs) == (1.0, "{}", None)
+
+
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_message_are_the_peer_s_fault(data: bytes) -> None:
     """Decoding gives a message or `RemoteProtocolError`, whatever the bytes."""
@@ -85,7 +96,7 @@ def test_a_question_for_the_longest_prompt_is_taken_and_one_for_many_times_that_
         return len(encode(PrefillAsk(request=request, descriptor=b"d" * 512, timeout_s=30.0)))
 
     bound = ask_bytes_max_for(32_768)
-    assert size_of(32_768, 2**31 - 1) <= bound < size_of(6 * 32_768, 0)
+    assert size_of(32_768, 2**31 - 1) <= bound < size_of(10 * 32_768, 0)
 
 
 def test_only_equal_fingerprints_of_one_namespace_meet() -> None:

@@ -1,0 +1,215 @@
+"""What an answer may look like, token by token: JSON by a schema, or calls of tools.
+
+Grammars are llguidance's, one of the two that llama.cpp can be built with. Its own (GBNF) ends
+the process at a token that it does not expect, takes milliseconds a token, and passes over what it
+does not know of a schema; `docs/decisions/0030` has the figures. What cannot be a grammar is refused here,
+before the request waits for a place. Needs the extra `llamacpp`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from ...errors import EngineError, RequestError
+from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
+from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
+
+__all__ = ["Grammar", "Grammars", "grammar_of"]
+
+PROPERTIES_MAX: Final = 256
+"""Of one object: optional ones cost their square."""
+NODES_MAX: Final = 1024
+"""Objects, lists and properties of a schema, or of all parameters of the tools."""
+DEPTH_MAX: Final = 64
+_CACHED_MAX: Final = 64
+_MAY_BE_LONG: Final = 120
+# No white space but these: a small model that may write as much as it likes writes nothing else.
+_FORM: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LIMITS: Final = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+
+
+class Grammar:
+    """Where one answer is in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+        self._matcher = matcher
+        self._vocabulary_size = vocabulary_size
+        self._bits = allocate_token_bitmask(1, vocabulary_size)
+        self._taken = 0
+
+    def follow(self, answer_ids: Sequence[int]) -> None:
+        """Take what is new of the whole answer so far; `EngineError` if the grammar has no such text."""
+        for token_id in answer_ids[self._taken :]:
+            if not self._matcher.consume_token(token_id):
+                raise EngineError(
+                    f"token {token_id} does not fit the grammar of the answer: {self._why()}"
+                )
+            self._taken += 1
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may be next, the ends of an answer among them; `EngineError` if none can."""
+        fill_next_token_bitmask(self._matcher, self._bits)
+        if self._matcher.is_error():
+            raise EngineError(f"the grammar of the answer cannot go on: {self._why()}")
+        bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
+        return bits[: self._vocabulary_size].astype(np.bool_)
+
+    def _why(self) -> str:
+        return self._matcher.get_error().partition("\n")[0][:_MAY_BE_LONG] or "it is complete"
+
+
+class Grammars:
+    """The grammars of one vocabulary; the last `_CACHED_MAX` are kept.
+
+    `tokens` are the bytes of all tokens, `encode` makes tokens of text, `end_ids` end an answer.
+    `special_ids` are never part of a text.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        encode: Callable[[str], list[int]],
+        *,
+        end_ids: Sequence[int],
+        special_ids: Sequence[int],
+    ) -> None:
+        self._size = len(tokens)
+        vocabulary = _Vocabulary(tokens, encode, end_ids[0], special_ids)
+        self._tokenizer = LLTokenizer(vocabulary, n_vocab=self._size, eos_token=list(end_ids))  # type: ignore[arg-type]
+        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def check(self, source: str, param: str) -> None:
+        """Raise `RequestError` naming `param` if `source` is no grammar."""
+        try:
+            self._matcher(source)
+        except ValueError as error:
+            raise RequestError(f"'{param}' cannot be a grammar: {error}", param=param) from None
+
+    def open(self, source: str) -> Grammar:
+        """A grammar at its beginning; `EngineError` for a source that `check` refuses."""
+        try:
+            return Grammar(self._matcher(source).deep_copy(), self._size)
+        except ValueError as error:
+            raise EngineError(f"the answer has no grammar: {error}") from None
+
+    def _matcher(self, source: str) -> LLMatcher:
+        # Asked by the loop, and by the thread of the steps.
+        found = self._matchers.get(source)
+        if found is not None:
+            return found
+        made = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        if made.is_error():
+            raise ValueError(made.get_error().partition("\n")[0][:_MAY_BE_LONG])
+        self._matchers[source] = made
+        while len(self._matchers) > _CACHED_MAX:
+            self._matchers.popitem(last=False)
+        return made
+
+
+class _Vocabulary:
+    """What `LLTokenizer` asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        encode: Callable[[str], list[int]],
+        eos_token_id: int,
+        special_token_ids: Sequence[int],
+    ) -> None:
+        self.tokens, self.eos_token_id = tokens, eos_token_id
+        self.special_token_ids = special_token_ids
+        self._encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+def grammar_of(request: GenerateRequest) -> tuple[str, str]:
+    """The grammar that the answer of `request` must have, and the parameter that asks for it.
+
+    Empty if it is free. Raises `RequestError` for schemas that are too large, or none.
+    """
+    choice = request.tool_choice if request.tools else "none"
+    must_call = choice not in ("", "none", "auto")
+    if not (must_call or request.json_schema):
+        return "", ""
+    starts, rules = [], []
+    if choice != "none":
+        is_one = not request.parallel_tool_calls or choice.startswith(TOOL_NAMED)
+        starts.append("call" if is_one else r'call ("\n" call)*')
+        rules += _call_rules(request)
+    if must_call:
+        param = "tools"
+    else:
+        param = "response_format"
+        starts.append("answer")
+        schema = _bounded(_decoded(request.json_schema, param), param)
+        rules.append(f"answer: %json {_formed(schema)}")
+    return "\n".join([f"start: {' | '.join(starts)}", *rules]), param
+
+
+def _call_rules(request: GenerateRequest) -> list[str]:
+    """One rule for each function that may be called; `$ref`s are to its own parameters."""
+    functions = [tool["function"] for tool in _decoded(request.tools, "tools")]
+    if request.tool_choice.startswith(TOOL_NAMED):
+        name = request.tool_choice.removeprefix(TOOL_NAMED)
+        functions = [each for each in functions if each["name"] == name]
+    _bounded(functions, "tools")
+    kinds = " | ".join(f"call_{number}" for number in range(len(functions)))
+    rules = [f'call: "{CALL_BEGIN}\\n" ({kinds}) "\\n{CALL_END}"']
+    for number, function in enumerate(functions):
+        head = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
+        parameters = function.get("parameters") or {"type": "object"}
+        rules.append(f'call_{number}: {head} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {_formed(parameters)}")
+    return rules
+
+
+def _decoded(text: str, param: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"'{param}' is not valid JSON: {error}", param=param) from None
+
+
+def _formed(schema: Any) -> str:
+    # What a client says of the form would say it of our white space, and of what may be passed over.
+    return json.dumps({**schema, "x-guidance": _FORM} if isinstance(schema, dict) else schema)
+
+
+def _bounded(schema: Any, param: str) -> Any:
+    """The schema; `RequestError` for one that would take long to make a grammar of."""
+    if schema is True:
+        return {}
+    nodes = 0
+    for depth, node in _walk(schema):
+        nodes += len(node)
+        is_wide = isinstance(node, dict) and len(node) > PROPERTIES_MAX
+        if nodes > NODES_MAX or depth > DEPTH_MAX or is_wide:
+            raise RequestError(
+                f"'{param}' is too large: at most {NODES_MAX} values, {PROPERTIES_MAX} of one"
+                f" object, {DEPTH_MAX} deep",
+                param=param,
+            )
+    return schema
+
+
+def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
+    pending: list[tuple[int, Any]] = [(0, schema)]
+    while pending:
+        depth, node = pending.pop()
+        if isinstance(node, dict | list):
+            yield depth, node
+            items = node.values() if isinstance(node, dict) else node
+            pending += [(depth + 1, each) for each in items]
