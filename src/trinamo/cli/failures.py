@@ -33,7 +33,12 @@ EXIT_DEGRADED: Final = 3
 EXIT_HURRIED: Final = 130
 """What shells expect of a process that Ctrl-C ended."""
 
-_EXTRAS: Final = {"httpx": "sim", "cyllama": "llamacpp", "jinja2": "llamacpp"}
+_EXTRAS: Final = {
+    "httpx": "sim",
+    "cyllama": "llamacpp",
+    "jinja2": "llamacpp",
+    "llguidance": "llamacpp",
+}
 """Modules that only an extra brings."""
 
 _tracebacks = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "choose_engine", "open_engine"]
 
-_EXTRA_MODULES: Final = ("cyllama", "jinja2")
+_EXTRA_MODULES: Final = ("cyllama", "jinja2", "llguidance")
 
 
 @attrs.frozen
