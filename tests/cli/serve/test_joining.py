@@ -88,7 +88,7 @@ def test_a_second_worker_answers_through_the_frontend_that_runs(home: RunningClu
 
 def test_a_second_frontend_serves_the_same_models(home: RunningCluster) -> None:
     with beside(home, "frontend", "frontend", "--port", "0") as place:
-        found = re.search(r"url (http://\S+)", place.output)
+        found = re.search(r"url (http://[^\s,]+)", place.output)
         assert found is not None
         wait_for(lambda: "echo" in models(found[1]), 20, "the models")
         assert ask(found[1], "echo", "by the side door") == "by the side door"
