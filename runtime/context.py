@@ -99,6 +99,11 @@ class Context:
         return self._scope
 
     @property
+    def traceparent(self) -> str:
+        """The header `traceparent` for whatever the handler asks of others; empty: none is traced."""
+        return self.trace.traceparent
+
+    @property
     def is_stopped(self) -> bool:
         """True once stopped or killed: the engine should produce nothing new."""
         return self.state >= State.STOPPED

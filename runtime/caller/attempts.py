@@ -138,6 +138,11 @@ class StreamAttempt(InFlight):
             raise
         self.channel = self.registration.channel
 
+    @property
+    def traceparent(self) -> str:
+        """The span of this attempt, for the worker's."""
+        return self._leg.traceparent
+
     def open_input(self) -> ConnectionInfo:
         """Where the worker calls for the request's input."""
         self.input = self._plane.register_input(self.context)

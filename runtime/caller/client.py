@@ -205,7 +205,7 @@ class Client:
             attempt = UnaryAttempt(context)
             try:
                 with (
-                    context.trace.begin("attempt", instance=instance.id),
+                    context.trace.begin("attempt", instance=instance.id) as leg,
                     self.router.flight(instance, attempt),
                 ):
                     envelope = Envelope(
@@ -214,6 +214,7 @@ class Client:
                         instance_id=instance.id,
                         kind=RequestKind.UNARY,
                         deadline_s=left_s(context),
+                        traceparent=leg.traceparent,
                     )
                     return await attempt.run(*self._route(instance), envelope, payload)
             except ELSEWHERE as error:
@@ -275,6 +276,7 @@ class Client:
             request=attempt.open_input() if asked.takes_input else None,
             migrates=asked.migrates,
             deadline_s=left_s(attempt.context),
+            traceparent=attempt.traceparent,
         )
 
     def _choose(

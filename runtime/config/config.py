@@ -75,6 +75,7 @@ __all__ = [
     "TcpConfig",
     "TlsConfig",
     "TracesConfig",
+    "TracingConfig",
     "TransferConfig",
     "WeightsConfig",
     "WorkerConfig",
@@ -130,6 +131,38 @@ class TracesConfig(Section, frozen=True, kw_only=True):
     ] = 2048
 
 
+class TracingConfig(Section, frozen=True, kw_only=True):
+    """Spans for OpenTelemetry: the legs of requests, of all processes, sent to a collector."""
+
+    enabled: Annotated[bool, about("Send them; needs the extra `otel`.")] = False
+    endpoint: Annotated[
+        Text | None,
+        about(
+            "Where the collector takes OTLP over HTTP, such as `http://collector:4318`; `/v1/traces`"
+            " is added. null: what `OTEL_EXPORTER_OTLP_ENDPOINT` says, else port 4318 of this host."
+            " Headers it wants, such as a key, are read from `OTEL_EXPORTER_OTLP_HEADERS`."
+        ),
+    ] = None
+    sample_ratio: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        about(
+            "The share of traces that is sent, of those that begin here; others' callers decide."
+        ),
+    ] = 1.0
+    flush_timeout_s: Annotated[
+        Seconds, about("How long the end of a process may take to send its last spans.")
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        endpoint = self.endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"tracing: endpoint is {endpoint!r}, not a URL with http:// or https://"
+            )
+        if endpoint is not None and "@" in endpoint:
+            raise ValueError("tracing: endpoint holds a password; use OTEL_EXPORTER_OTLP_HEADERS")
+
+
 class SecurityConfig(Section, frozen=True, kw_only=True):
     """Who may speak to the TCP ports of this cluster's processes."""
 
@@ -158,6 +191,7 @@ class Config(Section, frozen=True, kw_only=True):
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
     traces: TracesConfig = TracesConfig()
+    tracing: TracingConfig = TracingConfig()
 
 
 def preset_text(name: str) -> str:

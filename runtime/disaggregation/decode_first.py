@@ -41,7 +41,7 @@ from ..errors import (
     TrinamoError,
 )
 from ..kv.transfer.engine import EngineTransfers
-from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome
+from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome, PrefillRecord
 from ..nurseries import first_of, open_nursery
 from ..planes import LeasedJob, QueueLimits
 from ..protocol.disaggregation.decision import PrefillReason
@@ -160,14 +160,15 @@ class DecodeFirst:
         found: Filled | PrefillReason = PrefillReason.STOPPED
         try:
             with context.cancelled_by_stop():
-                job = RemotePrefillRequest(
-                    id=job_id,
-                    request_id=context.id,
-                    request=prefill_request(request, list(reservation.prompt.token_ids)),
-                    instance_id=self._transfers.engine_id,
-                    timeout_s=self._section.queue_timeout_s,
-                )
                 with context.trace.begin("queue", queue=self._queue.name, job=job_id) as leg:
+                    job = RemotePrefillRequest(
+                        id=job_id,
+                        request_id=context.id,
+                        request=prefill_request(request, list(reservation.prompt.token_ids)),
+                        instance_id=self._transfers.engine_id,
+                        timeout_s=self._section.queue_timeout_s,
+                        traceparent=leg.traceparent,
+                    )
                     reason = await self._wait_claimed(job, waiting, leg)
                     leg.finish("success" if reason is None else reason.value)
                 found = reason or await self._lend(reservation, waiting)
@@ -266,19 +267,28 @@ class QueuedPrefills:
                 record.outcome = PrefillOutcome.EXPIRED
                 return
             context = Context(asked.request_id)
-            context.trace = self._traces.begin(asked.request_id)
-            claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
-            try:
-                async with self._handoffs.stream(
-                    claim, Lent, context=context, instance_id=asked.instance_id
-                ) as handoff:
-                    lent = await first_item(handoff)
-                    await self._hand_over(asked, lent, handoff, context)
-                    record.outcome = PrefillOutcome.DONE
-            except RefusedError:
-                record.outcome = PrefillOutcome.NOT_WANTED
-            except TrinamoError as error:
-                record.failed(asked.request_id, error)
+            context.trace = self._traces.begin(asked.request_id, asked.traceparent)
+            with context.trace.begin("job", job=asked.id, attempt=job.attempt) as leg:
+                await self._claim(asked, context, record)
+                is_done = record.outcome is PrefillOutcome.DONE
+                leg.finish("success" if is_done else record.outcome.value)
+
+    async def _claim(
+        self, asked: RemotePrefillRequest, context: Context, record: PrefillRecord
+    ) -> None:
+        """Say that the job is here, and if it is wanted do it; what became of it is in `record`."""
+        claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
+        try:
+            async with self._handoffs.stream(
+                claim, Lent, context=context, instance_id=asked.instance_id
+            ) as handoff:
+                lent = await first_item(handoff)
+                await self._hand_over(asked, lent, handoff, context)
+                record.outcome = PrefillOutcome.DONE
+        except RefusedError:
+            record.outcome = PrefillOutcome.NOT_WANTED
+        except TrinamoError as error:
+            record.failed(asked.request_id, error)
 
     async def _hand_over(
         self,

@@ -148,12 +148,18 @@ class Inference:
         """
         public_id, inner_id = self._ids.make(exchange.headers)
         now = self._manager.env.clock.now()
-        trace = self._traces.begin(inner_id)
+        trace = self._traces.begin(inner_id, self._traceparent(exchange))
         with (
             log_fields(request_id=inner_id),
             trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
         ):
             await self._serve(exchange, public_id, _Arrived(inner_id, now, trace, leg))
+
+    def _traceparent(self, exchange: HttpExchange) -> str:
+        """Whose span the client's request is a part of, where that matters."""
+        if not self._traces.has_spans:
+            return ""
+        return (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
 
     async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:
         headers: Headers = [(b"x-request-id", public_id.encode())]

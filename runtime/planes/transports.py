@@ -24,6 +24,7 @@ from . import (
     TransferPlane,
 )
 from .settlement import SettlementPlane
+from .spans import SpanSink
 
 __all__ = ["DataPlane", "TransferChain", "Transports"]
 
@@ -70,6 +71,15 @@ class Transports(Protocol):
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AbstractAsyncContextManager[DataPlane]:
         """The data plane; `serving` is the instance id of a process that takes requests."""
+        ...
+
+    def open_spans(
+        self, config: Config, env: Env, process: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[SpanSink]:
+        """Where spans go, with `tracing.enabled`; `process` is what they say of where they are from.
+
+        Raises `ConfigError` where that is not installed. Leaving it sends what waits, in its time.
+        """
         ...
 
     def open_transfers(

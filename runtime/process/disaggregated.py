@@ -210,6 +210,8 @@ class PrefillRole(_Role):
             decode=decode_job,
             queue_limits=QUEUE_LIMITS,
             limits=limits,
+            # A job is a part of a request, and its handler knows which.
+            has_legs=False,
         ):
             task_status.started()
             await self._is_leaving.wait()

@@ -33,7 +33,10 @@ from ..metrics.planes import show_planes
 from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
+from ..planes.spans import SpanSink
 from ..planes.transports import Transports
+from ..traces.ring import Traces
+from ..traces.spans import Tracing
 from .runtime import Runtime
 
 __all__ = ["open_runtime"]
@@ -66,6 +69,11 @@ async def open_runtime(
         metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
     async with AsyncExitStack() as planes:
         everything = planes.enter_context(trio.CancelScope())
+        spans: SpanSink | None = None
+        if config.tracing.enabled:
+            # First, so that it ends last: what ends in an orderly way is told.
+            process = {} if instance_id is None else {"instance": instance_id}
+            spans = await planes.enter_async_context(transports.open_spans(config, env, process))
         control = await planes.enter_async_context(transports.open_control(config, env))
         events = await planes.enter_async_context(transports.open_events(config, env))
         data = await planes.enter_async_context(
@@ -102,6 +110,7 @@ async def open_runtime(
                 control_nursery=control_nursery,
                 event_nursery=event_nursery,
                 transfers=transfers,
+                traces=_traces(config, env, instance_id, spans),
             )
             control_nursery.start_soon(runtime.settings.follow)
             with trio.move_on_after(_SETTINGS_WAIT_S):
@@ -125,3 +134,10 @@ async def open_runtime(
         _log.warning(
             "shutdown: the planes did not close within %g s", config.shutdown.close_timeout_s
         )
+
+
+def _traces(config: Config, env: Env, instance_id: str | None, spans: SpanSink | None) -> Traces:
+    process = {"role": "frontend"} if instance_id is None else {"instance": instance_id}
+    ratio = config.tracing.sample_ratio
+    tracing = None if spans is None else Tracing(spans, env, sample_ratio=ratio)
+    return Traces(env.clock, config.traces.requests_max, tracing, **process)

@@ -62,6 +62,7 @@ class Runtime:
         control_nursery: trio.Nursery,
         event_nursery: trio.Nursery,
         transfers: EngineTransfers | None = None,
+        traces: Traces,
     ) -> None:
         self.config = config
         self.env = env
@@ -72,11 +73,11 @@ class Runtime:
         """16 hexadecimal digits, or None in a process that serves nothing."""
         self.transfers = transfers
         """None in a process without KV memory, or with `data_plane.transfer.enabled: false`."""
-        self.traces = _traces(config, env, instance_id)
+        self.traces = traces
         """What became of the last requests here."""
         self.settings = Settings(control, metrics=metrics)
         """What may change while the cluster runs; followed from the start to the end."""
-        self.queues = Queues(events, env)
+        self.queues = Queues(events, env, traces=self.traces)
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
         show_queues(metrics, self.queues, env.clock)
         self._data = data
@@ -393,8 +394,3 @@ def _renderer(instance: Instance) -> Callable[[int], bytes]:
         return encode_instance(replace(instance, incarnation=incarnation))
 
     return render
-
-
-def _traces(config: Config, env: Env, instance_id: str | None) -> Traces:
-    process = {"role": "frontend"} if instance_id is None else {"instance": instance_id}
-    return Traces(env.clock, config.traces.requests_max, **process)

@@ -31,6 +31,7 @@ from ..protocol.queue.consumer import (
     outcome_of,
     verdict_on,
 )
+from ..traces.ring import Traces
 
 __all__ = [
     "Backoff",
@@ -92,6 +93,7 @@ async def open_consumer(
     env: Env,
     limits: ConsumerLimits | None = None,
     on_outcome: Callable[[JobOutcome], None] | None = None,
+    traces: Traces | None = None,
 ) -> AsyncIterator[Consumer[T]]:
     """Consume `queue` while inside; leaving drains it, see `Consumer.drain`.
 
@@ -99,7 +101,13 @@ async def open_consumer(
     `return_timeout_s` at most. The arguments are those of `Consumer`.
     """
     consumer = Consumer(
-        queue, handler, decode=decode, env=env, limits=limits, on_outcome=on_outcome
+        queue,
+        handler,
+        decode=decode,
+        env=env,
+        limits=limits,
+        on_outcome=on_outcome,
+        traces=traces,
     )
     async with open_nursery() as nursery:
         nursery.start_soon(consumer.run)
@@ -120,6 +128,7 @@ class Consumer(Generic[T]):
         env: Where jitter and notes come from.
         limits: The bounds.
         on_outcome: Told how each job ended, synchronously; for whoever counts.
+        traces: Where each attempt at a job leaves a leg, under the job's id.
 
     While the broker is away handlers go on for as long as their leases last, then they are
     cancelled: somebody else may have the job by then. Nothing here ends because of the broker.
@@ -134,6 +143,7 @@ class Consumer(Generic[T]):
         env: Env,
         limits: ConsumerLimits | None = None,
         on_outcome: Callable[[JobOutcome], None] | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self._queue = queue
         self._handler = handler
@@ -141,6 +151,7 @@ class Consumer(Generic[T]):
         self._env = env
         self._limits = limits or ConsumerLimits()
         self._on_outcome = on_outcome
+        self._traces = traces or Traces(env.clock, 0)
         self._is_draining = trio.Event()
         self._taking: dict[trio.CancelScope, None] = {}
         self._is_refused = False
@@ -210,6 +221,8 @@ class Consumer(Generic[T]):
         self.counts.take()
         lease = HeldLease.taken(self._queue.limits.visibility_timeout_s, now=trio.current_time())
         work, outcome = _Work(job, lease), JobOutcome.UNSETTLED
+        trace = self._traces.begin(job.id)
+        leg = trace.begin("job", queue=self._queue.name, job=job.id, attempt=job.attempt)
         try:
             if not self._is_draining.is_set():
                 await self._attempt(work)
@@ -224,6 +237,7 @@ class Consumer(Generic[T]):
             raise
         finally:
             self.counts.end(outcome)
+            leg.finish("success" if outcome is JobOutcome.DONE else outcome.value)
             self._tell(work, outcome)
             if self._on_outcome is not None:
                 self._on_outcome(outcome)

@@ -29,6 +29,7 @@ from ..planes import (
     Settlement,
     WorkQueue,
 )
+from ..traces.ring import Traces
 from .consumer import Consumer, ConsumerLimits, JobOutcome, open_consumer
 
 __all__ = ["CountedQueue", "QueueTally", "Queues"]
@@ -152,9 +153,15 @@ class Queues:
     """The queues of one process."""
 
     def __init__(
-        self, events: EventPlane, env: Env, *, read_interval_s: float = READ_INTERVAL_S
+        self,
+        events: EventPlane,
+        env: Env,
+        *,
+        read_interval_s: float = READ_INTERVAL_S,
+        traces: Traces | None = None,
     ) -> None:
         self._events = events
+        self._traces = traces
         self._env = env
         self._read_interval_s = read_interval_s
         self._tallies: dict[str, QueueTally] = {}
@@ -204,8 +211,12 @@ class Queues:
         decode: Callable[[bytes], T],
         queue_limits: QueueLimits | None = None,
         limits: ConsumerLimits | None = None,
+        has_legs: bool = True,
     ) -> AsyncIterator[Consumer[T]]:
-        """Open a queue and work on its jobs while inside; leaving drains. See `Consumer`."""
+        """Open a queue and work on its jobs while inside; leaving drains. See `Consumer`.
+
+        `trinamo trace JOB` finds the attempts at a job here, unless its handler writes the legs.
+        """
         async with self.open(name, limits=queue_limits) as queue:
             tally = self._tally(name)
 
@@ -215,7 +226,13 @@ class Queues:
             opened: Consumer[T] | None = None
             try:
                 async with open_consumer(
-                    queue, handler, decode=decode, env=self._env, limits=limits, on_outcome=count
+                    queue,
+                    handler,
+                    decode=decode,
+                    env=self._env,
+                    limits=limits,
+                    on_outcome=count,
+                    traces=self._traces if has_legs else None,
                 ) as opened:
                     tally.consumers.append(opened)
                     yield opened

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from ..env import Clock
+from .spans import Tracing
 from .trace import NO_TRACE, Fact, Leg, Trace
 
 __all__ = ["LegView", "ProcessView", "RecentView", "TraceView", "Traces", "root_of"]
@@ -67,23 +68,40 @@ class RecentView(msgspec.Struct, kw_only=True):
 class Traces:
     """The traces of one process: of the last `requests_max` requests, or of none if that is 0."""
 
-    def __init__(self, clock: Clock, requests_max: int, **process: str) -> None:
+    def __init__(
+        self, clock: Clock, requests_max: int, tracing: Tracing | None = None, **process: str
+    ) -> None:
         self._clock = clock
         self.requests_max = requests_max
         """How many are kept."""
+        self._tracing = tracing
         self._process = process
         self._ring: deque[Trace] = deque(maxlen=requests_max)
         self._set_aside: deque[Trace] = deque(maxlen=min(SET_ASIDE_MAX, requests_max))
         """Those that failed, or were under way, when newer ones took their place."""
 
-    def begin(self, request_id: str) -> Trace:
-        """The trace of a request that has come; put it at the request's context."""
-        if not self.requests_max:
+    @property
+    def has_spans(self) -> bool:
+        """Whether legs go out as spans, so that a request's `traceparent` matters."""
+        return self._tracing is not None
+
+    def begin(self, request_id: str, traceparent: str = "") -> Trace:
+        """The trace of a request that has come; put it at the request's context.
+
+        `traceparent` is what its caller said, from wherever; used only where legs become spans.
+        """
+        trace: Trace
+        if self._tracing is not None:
+            trace = self._tracing.begin(request_id, traceparent)
+        elif self.requests_max:
+            trace = Trace(self._clock.now, request_id)
+        else:
             return NO_TRACE
-        trace = Trace(self._clock.now, request_id)
         ring = self._ring
-        if len(ring) == self.requests_max and ring[0].legs and not ring[0].is_good:
-            self._set_aside.append(ring[0])
+        if self.requests_max and len(ring) == self.requests_max:
+            oldest = ring[0]
+            if oldest.legs and not oldest.is_good:
+                self._set_aside.append(oldest)
         ring.append(trace)
         return trace
 

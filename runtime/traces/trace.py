@@ -42,6 +42,11 @@ class Leg:
         """What was reached on the way, and when."""
         self.facts = facts
 
+    @property
+    def traceparent(self) -> str:
+        """What travels to another process that works for this leg; empty where nobody traces."""
+        return ""
+
     def mark(self, name: str, at: float | None = None) -> None:
         """`name` is reached: now, or when the caller has looked at the clock anyway."""
         self.marks.append((name, self._now() if at is None else at))
@@ -98,11 +103,19 @@ class Trace:
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
         """A leg begins, now or at `at`; over the bound it is counted and not kept."""
         leg = Leg(self._now, name, self._now() if at is None else at, facts)
+        self._keep(leg)
+        return leg
+
+    def _keep(self, leg: Leg) -> None:
         if len(self.legs) < LEGS_MAX:
             self.legs.append(leg)
         else:
             self.legs_left_out += 1
-        return leg
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of the request here; empty where nobody traces (`spans.py`)."""
+        return ""
 
 
 class _NoLeg(Leg):

@@ -226,7 +226,7 @@ class Worker:
         context = Context(envelope.id)
         if envelope.deadline_s:
             context.limit(trio.current_time() + envelope.deadline_s)
-        context.trace = self._traces.begin(envelope.id)
+        context.trace = self._traces.begin(envelope.id, envelope.traceparent)
 
         def limit(state: State) -> None:
             kind = "cancel.kill" if state is State.KILLED else "cancel.stop"

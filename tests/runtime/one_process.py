@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.planes import ControlPlane, EventPlane
+from trinamo.runtime.planes.spans import Span, SpanSink
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.runtime import Runtime
@@ -37,6 +38,8 @@ class OneProcess:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.broker = MemoryBroker()
+        self.spans: list[Span] = []
+        """Of all its processes."""
         self.homes: list[TcpStreamServer] = []
         self.dialers: list[TcpClient] = []
         self.request_planes: list[TcpRequestPlane] = []
@@ -69,6 +72,15 @@ class OneProcess:
                 response_plane=home,
                 call_home=dialer,
             )
+
+    @asynccontextmanager
+    async def open_spans(
+        self, config: Config, env: Env, process: Mapping[str, str]
+    ) -> AsyncIterator[SpanSink]:
+        yield self
+
+    def take(self, span: Span) -> None:
+        self.spans.append(span)
 
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:

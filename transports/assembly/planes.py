@@ -5,7 +5,7 @@ Everything else sees the interfaces of `trinamo.runtime.planes`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import trio
 from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret
 from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import ConnectError, TrinamoError
+from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import (
     TcpOptions,
@@ -30,6 +30,7 @@ from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
+    from trinamo.runtime.planes.spans import SpanSink
 
 __all__ = ["RealTransports"]
 
@@ -105,6 +106,22 @@ class RealTransports:
                 response_plane=home,
                 call_home=calls,
             )
+
+    @asynccontextmanager
+    async def open_spans(
+        self, config: Config, env: Env, process: Mapping[str, str]
+    ) -> AsyncIterator[SpanSink]:
+        """OTLP over HTTP, by the extra `otel`."""
+        del env  # The SDK's thread has a clock of its own.
+        try:
+            from trinamo.transports.otel import open_spans
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "tracing.enabled is true, but OpenTelemetry is not installed: pip install"
+                " 'trinamo[otel]'"
+            ) from error
+        async with open_spans(config.tracing, process) as spans:
+            yield spans
 
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:

@@ -114,9 +114,8 @@ class Upstream:
 
 def _told(context: Context) -> dict[str, str]:
     told = {"accept-encoding": "identity", "x-request-id": context.id}
-    traceparent = getattr(context, "traceparent", "")
-    if traceparent:
-        told["traceparent"] = traceparent
+    if context.traceparent:
+        told["traceparent"] = context.traceparent
     return told
 
 

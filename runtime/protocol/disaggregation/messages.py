@@ -22,6 +22,7 @@ import msgspec
 from ...errors import RemoteProtocolError
 from ..discovery.instances import EndpointName
 from ..openai.generate import GenerateRequest, TokenCount
+from ..traceparent import TRACEPARENT_CHARS_MAX
 from ..transfer.settlement import PEER_BYTES_MAX
 from ..undecodable import UNDECODABLE
 
@@ -96,6 +97,8 @@ class RemotePrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The decode worker."""
     timeout_s: Seconds
     """So long after the put nobody waits for it any more."""
+    traceparent: Annotated[str, msgspec.Meta(max_length=TRACEPARENT_CHARS_MAX)] = ""
+    """The decode worker's span of the wait; empty unless it traces."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from ...errors import (
     error_from_wire,
     error_to_wire,
 )
+from ..traceparent import TRACEPARENT_CHARS_MAX
 from ..undecodable import UNDECODABLE
 from .reasons import Reason, known_reason
 
@@ -115,6 +116,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The caller asks another worker for the rest if this one hands the stream over."""
     deadline_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """How long the caller will still wait, from the moment this was sent; 0: no bound."""
+    traceparent: Annotated[str, msgspec.Meta(max_length=TRACEPARENT_CHARS_MAX)] = ""
+    """The caller's span (`protocol/traceparent.py`); empty unless it traces."""
 
 
 class AckStatus(enum.StrEnum):

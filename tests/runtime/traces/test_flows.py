@@ -41,7 +41,7 @@ async def test_a_prompt_that_is_computed_elsewhere_has_legs_on_both_sides(mode: 
     moved = prefill
     if mode == "decode_first":
         assert told(decode) == {**here, "queue": "success", "engine": "success"}
-        assert told(prefill) == dict.fromkeys(("attempt", "prefill", "transfer"), "success")
+        assert told(prefill) == dict.fromkeys(("job", "attempt", "prefill", "transfer"), "success")
         assert decode["queue"].marks[0][0] == "put"
     else:
         more = dict.fromkeys(("attempt", "transfer", "engine"), "success")

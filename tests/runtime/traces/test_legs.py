@@ -25,6 +25,7 @@ TEXT = "a prompt that nobody may read in a trace"
 class Cluster:
     """Where a frontend answers, and where it and its workers tell what they know."""
 
+    transports: OneProcess
     url: str = ""
     frontend: str = ""
     workers: dict[str, str] = attrs.Factory(dict)
@@ -50,7 +51,8 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(**settings: object) -> AsyncIterator[Cluster]:
-    transports, env, stop, cluster = OneProcess(), RealEnv(), StopRequest(), Cluster()
+    transports, env, stop = OneProcess(), RealEnv(), StopRequest()
+    cluster = Cluster(transports)
     told = config(http__port=0, http__status_port=0, worker__status_port=0, **settings)
     ready = trio.Semaphore(0)
 

@@ -56,8 +56,9 @@ def trace(
 ) -> None:
     """Show one request's way through all processes of the cluster, on a time line.
 
-    Each process keeps its last requests in memory (`traces.requests_max`). Exit codes: 0 found,
-    1 nobody knows the request, or no cluster is running.
+    Each process keeps its last requests in memory (`traces.requests_max`); with `tracing.enabled`
+    it also sends them to an OpenTelemetry collector. Exit codes: 0 found, 1 nobody knows the
+    request, or no cluster is running.
     """
     import trio
 

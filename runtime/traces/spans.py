@@ -1,0 +1,125 @@
+"""Legs as OpenTelemetry's spans: of the traces of a cluster, across its processes.
+
+The legs of one request in one process are a tree of two levels: its first leg (`http`, `worker`,
+`caller`, `job`) is the child of whoever asked, all others are its children. What an `attempt` or a
+`queue` leg asks of another process is that one's child, by the `traceparent` that travels along. Whether
+a trace is sampled, its root decides; spans of one that is not have ids all the same, so that nobody
+below decides again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..env import Env
+from ..planes.spans import Span, SpanSink
+from ..protocol.traceparent import TraceParent, decode_traceparent, encode_traceparent
+from .trace import Fact, Leg, Trace
+
+__all__ = ["SpanTrace", "Tracing"]
+
+_TRACE_BITS: Final = 128
+_SPAN_BITS: Final = 64
+_RATIO_MASK: Final = 2**64 - 1
+
+
+class Tracing:
+    """The spans of one process; `sample_ratio` is the share of new traces that is kept."""
+
+    def __init__(self, sink: SpanSink, env: Env, *, sample_ratio: float) -> None:
+        self._sink = sink
+        self._clock, self._rng = env.clock, env.rng
+        # Of the id's lower half, as OpenTelemetry's own samplers decide, so that they agree.
+        self._sampled_below = round(sample_ratio * 2**64)
+
+    def begin(self, request_id: str, traceparent: str) -> SpanTrace:
+        """The trace of a request whose caller said `traceparent`; of a new one if that is none."""
+        parent = decode_traceparent(traceparent) if traceparent else None
+        if parent is None:
+            trace_id = self._rng.getrandbits(_TRACE_BITS) or 1
+            is_sampled = trace_id & _RATIO_MASK < self._sampled_below
+            parent = TraceParent(trace_id, 0, is_sampled)
+        return SpanTrace(self, request_id, parent)
+
+    def now(self) -> float:
+        """The process's clock."""
+        return self._clock.now()
+
+    def new_span_id(self) -> int:
+        """Of a leg that begins."""
+        return self._rng.getrandbits(_SPAN_BITS) or 1
+
+    def ended(self, trace: SpanTrace, leg: _SpanLeg) -> None:
+        """A leg is over: its span goes out."""
+        if not trace.parent.is_sampled:
+            return
+        offset = self._clock.wall() - self._clock.now()
+        assert leg.end is not None
+        self._sink.take(
+            Span(
+                name=leg.name,
+                request_id=trace.request_id,
+                trace_id=trace.parent.trace_id,
+                span_id=leg.span_id,
+                parent_id=leg.parent_id,
+                start=leg.start + offset,
+                end=leg.end + offset,
+                marks=[(name, at + offset) for name, at in leg.marks],
+                facts=leg.facts,
+            )
+        )
+
+
+class SpanTrace(Trace):
+    """A trace whose legs are spans."""
+
+    __slots__ = ("_root_id", "_tracing", "parent")
+
+    def __init__(self, tracing: Tracing, request_id: str, parent: TraceParent) -> None:
+        super().__init__(tracing.now, request_id)
+        self._tracing = tracing
+        self.parent = parent
+        """Who asked; span 0 of a trace that begins here."""
+        self._root_id = 0
+
+    @property
+    def traceparent(self) -> str:
+        """Of the request's span in this process."""
+        return self.parent_of(self._root_id or self.parent.span_id)
+
+    def parent_of(self, span_id: int) -> str:
+        """What travels to whoever works for that span; empty before there is any."""
+        if not span_id:
+            return ""
+        parent = TraceParent(self.parent.trace_id, span_id, self.parent.is_sampled)
+        return encode_traceparent(parent)
+
+    def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
+        """As of any trace; its span goes out when it ends."""
+        start = self._now() if at is None else at
+        leg = _SpanLeg(self._tracing, self, name, start, facts)
+        leg.parent_id = self._root_id or self.parent.span_id
+        self._root_id = self._root_id or leg.span_id
+        self._keep(leg)
+        return leg
+
+
+class _SpanLeg(Leg):
+    __slots__ = ("_trace", "_tracing", "parent_id", "span_id")
+
+    def __init__(
+        self, tracing: Tracing, trace: SpanTrace, name: str, start: float, facts: dict[str, Fact]
+    ) -> None:
+        super().__init__(tracing.now, name, start, facts)
+        self._tracing, self._trace = tracing, trace
+        self.span_id = tracing.new_span_id()
+        self.parent_id = 0
+
+    @property
+    def traceparent(self) -> str:
+        return self._trace.parent_of(self.span_id)
+
+    def finish(self, outcome: str = "success", **facts: Fact) -> None:
+        if self.end is None:
+            super().finish(outcome, **facts)
+            self._tracing.ended(self._trace, self)
