@@ -42,6 +42,7 @@ class Browser:
         self._buffer = b""
         self._count = 0
         self._session: str | None = None
+        self._target: str | None = None
         self._origin: str | None = None
         self._loaded = False
         self.errors: list[str] = []
@@ -50,7 +51,12 @@ class Browser:
         """Load a file, or a URL, whose origin it may then ask."""
         url = page if isinstance(page, str) else page.as_uri()
         self._origin = "/".join(url.split("/")[:3]) if isinstance(page, str) else None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        if self._target is not None:
+            # It would go on, and complain, behind the one that is looked at.
+            self._session = None
+            self.call("Target.closeTarget", targetId=self._target)
+            self.errors.clear()
+        self._target = target = self.call("Target.createTarget", url="about:blank")["targetId"]
         found = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = found["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):

@@ -1,0 +1,251 @@
+"""The page in a real Chromium: it shows, is read and used, comes back, and runs no stranger's code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from tests.runtime.http.dashboard import pages
+from tests.session import needs
+from tests.sim.report.browser import CHROMIUM, Browser, browser
+from trinamo.runtime.http.dashboard.facts import EngineFacts, QueueFacts
+from trinamo.runtime.http.dashboard.rows import (
+    BackendRow,
+    FrontendRow,
+    InstanceRow,
+    ModelRow,
+    QueueRow,
+    ServerRow,
+    Snapshot,
+    Traffic,
+)
+from trinamo.runtime.http.dashboard.tabs import Tabs
+from trinamo.runtime.http.dashboard.timeline import Event
+from trinamo.runtime.traces.requests import RequestView
+
+pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
+
+HOSTILE = "<img src=x onerror='window.stolen=1'><script>window.stolen=1</script>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+def worker(number: int, name: str, state: str = "ready", role: str = "decode") -> InstanceRow:
+    facts = EngineFacts(running=3, waiting=number, blocks_used=10, blocks_free=30, preemptions=7)
+    return InstanceRow(
+        id=f"{number:016x}",
+        name=name,
+        endpoint="a/b/c",
+        model=name,
+        engine=name,
+        role=role,
+        pid="7",
+        state=state,
+        problem="does not answer" if state == "away" else "",
+        in_flight=3,
+        active=3,
+        addresses=["tcp 127.0.0.1:1"],
+        engine_facts=facts if state == "ready" else None,
+        blocks_used=10,
+        blocks_total=40,
+        hit_rate=0.5,
+        tokens_per_s=903.0,
+        backends=[BackendRow(backend=name, state=name, bytes_per_s=1e6)],
+    )
+
+
+def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snapshot:
+    request = RequestView(id="0123456789abcdef" * 2, start=at - 1, leg=name, model=name)
+    request.instance, request.process = f"{1:016x}", name
+    failed = msgspec.structs.replace(request, end=at - 0.5, outcome=name)
+    kinds = {"joined": None, "left": None, "outage": at - 10, "interruption": at - 5}
+    return Snapshot(
+        number=1,
+        at=at,
+        interval_s=1.0,
+        cluster=name,
+        etcd_text=name,
+        away=[away] if away else [],
+        refused=[name],
+        is_last_known=False,
+        servers=[ServerRow(name=each, addresses=[name], is_connected=True) for each in ("etcd", name)],
+        frontends=[
+            FrontendRow(name=name, pid=1, url=name, status="ready", is_own=True)
+        ],
+        instances=[
+            worker(1, name),
+            worker(2, f"{name} 2", "away" if away else "ready"),
+            worker(3, f"{name} 3", role="prefill"),
+        ],
+        instances_left_out=0,
+        models=[
+            ModelRow(
+                name=name, aliases=[name], engine=name, endpoint=name,
+                context_tokens_max=4096, instances=2, registered=2, refused=0,
+            )
+        ],
+        queues=[QueueRow(name=name, facts=QueueFacts(ready=4))],
+        traffic=Traffic(
+            in_flight=6, requests_per_s=2.0, failures_per_s=0.0, tokens_per_s=903.0,
+            history=[(2.0, 903.0, 6)] * 30,
+        ),
+        under_way=[request],
+        under_way_left_out=0,
+        failed=[failed],
+        requests_max=10,
+        events=[
+            Event(number=n, at=at - 60 + n, kind=kind, who=name, about=name, text=name, until=until)
+            for n, (kind, until) in enumerate(kinds.items())
+        ],
+    )  # fmt: skip
+
+
+def event(told: Snapshot) -> bytes:
+    return b"event: snapshot\ndata: %b\n\n" % msgspec.json.encode(told)
+
+
+class Shown:
+    """The page in the browser, whose calls block and so are made in a thread."""
+
+    def __init__(self, chromium: Browser, tabs: Tabs) -> None:
+        self.chromium, self.tabs = chromium, tabs
+
+    async def open(self, url: str, *, width: int = 1300, scheme: str = "light") -> None:
+        await self.run(self.chromium.open, url)
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self.run(partial(self.chromium.call, "Emulation.setDeviceMetricsOverride", **metrics))
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.run(partial(self.chromium.call, "Emulation.setEmulatedMedia", features=media))
+
+    async def tell(self, told: Snapshot) -> None:
+        """Send it, and wait until it is drawn."""
+        await pages.until(lambda: len(self.tabs))
+        self.tabs.send(event(told))
+        expected = json.dumps(told.instances[0].name)
+        await self.until(
+            f"document.querySelector('#instances tbody td')?.textContent === {expected}"
+        )
+
+    async def evaluate(self, expression: str) -> Any:
+        return await self.run(self.chromium.evaluate, expression)
+
+    async def until(self, expression: str) -> None:
+        with trio.fail_after(30):
+            while not await self.evaluate(expression):
+                await trio.sleep(0.02)
+
+    async def run(self, call: Any, *arguments: Any) -> Any:
+        return await trio.to_thread.run_sync(call, *arguments)
+
+
+@pytest.fixture
+async def shown(chromium: Browser) -> AsyncIterator[Shown]:
+    tabs = Tabs()
+    async with pages.serving(tabs) as service:
+        found = Shown(chromium, tabs)
+        await found.open(f"http://127.0.0.1:{service.port}/dashboard")
+        yield found
+        # Or its stream would be taken up again where the next test looks.
+        await found.run(chromium.open, "about:blank")
+
+
+async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
+    await shown.tell(snapshot())
+    count = "document.querySelectorAll({}).length"
+    assert await shown.evaluate(count.format("'#instances tbody tr'")) == 3
+    assert await shown.evaluate(count.format("'#topology .node.worker'")) == 3
+    assert await shown.evaluate(count.format("'#topology .edge'")) >= 5
+    assert await shown.evaluate(count.format("'#happened .events li'")) == 4
+    assert await shown.evaluate("document.querySelector('#tokens output').textContent") == "903"
+    assert await shown.evaluate("document.querySelector('#health').innerText") == "● all answer"
+    assert shown.chromium.errors == []
+
+
+async def test_who_is_away_is_said_in_words_and_shapes(shown: Shown) -> None:
+    await shown.tell(snapshot(away="instance 2 does not answer"))
+    assert await shown.evaluate("document.querySelector('#away').innerText.includes('instance 2')")
+    state = "document.querySelectorAll('#instances tbody tr')[1].cells[1].innerText"
+    assert await shown.evaluate(state) == "✕ away"
+    node = "document.querySelector('#topology .node.bad')"
+    assert "away" in await shown.evaluate(f"{node}.getAttribute('aria-label')")
+    assert await shown.evaluate(f"{node}.querySelector('.mark').textContent") == "✕"
+    assert await shown.evaluate("document.title.startsWith('✕')")
+
+
+async def test_what_strangers_call_themselves_is_shown_and_never_run(shown: Shown) -> None:
+    await shown.tell(snapshot(HOSTILE, away=HOSTILE))
+    assert await shown.evaluate("document.querySelector('#away li').textContent") == HOSTILE
+    assert await shown.evaluate("document.querySelectorAll('img').length") == 1, "our own"
+    assert await shown.evaluate("document.querySelectorAll('script').length") == 1, "our own"
+    assert await shown.evaluate("typeof window.stolen") == "undefined"
+    assert shown.chromium.errors == []
+
+
+async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: Shown) -> None:
+    url = await shown.evaluate("location.href")
+    await shown.open(url, width=360, scheme="dark")
+    await shown.tell(snapshot(away="x" * 150))
+    assert await shown.evaluate("document.documentElement.scrollWidth") == 360
+    luminance = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert max(await shown.evaluate(luminance)) < 60
+    wide = (
+        "[...document.querySelectorAll('#topology svg, #happened svg')]"
+        ".every(e => e.getBoundingClientRect().right <= 361)"
+    )
+    assert await shown.evaluate(wide)
+
+
+async def test_everything_that_acts_or_pictures_has_a_name(shown: Shown) -> None:
+    await shown.tell(snapshot())
+    unnamed = await shown.evaluate(
+        "[...document.querySelectorAll('button, [tabindex=\"0\"], svg[role], g[role]')].filter(e =>"
+        " !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby') && !e.textContent.trim())"
+        ".map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+
+
+async def test_the_keyboard_opens_a_request_s_legs_and_keeps_its_place(shown: Shown) -> None:
+    await shown.tell(snapshot())
+    await shown.evaluate("document.querySelector('#failed button').focus()")
+    # A snapshot that comes meanwhile must not take the focus away.
+    await shown.tell(snapshot(away="meanwhile"))
+    await shown.until("!document.querySelector('#away').hidden")
+    assert await shown.evaluate("document.activeElement.className") == "id"
+    await shown.evaluate("document.activeElement.click()")
+    await shown.until("document.querySelector('#legs').open")
+    # This service keeps no traces, and the page says what it was told.
+    await shown.until("document.querySelector('#legs .note').textContent.includes('404')")
+    await shown.run(partial(shown.chromium.press, "Escape", code=27))
+    await shown.until("!document.querySelector('#legs').open")
+
+
+async def test_a_frontend_that_goes_is_told_and_found_again(chromium: Browser) -> None:
+    tabs = Tabs()
+    async with pages.serving(tabs) as service:
+        found, port = Shown(chromium, tabs), service.port
+        await found.open(f"http://127.0.0.1:{port}/dashboard")
+        await found.tell(snapshot("before"))
+        await found.until("document.body.dataset.state === 'live'")
+    await found.until("document.body.dataset.state === 'away'")
+    assert await found.evaluate("document.querySelector('#link').innerText.includes('is away')")
+    assert (
+        await found.evaluate("document.querySelector('#instances tbody td').textContent")
+        == "before"
+    )
+    again = Tabs()
+    async with pages.serving(again, port=port):
+        found.tabs = again
+        await found.tell(snapshot("after"))
+        await found.until("document.body.dataset.state === 'live'")
+        await found.run(chromium.open, "about:blank")
