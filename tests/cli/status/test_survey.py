@@ -19,7 +19,7 @@ from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.http.survey.instances import InstanceLook
 from trinamo.runtime.http.survey.models import ModelLook
-from trinamo.runtime.http.survey.overview import InstanceView, Overview
+from trinamo.runtime.http.survey.overview import FrontendView, InstanceView, Overview
 from trinamo.runtime.http.survey.survey import TOLD_MAX, Survey, ask_instances, ask_processes
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.transports.assembly.run_file import ProcessEntry
@@ -218,3 +218,19 @@ async def test_what_is_no_frontend_is_not_believed(answer: bytes) -> None:
         with pytest.raises(UnavailableError, match=r"no etcd answers.*the frontend"):
             await survey_cluster(target(), url=f"http://127.0.0.1:{port}")
         nursery.cancel_scope.cancel()
+
+
+async def test_an_instance_that_cannot_be_asked_is_away_if_the_frontend_has_lost_it() -> None:
+    """It has no status port; discovery names it until its lease ends."""
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    survey.instances = [look("")]
+    survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
+    known = seen("live", "connection lost")
+    await ask_instances(survey, FrontendView(status="ready", in_flight=1, models=[], cluster=known))
+
+    (away,) = survey.away
+    assert away == (
+        "instance 1 of a/b/c does not answer: the frontend has lost its connection to it"
+    )
+    assert survey.models[0].instances == 0
+    assert survey.instances[0].in_flight == 1

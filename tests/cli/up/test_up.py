@@ -54,6 +54,14 @@ def test_a_cluster_answers(echo: RunningCluster) -> None:
     assert text_of(chat(echo.url, "say it back")) == "say it back"
 
 
+def test_the_dashboard_is_where_it_says(echo: RunningCluster) -> None:
+    line = next(each for each in echo.place.output.splitlines() if "dashboard: " in each)
+    url = line.rpartition(" ")[2]
+    with urllib.request.urlopen(url, timeout=20) as response:
+        assert b"<title>trinamo</title>" in response.read()
+    assert url == f"{echo.url}/dashboard"
+
+
 def test_the_engine_and_the_reason_for_it_are_said(echo: RunningCluster) -> None:
     assert "engine echo: as configured" in echo.place.output
 

@@ -66,6 +66,7 @@ const failed = new Rows($("#failed tbody"), [
 
 function show(snapshot) {
   last = snapshot;
+  snapshot.instances.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   showHealth(snapshot);
   showFigures(snapshot);
   topology.show(snapshot);

@@ -4,7 +4,7 @@ import { Keyed, clock, el, lasting, set, svg, write } from "./dom.js";
 
 const LANES_MAX = 7;
 const EVENTS_SHOWN = 7;
-const WINDOWS = [120, 300, 900, 3600, 6 * 3600];
+const WINDOWS = [60, 120, 300, 900, 3600, 6 * 3600];
 const MARKS = { joined: "▲", left: "▼", outage: "✕", interruption: "◆" };
 
 export class Happenings {
