@@ -286,3 +286,33 @@ def test_every_news_fragment_has_a_name_that_the_changelog_understands() -> None
     ]
 
     assert not wrong, listed(wrong)
+
+
+def test_no_file_keeps_the_marks_of_a_merge() -> None:
+    """Python files would not load with them; pages, settings and scripts would be shipped."""
+    folders = (
+        "runtime",
+        "transports",
+        "sim",
+        "src",
+        "docs",
+        "changes",
+        "deploy",
+        "examples",
+        "bench",
+        "tests",
+    )
+    kinds = {".md", ".toml", ".yaml", ".yml", ".txt", ".html", ".css", ".js", ".json", ".sh"}
+    files = [
+        *(path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".")),
+        *(path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in kinds),
+    ]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1)
+        if line.startswith(("<" * 7 + " ", ">" * 7 + " "))
+    ]
+
+    assert ROOT / "README.md" in files
+    assert not wrong, listed(wrong)
