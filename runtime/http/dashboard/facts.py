@@ -24,7 +24,8 @@ __all__ = [
 TEXT_CHARACTERS_MAX: Final = 160
 ENTRIES_MAX: Final = 64
 """Of a list or a table that a process tells."""
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""JSON has integers of any length, which no rate and no encoder takes."""
 T = TypeVar("T")
 
 

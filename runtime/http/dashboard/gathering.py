@@ -18,6 +18,7 @@ from ...config.config import Config
 from ...errors import DeadlineError, TrinamoError
 from ...nurseries import open_nursery
 from ...planes import ControlPlane
+from ...protocol.undecodable import UNDECODABLE
 from ...traces.requests import RequestsView
 from ..survey.frontends import FrontendLook, ask_frontends
 from ..survey.http_client import fetch
@@ -38,11 +39,13 @@ from ..survey.survey import (
     why_away,
 )
 
-__all__ = ["Gatherer", "Neighbours", "Place", "alone"]
+__all__ = ["INSTANCES_MAX", "Gatherer", "Neighbours", "Place", "alone"]
 
 ETCD_TIMEOUT_S: Final = 0.8
 ASK_TIMEOUT_S: Final = 0.8
 REQUESTS_BYTES_MAX: Final = 1 << 20
+INSTANCES_MAX: Final = 256
+"""Asked and shown: who looks every second must not keep a frontend of a large cluster busy with it."""
 
 
 @attrs.define
@@ -114,7 +117,7 @@ class Gatherer:
             for each in others:
                 nursery.start_soon(_ask_requests, each, look.requests)
         tell_frontends(survey)
-        await ask_instances(survey, view, timeout_s=ASK_TIMEOUT_S)
+        await ask_instances(survey, view, timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX)
         await ask_processes(survey, neighbours.processes)
         tell_planes(survey, view, self._config.event_plane.nats.servers)
         tell_workers(survey)
@@ -153,6 +156,6 @@ async def _ask_requests(frontend: FrontendLook, found: list[tuple[str, RequestsV
         )
         if status == 200:
             found.append((frontend.name, msgspec.json.decode(body, type=RequestsView)))
-    except (TrinamoError, msgspec.DecodeError):
+    except (TrinamoError, *UNDECODABLE):
         # That it is away, its health says.
         return

@@ -10,6 +10,7 @@ import trio
 
 from ...errors import RemoteProtocolError, TrinamoError
 from ...nurseries import open_nursery
+from ...protocol.undecodable import UNDECODABLE
 from ...traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
 from ..survey.http_client import fetch
 
@@ -66,7 +67,7 @@ async def _fetch(url: str) -> ProcessView:
     try:
         if status == 200:
             return msgspec.json.decode(body, type=ProcessView)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"{url} is not of this version: {error}") from error
     raise RemoteProtocolError(f"it answers with {status}, and keeps no traces")
 

@@ -18,7 +18,7 @@ from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
 from ..survey.rates import Rates
 from .facts import ENTRIES_MAX, EngineFacts, FrontendFacts, WorkerFacts, cut_text, read_facts
-from .gathering import Look
+from .gathering import INSTANCES_MAX, Look
 from .rows import (
     BackendRow,
     FrontendRow,
@@ -33,7 +33,6 @@ from .timeline import Event
 
 __all__ = ["Own", "Snapshots"]
 
-INSTANCES_MAX: Final = 256
 MODELS_MAX: Final = 128
 REQUESTS_MAX: Final = 64
 REFUSED_MAX: Final = 16
@@ -80,6 +79,9 @@ class Snapshots:
         streams = _sum_streams(frontends)
         shown = survey.instances[:INSTANCES_MAX]
         instances = [self._instance(each, names, streams, now_s) for each in shown]
+        # By name, the shorter one first, as `worker-2` before `worker-10`: one that was started
+        # again has another id, and stays where it was.
+        instances.sort(key=lambda row: (row.endpoint, len(row.name), row.name))
         told = [(own.name, own.requests), *look.requests]
         cluster = survey.cluster or {}
         shown_keys = {f"{each.id} {each.endpoint}" for each in instances}
@@ -184,7 +186,7 @@ class Snapshots:
             state="away" if look.problem else "draining" if look.is_draining else "registered",
             problem=cut_text(look.problem),
             in_flight=streams.get(look.id, look.in_flight or 0),
-            lease_id=look.lease_id,
+            lease_id=cut_text(look.lease_id),
             incarnation=look.incarnation,
             addresses=[cut_text(f"{name} {address}") for name, address in look.transports.items()][
                 :ENTRIES_MAX

@@ -54,6 +54,8 @@ class Timeline:
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._subjects: deque[tuple[str, str]] = deque(maxlen=EVENTS_MAX)
+        """Of each event its source, and the key of whom it is about."""
         self._known: dict[str, OrderedDict[str, Seen]] = {}
         self._open: dict[tuple[str, str], Event] = {}
         self._count = 0
@@ -75,23 +77,34 @@ class Timeline:
             known[key] = each
             if before is None:
                 if not is_first:
-                    self._add(now, "joined", each, "joined")
-            elif each.count > before.count and not (each.state or before.state):
-                self._add(now, "interruption", each, "was interrupted, and is back", until=now)
-            self._change(source, key, now, before, each)
+                    self._add((source, key), now, "joined", each, "joined")
+                self._change(source, key, now, "", each)
+                continue
+            if (each.who, each.about) != (before.who, before.about):
+                self._rename((source, key), each)
+            if each.count > before.count and not (each.state or before.state):
+                text = "was interrupted, and is back"
+                self._add((source, key), now, "interruption", each, text, until=now)
+            self._change(source, key, now, before.state, each)
         for key in [key for key in known if key not in seen]:
             gone = known.pop(key)
             self._close(source, key, now)
-            self._add(now, "left", gone, "left")
+            self._add((source, key), now, "left", gone, "left")
 
-    def _change(self, source: str, key: str, now: float, before: Seen | None, each: Seen) -> None:
-        was = "" if before is None else before.state
+    def _rename(self, subject: tuple[str, str], seen: Seen) -> None:
+        """More is known of it than when it joined: what was told of it is told of the same one."""
+        for event, whose in zip(self._events, self._subjects, strict=True):
+            if whose == subject:
+                event.who = seen.who[:TEXT_CHARACTERS_MAX]
+                event.about = seen.about[:TEXT_CHARACTERS_MAX]
+
+    def _change(self, source: str, key: str, now: float, was: str, each: Seen) -> None:
         if each.state == was:
             return
         self._close(source, key, now)
         if each.state:
-            event = self._add(now, "outage", each, each.state)
-            self._open[source, key] = event
+            subject = (source, key)
+            self._open[subject] = self._add(subject, now, "outage", each, each.state)
 
     def _close(self, source: str, key: str, now: float) -> None:
         event = self._open.pop((source, key), None)
@@ -99,7 +112,14 @@ class Timeline:
             event.until = now
 
     def _add(
-        self, now: float, kind: str, seen: Seen, text: str, *, until: float | None = None
+        self,
+        subject: tuple[str, str],
+        now: float,
+        kind: str,
+        seen: Seen,
+        text: str,
+        *,
+        until: float | None = None,
     ) -> Event:
         self._count += 1
         event = Event(
@@ -112,4 +132,5 @@ class Timeline:
             until=until,
         )
         self._events.append(event)
+        self._subjects.append(subject)
         return event

@@ -6,7 +6,6 @@ takes a real client. `chat` streams through it; `status` and `up` read metrics.
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -15,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import attrs
 import h11
+import msgspec
 import trio
 
 from ...errors import (
@@ -25,6 +25,7 @@ from ...errors import (
     RemoteProtocolError,
 )
 from ...logs.text import cut
+from ...protocol.undecodable import UNDECODABLE
 
 __all__ = ["Response", "fetch", "fetch_json", "open_request"]
 
@@ -124,8 +125,8 @@ async def fetch_json(url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_
     """GET a URL that answers with JSON, whatever its status."""
     _, body = await fetch(url, timeout_s=timeout_s, bytes_max=bytes_max)
     try:
-        return json.loads(body)
-    except ValueError as error:
+        return msgspec.json.decode(body)
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"{url} did not answer with JSON") from error
 
 

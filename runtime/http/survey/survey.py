@@ -111,14 +111,18 @@ def take_view(survey: Survey, url: str, view: FrontendView) -> None:
 
 
 async def ask_instances(
-    survey: Survey, view: FrontendView | None = None, *, timeout_s: float = ASK_TIMEOUT_S
+    survey: Survey,
+    view: FrontendView | None = None,
+    *,
+    timeout_s: float = ASK_TIMEOUT_S,
+    asked_max: int | None = None,
 ) -> None:
-    """Ask each instance how it is, and count and tell those that do not answer.
+    """Ask each instance, or the first `asked_max`, how it is; count and tell those that do not answer.
 
     One that has no status port, so that it cannot be asked, is away if the frontend of `view` has
     lost its connection to it.
     """
-    await ask_each(survey.instances, timeout_s)
+    await ask_each(survey.instances[:asked_max], timeout_s)
     seen = (
         {}
         if view is None or view.cluster is None

@@ -53,7 +53,7 @@ const transfers = new Rows($("#transfers tbody"), [
 const underway = new Rows($("#underway tbody"), [
   (row, cell) => requestButton(cell, row.id, openLegs),
   (row) => (row.instance ? nameOf(row.instance) : "–"),
-  (row) => (row.attempts > 1 ? `${row.leg}, attempt ${row.attempts}` : row.leg),
+  (row) => (row.attempts > 1 ? `${row.leg.replace(/^attempt$/, "")}, attempt ${row.attempts}`.replace(/^, /, "") : row.leg),
   (row) => lasting(last.at - row.start),
 ], ["", "", "", "n"]);
 

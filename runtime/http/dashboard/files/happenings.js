@@ -18,11 +18,17 @@ export class Happenings {
     this.marks = new Keyed(this.chart.appendChild(svg("g")), () => svg("text", {}, svg("title"), svg("tspan")));
     this.list = new Keyed(section.querySelector(".events"), () =>
       el("li", {}, el("time"), el("span", { "aria-hidden": "true" }), el("span", { class: "text" })));
-    new ResizeObserver(() => this.last && this.show(...this.last)).observe(this.place);
+    this.note = section.querySelector(".note");
+    // The section, for the drawing has no width while it is hidden.
+    new ResizeObserver(() => this.last && this.show(...this.last)).observe(section);
   }
 
   show(events, now) {
     this.last = [events, now];
+    this.place.hidden = events.length === 0;
+    this.note.hidden = events.length > 0;
+    write(this.note, "Nothing, as far as this frontend has seen: nobody came, left or failed to answer.");
+    if (!events.length) { this.list.show([], () => ""); return; }
     const width = Math.max(260, this.place.clientWidth);
     const newest = [...events].reverse();
     const who = [...new Set(newest.map((each) => each.who))].slice(0, LANES_MAX);

@@ -171,6 +171,18 @@ async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
     assert shown.chromium.errors == []
 
 
+async def test_a_cluster_to_which_nothing_happened_says_so_and_then_tells(shown: Shown) -> None:
+    told = snapshot()
+    nothing = msgspec.structs.replace(told, events=[])
+    section = "document.querySelector('#happened').innerText"
+    await shown.tell(nothing)
+    assert "Nothing, as far as this frontend has seen" in await shown.evaluate(section)
+    await shown.tell(told)
+    assert "Nothing" not in await shown.evaluate(section)
+    width = "document.querySelector('#happened svg').getBoundingClientRect().width"
+    assert await shown.evaluate(width) > 260
+
+
 async def test_who_is_away_is_said_in_words_and_shapes(shown: Shown) -> None:
     await shown.tell(snapshot(away="instance 2 does not answer"))
     assert await shown.evaluate("document.querySelector('#away').innerText.includes('instance 2')")
@@ -203,6 +215,8 @@ async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: Shown) -> None:
         ".every(e => e.getBoundingClientRect().right <= 361)"
     )
     assert await shown.evaluate(wide)
+    roomy = "[...document.querySelectorAll('#instances td.name')].every(e => e.offsetWidth >= 80)"
+    assert await shown.evaluate(roomy), "a name such as decode-1 is broken inside otherwise"
 
 
 async def test_everything_that_acts_or_pictures_has_a_name(shown: Shown) -> None:

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.gathering import Look, Neighbours
+from trinamo.runtime.http.dashboard.gathering import INSTANCES_MAX, Look, Neighbours
 from trinamo.runtime.http.dashboard.rows import Snapshot
-from trinamo.runtime.http.dashboard.snapshot import INSTANCES_MAX, Own, Snapshots
+from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
 from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.traces.requests import RequestsView, RequestView
+from trinamo.transports.assembly.run_file import ProcessEntry
 
 
 def instance(health: Any, *, number: int = 1, problem: str = "", **metadata: str) -> InstanceLook:
@@ -120,3 +121,14 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
     assert snapshot.traffic.in_flight == 7
     assert snapshot.instances[0].in_flight == 7
     assert [(each.id, each.process) for each in snapshot.under_way] == [("a", "frontend-2")]
+
+
+def test_an_instance_that_was_started_again_stays_where_it_was() -> None:
+    found = look(*(instance(None, number=number, pid=str(number)) for number in (1, 2, 3)))
+    found.neighbours.processes = [
+        ProcessEntry(name, pid)
+        for name, pid in (("worker-10", 1), ("worker-2", 2), ("worker-1", 3))
+    ]
+    rows = make(Snapshots(1.0), found, 1.0).instances
+
+    assert [row.name for row in rows] == ["worker-1", "worker-2", "worker-10"]

@@ -83,3 +83,17 @@ def test_the_oldest_events_make_room() -> None:
     assert len(events) == EVENTS_MAX
     assert events[-1].number == 2 * EVENTS_MAX
     assert len(events[0].who) < 1000
+
+
+def test_one_whose_name_is_known_later_has_one_name_in_all_that_was_told() -> None:
+    """A worker is seen to join before anybody could ask it who it is."""
+    timeline = Timeline()
+    timeline.observe("instances", 1.0, {"b": WELL})
+    timeline.observe("instances", 2.0, {"a": Seen("4a6d6664", "", "worker"), "b": WELL})
+    timeline.observe("instances", 3.0, {"a": Seen("decode-2", "", "decode worker"), "b": WELL})
+    timeline.observe("instances", 4.0, {"a": Seen("decode-2", "lost", "decode worker"), "b": WELL})
+
+    assert [(each.who, each.about, each.kind) for each in timeline.events] == [
+        ("decode-2", "decode worker", "joined"),
+        ("decode-2", "decode worker", "outage"),
+    ]
