@@ -91,12 +91,30 @@ class EngineDefinition:
         if inspect.isasyncgenfunction(self.factory):
             value: Any = partial(self.factory, **arguments)
         else:
+            self._refuse_an_answer_that_does_not_yield(arguments)
             value = await stack.enter_async_context(_entering(self.factory(**arguments), loop))
         if _is_engine(value):
             engine: GenerationEngine = value
             return engine
         bridge = None if loop is None else loop.iterate
         return GeneratorEngine(info, self._answering(value), bridge)
+
+    def _refuse_an_answer_that_does_not_yield(self, arguments: Mapping[str, Any]) -> None:
+        """Otherwise Python says that `request` and `context` are missing, which helps nobody."""
+        if not inspect.isfunction(self.factory):
+            return
+        lacking = [
+            each.name
+            for each in inspect.signature(self.factory).parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty
+            if each.name not in arguments
+        ]
+        if lacking or inspect.iscoroutinefunction(self.factory):
+            raise ConfigError(
+                f"engine {self.name} is no async generator; write `async def answer(request,"
+                " context)` with `yield` in it"
+                + (f" (as it is, it lacks {', '.join(lacking)})" if lacking else "")
+            )
 
     def _answering(self, value: Any) -> Answering:
         answering: Any

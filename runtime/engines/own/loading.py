@@ -48,6 +48,8 @@ def load_engine(name: str) -> EngineDefinition:
 
 
 def _import_module(where: str) -> ModuleType:
+    if "/" in where:
+        raise ConfigError(f"{where!r} is no module; of a file write {where}.py:attribute")
     with _importing_from(Path.cwd()):
         return importlib.import_module(where)
 

@@ -143,6 +143,20 @@ async def test_what_yields_no_generator_is_a_sentence(value: object) -> None:
         await answer_of(trinamo.engine(name="odd")(lambda: value))
 
 
+def generator_that_is_not_async(request: GenerateRequest, context: Context) -> Any:
+    yield "text"
+
+
+async def function_that_returns(request: GenerateRequest, context: Context) -> str:
+    return "text"
+
+
+@pytest.mark.parametrize("function", [generator_that_is_not_async, function_that_returns])
+async def test_an_answer_that_is_no_async_generator_is_told_what_to_write(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"write `async def answer.*lacks request, context"):
+        await answer_of(trinamo.engine(name="odd")(function))
+
+
 def test_bounds_that_cannot_work_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="at least 16"):
         trinamo.engine(context_tokens_max=4)

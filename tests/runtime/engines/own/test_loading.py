@@ -83,6 +83,7 @@ def test_what_does_not_import_is_a_sentence(where: str, code: str, words: str) -
         ("nothing.py:engine", "there is no file nothing.py"),
         ("own_engines.py:engin", "has no engin; its engines: engine"),
         ("neighbour_of_engines:e", "none is decorated with @trinamo.engine"),
+        ("./own_engines:engine", r"write \./own_engines\.py:attribute"),
         ("own_engines:number", "own_engines:number is no engine, but int"),
         ("own_engines", "write module:attribute"),
     ],
