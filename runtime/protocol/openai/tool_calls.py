@@ -27,6 +27,7 @@ _HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*"([^"\\]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _HEAD_CHARS_MAX: Final = 1024
+_NAME: Final = re.compile(r'[^"\\\ud800-\udfff]{1,64}\Z')
 _MARKS: Final = re.compile(r'["\\{}\[\]]')
 
 
@@ -185,7 +186,12 @@ def _whole(body: str) -> tuple[str, str] | None:
         call = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    name = call.get("name") if isinstance(call, dict) else None
+    # A name that is none, or no text that could be sent, is no call.
+    if not isinstance(name, str) or not _NAME.match(name):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    return call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if isinstance(arguments, str):
+        # Half of a character may be escaped, as JSON allows, and cannot be sent.
+        return name, arguments.encode("utf-8", "replace").decode()
+    return name, json.dumps(arguments)
