@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 -- engines written for it; this module is where it is allowed
 import contextvars
+import logging
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -30,6 +31,7 @@ with warnings.catch_warnings():
 
 __all__ = ["AsyncioLoop", "open_asyncio_loop"]
 
+_log = logging.getLogger("trinamo.engines")
 T = TypeVar("T")
 ITEMS_MAX: Final = 64
 """Of one answer between the two worlds; then its generator waits at its `yield`."""
@@ -132,5 +134,18 @@ async def open_asyncio_loop() -> AsyncIterator[AsyncioLoop]:
 async def _hold_loop(*, task_status: trio.TaskStatus[AsyncioLoop]) -> None:
     """The loop's life, in a task of its own: nobody else finds it as the running one."""
     async with trio_asyncio.open_loop() as loop:
+        loop.set_exception_handler(_log_error)
         task_status.started(AsyncioLoop(loop))
         await trio.sleep_forever()
+
+
+def _log_error(_: asyncio.AbstractEventLoop, failure: dict[str, Any]) -> None:
+    """What nobody awaits has failed: logged, as asyncio does; trio-asyncio would end the process."""
+    error = failure.get("exception")
+    wants_traceback = _log.isEnabledFor(logging.DEBUG)
+    _log.error(
+        "the asyncio loop of an engine: %s%s",
+        failure.get("message", "an error"),
+        f" ({error!r})" if error is not None else "",
+        exc_info=error if wants_traceback else None,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -172,3 +173,29 @@ async def test_what_cannot_be_loaded_is_a_sentence() -> None:
     with pytest.raises(trinamo.ConfigError, match="loaded cannot be opened: OSError: no weights"):
         async with loaded.open():
             pass
+
+
+async def test_what_its_engine_starts_and_nobody_awaits_fails_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in asyncio: a line of the log, and the other answers go on."""
+
+    @trinamo.engine(name="careless", loop="asyncio")
+    async def careless(request: GenerateRequest, context: Context) -> AsyncGenerator[Any, None]:
+        async def fail() -> None:
+            raise OSError("in the background")
+
+        failing = asyncio.create_task(fail())
+        await asyncio.wait([failing])
+        del failing
+        asyncio.get_running_loop().call_soon(int, "no number")
+        gc.collect()
+        await asyncio.sleep(0)
+        yield "whole"
+
+    async with careless.open() as engine:
+        answers = [await ask(engine, "go") for _ in range(2)]
+
+    assert ["".join(delta.text for delta in deltas) for deltas in answers] == ["whole"] * 2
+    assert "in the background" in caplog.text
+    assert "no number" in caplog.text
