@@ -29,6 +29,8 @@ PROPERTIES_MAX: Final = 256
 NODES_MAX: Final = 1024
 """Objects, lists and properties of a schema, or of all parameters of the tools."""
 DEPTH_MAX: Final = 64
+PATTERN_CHARS_MAX: Final = 4096
+"""Of one regular expression: ten times as many cost more than a second, between two events of the loop."""
 _CACHED_MAX: Final = 64
 _MAY_BE_LONG: Final = 120
 # No white space but these: a small model that may write as much as it likes writes nothing else.
@@ -196,6 +198,10 @@ def _bounded(schema: Any, param: str) -> Any:
     for depth, node in _walk(schema):
         nodes += len(node)
         is_wide = isinstance(node, dict) and len(node) > PROPERTIES_MAX
+        if isinstance(node, dict) and len(_longest_pattern(node)) > PATTERN_CHARS_MAX:
+            raise RequestError(
+                f"'{param}' has a pattern of more than {PATTERN_CHARS_MAX} characters", param=param
+            )
         if nodes > NODES_MAX or depth > DEPTH_MAX or is_wide:
             raise RequestError(
                 f"'{param}' is too large: at most {NODES_MAX} values, {PROPERTIES_MAX} of one"
@@ -203,6 +209,12 @@ def _bounded(schema: Any, param: str) -> Any:
                 param=param,
             )
     return schema
+
+
+def _longest_pattern(node: dict[str, Any]) -> str:
+    """Of what may be a regular expression in one object; keys are, too, of `patternProperties`."""
+    pattern = node.get("pattern")
+    return max([*node, pattern if isinstance(pattern, str) else ""], key=len)
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
