@@ -264,7 +264,7 @@ class Inference:
             generate,
             engine,
             asked.model or model,
-            is_streamed=bool(asked.stream),
+            is_streamed=bool(asked.stream) and self._endpoint.kind is not ModelKind.EMBEDDINGS,
             wants_usage=False,
             own=None,
         )

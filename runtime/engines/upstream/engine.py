@@ -81,15 +81,16 @@ class UpstreamEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the upstream answers."""
-        return self.upstream.view.is_healthy
+        """Whether the upstream answers, and has the model: it may have been restarted with another."""
+        view = self.upstream.view
+        is_listed = not view.models or any(each.id == self._theirs for each in view.models)
+        return view.is_healthy and is_listed
 
     async def wait_health(self, *, seen: bool) -> bool:
         """Return the health once it is not `seen`. Safe to cancel."""
-        view = self.upstream.view
-        while view.is_healthy is seen:
-            await view.changed.wait()
-        return view.is_healthy
+        while self.is_healthy is seen:
+            await self.upstream.view.changed.wait()
+        return self.is_healthy
 
     def load(self) -> tuple[int, float]:
         """What the upstream tells of its load; without that, only our own requests."""

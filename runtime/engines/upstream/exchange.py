@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...context import Context
-from ...errors import DisconnectedError, RemoteProtocolError
+from ...errors import DisconnectedError, RequestError
 from ...protocol.openai.generate import Delta, FinishReason
 from ...sinks import Sink, Sleeper
 from .answers import StreamedAnswer, WholeAnswer, refused
@@ -58,8 +58,12 @@ class UpstreamAnswer:
         connection, response = self._connection, self._response
         if response.status == _OK or connection is None:
             kind = response.headers.get(b"content-type", b"").lower()
-            if isinstance(self._answer, StreamedAnswer) and b"json" in kind:
-                raise RemoteProtocolError("the upstream does not stream: it answers with one body")
+            # The client's to mend, and no fault of the upstream, which understood the body otherwise.
+            if isinstance(self._answer, StreamedAnswer):
+                if b"json" in kind:
+                    raise RequestError("the upstream does not stream this answer", param="stream")
+            elif b"event-stream" in kind:
+                raise RequestError("the upstream only streams this answer", param="stream")
             return
         kept = WholeAnswer(_REFUSAL_BYTES_MAX)
         await _read_whole(connection, response, self._begun, kept)

@@ -30,7 +30,8 @@ from .watch import UpstreamView
 __all__ = ["Upstream", "open_upstream"]
 
 _CHAT: Final = "/v1/chat/completions"
-_PATHS: Final = (_CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses")
+_EMBEDDINGS: Final = "/v1/embeddings"
+_PATHS: Final = (_CHAT, "/v1/completions", _EMBEDDINGS, "/v1/responses")
 _PREFIXES: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"continue_final_message": True, "add_generation_prompt": False},
     "llamacpp": {},
@@ -94,7 +95,8 @@ class Upstream:
         self, request: GenerateRequest, asked: PassedRequest, model: str
     ) -> StreamedAnswer | WholeAnswer:
         renaming = Renaming(model, asked.model) if asked.model not in (None, model) else None
-        if not asked.stream:
+        # Of embeddings no server streams, whatever the body says.
+        if not asked.stream or request.path == _EMBEDDINGS:
             return WholeAnswer(self.section.answer_bytes_max, renaming)
         limit = self.section.event_bytes_max
         return StreamedAnswer(limit, renaming, is_resumed=request.is_begun)

@@ -64,10 +64,10 @@ async def test_requests_take_turns_among_upstreams_that_list_the_model() -> None
 async def test_the_client_may_name_the_upstream() -> None:
     async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
         await ask_until(front, lambda: one.asked and other.asked)
-        name = (await front.chat()).headers["x-trinamo-worker"]
+        name = (await front.chat(stream=True)).headers["x-trinamo-worker"]
         before = len(one.asked), len(other.asked)
         for _ in range(4):
-            body = {"model": "m", "messages": []}
+            body = {"model": "m", "messages": [], "stream": True}
             headers = {"x-trinamo-worker": name}
             await front.client.post("/v1/chat/completions", json=body, headers=headers)
         counts = len(one.asked) - before[0], len(other.asked) - before[1]

@@ -87,6 +87,35 @@ async def test_other_endpoints_pass_as_well(path: str, body: dict[str, Any]) -> 
     assert (asked.path, asked.json) == (path, body)
 
 
+async def test_embeddings_are_never_streamed_whatever_the_body_says() -> None:
+    said = {"object": "list", "model": "m", "data": [{"x": 1.5}]}
+    body = {"model": "m", "input": "hi", "stream": True}
+    form = whole(said, content_type="application/json")
+    async with open_fake(says(form)) as fake, open_cluster(fake.url) as front:
+        answer = await front.client.post("/v1/embeddings", json=body)
+
+    assert (answer.status_code, answer.json()) == (200, said)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_body_that_an_upstream_reads_otherwise_is_the_clients_fault_and_no_ones_else(
+    is_streamed: bool,
+) -> None:
+    """Else one client has every upstream passed over: servers in Go take `STREAM` for `stream`."""
+    body = events(chat_chunk("a"))
+    other_form = (
+        whole({"object": "chat.completion"}, content_type="application/json")
+        if is_streamed
+        else whole(body, content_type="text/event-stream")
+    )
+    async with open_two() as (front, one, other):
+        one.answer = other.answer = says(other_form)
+        answer = await front.chat(stream=is_streamed, STREAM=not is_streamed)
+        assert answer.status_code == 400
+        assert "stream" in answer.json()["error"]["message"]
+        assert len(one.asked) + len(other.asked) == 1
+
+
 async def test_the_client_sees_the_name_that_it_asked_for() -> None:
     """The upstream is asked by its own name, and answers carry ours."""
     async with (
@@ -288,6 +317,24 @@ async def test_nobody_is_sent_to_an_upstream_that_is_not_well() -> None:
                 if len(one.asked) == before:
                     break
         one.health = 200
+        with trio.fail_after(15):
+            while len(one.asked) == before:
+                await front.chat(stream=True)
+        assert other.asked
+
+
+async def test_nobody_is_sent_to_an_upstream_that_was_restarted_with_another_model() -> None:
+    """Its 404 would pass for the client's own mistake."""
+    async with open_two() as (front, one, other):
+        listed, one.models = one.models, [{"id": "another"}]
+        with trio.fail_after(15):
+            while True:
+                before = len(one.asked)
+                for _ in range(6):
+                    assert (await front.chat(stream=True)).content == HELLO
+                if len(one.asked) == before:
+                    break
+        one.models = listed
         with trio.fail_after(15):
             while len(one.asked) == before:
                 await front.chat(stream=True)
