@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from ...errors import RemoteProtocolError
@@ -12,6 +14,9 @@ from ...errors import RemoteProtocolError
 __all__ = ["EventSplitter", "Received"]
 
 _BOM = b"\xef\xbb\xbf"
+_ENDINGS: Final = (b"\n\n", b"\n\r", b"\r\r")
+"""One of these is in any two ends of lines that follow each other."""
+_ENDING_BYTES: Final = 2
 
 
 @attrs.frozen
@@ -44,9 +49,10 @@ class EventSplitter:
     def feed(self, data: bytes) -> list[Received]:
         """The events that `data` completes, in order."""
         if self._kept:
+            near = self._kept[-1][-_ENDING_BYTES:] + data
             self._keep(data)
-            # Only a line's end completes an event: the bytes are looked through once a line.
-            if b"\n" not in data and b"\r" not in data:
+            # The bytes are looked through once an event, not once a line.
+            if not any(ending in near for ending in _ENDINGS):
                 return []
             data = b"".join(self._kept)
             self._kept.clear()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.runtime.engines.upstream.dialects import DIALECTS, Dialect, read
+from trinamo.runtime.engines.upstream import events
 from trinamo.runtime.engines.upstream.answers import StreamedAnswer
 from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.errors import (
@@ -55,6 +56,38 @@ def test_an_answer_that_breaks_off_is_not_taken_for_whole(end: bytes) -> None:
 
     assert [each.text for each in deltas] == ["a"]
     assert isinstance(answer.error, (DisconnectedError, RemoteProtocolError))
+
+
+def test_an_event_that_never_ends_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once a line: a megabyte of short lines held every other answer up for minutes."""
+    looks: list[int] = []
+    look = events._blocks
+
+    def counted(data: bytes) -> tuple[list[bytes], bytes]:
+        looks.append(len(data))
+        return look(data)
+
+    monkeypatch.setattr(events, "_blocks", counted)
+    splitter = EventSplitter(EVENT_BYTES_MAX)
+
+    def feed_lines() -> None:
+        for _ in range(EVENT_BYTES_MAX):
+            splitter.feed(b"data: x\n")
+
+    with pytest.raises(RemoteProtocolError, match="an event of more than"):
+        feed_lines()
+
+    assert sum(looks) < EVENT_BYTES_MAX
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_an_event_ends_at_an_empty_line_however_it_is_cut(end: bytes) -> None:
+    body = b"event: a" + end + b"data: 1" + end + b"data: 2" + end + end + b"data: 3" + end + end
+    for size in range(1, len(body)):
+        splitter = EventSplitter(EVENT_BYTES_MAX)
+        cut = [body[at : at + size] for at in range(0, len(body), size)]
+        found = [each for piece in cut for each in splitter.feed(piece)] + splitter.finish()
+        assert [(each.event, each.data) for each in found] == [(b"a", b"1\n2"), (b"", b"3")]
 
 
 def test_one_of_two_choices_that_is_finished_does_not_end_the_answer() -> None:
