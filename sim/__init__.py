@@ -25,6 +25,7 @@ then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (host
 `checks/`.
 """
 
+from .checkers import Checker, Delivery, Linearizability, Operation, register
 from .core.choices import (
     Choice,
     Choices,
@@ -51,6 +52,7 @@ from .core.trace import Difference, Row, Trace, diff, first_difference
 from .core.world import World
 from .explore.picture import page_of
 from .explore.run import BadScenario
+from .faults import Fault, arm
 from .isolation.guard import check_trio
 from .net.bus import Bus, Message, Verdict
 from .net.connection import Connection, Endpoint
@@ -65,23 +67,28 @@ from .scenario.liveness import heal_core
 __all__ = [
     "BadScenario",
     "Bus",
+    "Checker",
     "Choice",
     "Choices",
     "Connection",
     "Deadlock",
+    "Delivery",
     "DeviationChoices",
     "Difference",
     "Endpoint",
     "Escape",
+    "Fault",
     "Found",
     "Hint",
     "Host",
     "HostState",
     "LabelledChoices",
+    "Linearizability",
     "Link",
     "Links",
     "Message",
     "Network",
+    "Operation",
     "Policy",
     "PrefixChoices",
     "ReplayChoices",
@@ -100,11 +107,13 @@ __all__ = [
     "Violation",
     "WallClock",
     "World",
+    "arm",
     "check_trio",
     "diff",
     "first_difference",
     "heal_core",
     "own_scenario",
     "page_of",
+    "register",
     "search",
 ]

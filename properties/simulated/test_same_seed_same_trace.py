@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trinamo.sim import Policy, ReplayChoices, SeedChoices, first_difference
+from trinamo.sim import Fault, Policy, ReplayChoices, SeedChoices, first_difference
 from trinamo.sim.programs import echo, leased_queue, response_stream
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -51,8 +51,8 @@ def digests() -> list[str]:
     """Runs of each scenario, with faults, under every policy."""
     reset = response_stream.Fault("reset", on="stream.got", nth=7)
     plan = response_stream.Plan(streams=3, faults=(reset,))
-    pause = {"do": "pause", "host": "worker0", "at_s": 0.1, "for_s": 1.5}
-    off = {"do": "power_off", "host": "worker1", "at_s": 0.2, "for_s": 1.0}
+    pause: Fault = {"do": "pause", "host": "worker0", "at_s": 0.1, "for_s": 1.5}
+    off: Fault = {"do": "power_off", "host": "worker1", "at_s": 0.2, "for_s": 1.0}
     return [
         response_stream.run(plan, SeedChoices(1)).digest,
         *(echo.run(SeedChoices(1), policy=policy).digest for policy in POLICIES),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from typing_extensions import override
@@ -32,6 +32,7 @@ from .scheduler import Policy, Scheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Strikes
 from .trace import Trace
+from .watchers import Watcher, Watchers
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -41,6 +42,9 @@ __all__ = ["WALL_EPOCH_S", "World"]
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
+
+
+Watching = TypeVar("Watching", bound=Watcher)
 
 
 class World(Machines):
@@ -94,6 +98,7 @@ class World(Machines):
         self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
         self._graves: list[Task] = []
         self._strikes = Strikes(self._on_event_error, self.after)
+        self._watchers = Watchers(self._fail)
         self._labels = TaskLabels()
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
@@ -137,6 +142,7 @@ class World(Machines):
                         for start in self.on_start:
                             start()
                         await main()
+                        self._watchers.end()
                 except BaseException as error:  # noqa: BLE001 -- run() raises it
                     self._fail(error)
                 self._unwind()
@@ -251,6 +257,16 @@ class World(Machines):
             return
         self.add_row(kind, **fields)
         self._strikes.count(kind)
+        if self._watchers.all:
+            self._watchers.tell(self._time_s, kind, fields)
+
+    def watch(self, watcher: Watching) -> Watching:
+        """Hold the run to a rule: `watcher` hears of every note from now on, and of the end.
+
+        What it raises ends the run; the code that made the note does not see it. Gives it back.
+        """
+        self._watchers.all.append(watcher)
+        return watcher
 
     def _on_batch(self, order: list[Task]) -> None:
         if self.is_unwinding:

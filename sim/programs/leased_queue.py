@@ -12,7 +12,6 @@ What this module does not do: use the runtime's work queue. Messages travel on t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
@@ -21,6 +20,7 @@ from ..core.errors import Violation
 from ..core.host import current_host_name
 from ..core.policies import Policy
 from ..core.world import World
+from ..faults import Fault, arm
 from ..net.bus import Bus, Message, Verdict, delay
 from ..net.network import Network
 
@@ -105,12 +105,13 @@ def run(
     jobs: int = 1,
     policy: Policy = "grouped",
     losses: bool = True,
-    faults: Sequence[dict[str, Any]] = (),
+    faults: Sequence[Fault] = (),
 ) -> World:
     """Play until every job is committed, or to the horizon; raises `Violation` I8.
 
     Each message may be late, and with `losses` each acknowledgement lost, as the choices say. A
-    fault is `{"do": "kill" | "pause" | "power_off" | "cut", "host": …, "at_s": …, "for_s": …}`.
+    fault is as `faults.arm` takes it; a link without `to` is that to the queue, one without `for_s` is
+    undone after a second.
     """
     world = World(choices, policy=policy, steps_max=20_000, virtual_s_max=10 * HORIZON_S)
     network = Network(world, latency_s=0.01, jitter_s=0)
@@ -129,8 +130,9 @@ def run(
         names = [f"worker{number}" for number in range(workers)]
         for name in names:
             world.boot(name, _work, world, bus)
-        for fault in faults:
-            _strike(world, network, bus, fault)
+        usual: Fault = {"do": "", "host": "", "at_s": 0.0, "to": QUEUE, "for_s": 1.0}
+        plan: list[Fault] = [{**usual, **fault} for fault in faults]
+        arm(world, network, plan, boot=lambda name: world.boot(name, _work, world, bus))
         with trio.move_on_after(HORIZON_S):
             while len(queue.committed) < jobs:  # noqa: ASYNC110 -- on the virtual clock
                 await trio.sleep(0.5)
@@ -139,16 +141,3 @@ def run(
 
     world.run(main)
     return world
-
-
-def _strike(world: World, network: Network, bus: Bus, fault: dict[str, Any]) -> None:
-    host, at_s, until_s = fault["host"], fault["at_s"], fault["at_s"] + fault.get("for_s", 1.0)
-    if fault["do"] == "cut":
-        world.at(at_s, network.cut, host, QUEUE)
-        world.at(until_s, network.heal, host, QUEUE)
-    elif fault["do"] == "pause":
-        world.at(at_s, world.pause, host)
-        world.at(until_s, world.resume, host)
-    else:
-        world.at(at_s, world.kill if fault["do"] == "kill" else world.power_off, host)
-        world.at(until_s, world.boot, host, _work, world, bus)

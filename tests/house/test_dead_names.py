@@ -50,6 +50,7 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",
+    "tests of anybody's protocol call it": "fault_plans schedules Linearizability",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference version_changes HOLD unread
         cut_count load_started_s seeds_max mutants""",

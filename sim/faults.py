@@ -1,0 +1,124 @@
+"""A fault plan for anybody's protocol: a list of plain dictionaries, and what carries it out.
+
+    arm(world, network, [{"do": "cut", "host": "a", "to": "b", "at_s": 0.5, "for_s": 2.0}])
+
+A plan is what JSON can hold, so it travels in a failure file, `shrink` makes it shorter, and
+`strategies.fault_plans` draws one.
+
+What this module does not do: the faults of a scenario file, which know clusters
+(`scenario/faults.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Literal, NotRequired, TypedDict
+
+from .core.host import HostState
+from .core.world import World
+from .net.network import Network
+
+__all__ = ["ON_HOSTS", "ON_LINKS", "Fault", "arm"]
+
+Kind = Literal["kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset"]
+ON_HOSTS: Final[tuple[Kind, ...]] = ("kill", "power_off", "pause", "isolate")
+ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset")
+
+
+class Fault(TypedDict):
+    """One thing that goes wrong, and when."""
+
+    do: str
+    """One of `ON_HOSTS` or `ON_LINKS`."""
+    host: str
+    at_s: float
+    """Virtual seconds since the run began; with `after_note`, since that note."""
+    to: NotRequired[str]
+    """The other end of a link."""
+    for_s: NotRequired[float]
+    """After so many seconds it is undone: the link whole, the host booted or resumed. Without: never."""
+    after_note: NotRequired[str]
+    """`kind#n`: at the n-th note of this kind since the plan was armed."""
+
+
+def arm(
+    world: World,
+    network: Network,
+    faults: Iterable[Fault],
+    *,
+    boot: Callable[[str], object] | None = None,
+) -> None:
+    """Ready every fault of the plan; call it inside the run, once the hosts are booted.
+
+    `boot` starts the process of a host again whose `kill` or `power_off` is over; without it the
+    host stays down. Each fault is noted as it strikes, and one whose note never comes is in
+    `world.untested`. Raises `ValueError` for a fault that no such plan can have.
+    """
+    for fault in faults:
+        do = fault["do"]
+        if do not in (*ON_HOSTS, *ON_LINKS):
+            raise ValueError(
+                f"no such fault: {do!r}; there are {', '.join((*ON_HOSTS, *ON_LINKS))}"
+            )
+        if do in ON_LINKS and not fault.get("to"):
+            raise ValueError(f"a {do} needs the other end of its link, as `to`")
+        strike = partial(_strike, world, network, fault, boot)
+        note = fault.get("after_note", "")
+        if note:
+            kind, _, number = note.partition("#")
+            name = f"the fault {do} {fault['host']}"
+            world.after_note(kind, int(number or 1), strike, delay_s=fault["at_s"], name=name)
+        else:
+            world.at(fault["at_s"], strike)
+
+
+def _strike(
+    world: World, network: Network, fault: Fault, boot: Callable[[str], object] | None
+) -> None:
+    host, other = fault["host"], fault.get("to", "")
+    world.note("fault", do=fault["do"], on=host, to=other)
+    undo = _effect(world, network, fault["do"], host, other, boot)
+    for_s = fault.get("for_s", math.inf)
+    if undo is not None and for_s != math.inf:
+        world.after(for_s, _undo, world, fault, undo)
+
+
+def _undo(world: World, fault: Fault, undo: Callable[[], object]) -> None:
+    world.note("fault.over", do=fault["do"], on=fault["host"])
+    undo()
+
+
+def _effect(
+    world: World,
+    network: Network,
+    do: str,
+    host: str,
+    other: str,
+    boot: Callable[[str], object] | None,
+) -> Callable[[], object] | None:
+    """Do it; what undoes it, if anything can."""
+    if do in ("kill", "power_off"):
+        (world.kill if do == "kill" else world.power_off)(host)
+        return None if boot is None else partial(_boot, world, host, boot)
+    if do == "pause":
+        world.pause(host)
+        return partial(world.resume, host)
+    if do == "reset":
+        network.reset(host, other)
+        return None
+    others = [name for name in world.host_names if name != host] if do == "isolate" else [other]
+    for each in others:
+        network.cut(host, each, one_way=do == "cut_one_way")
+    return partial(_heal, network, host, others)
+
+
+def _heal(network: Network, host: str, others: list[str]) -> None:
+    for each in others:
+        network.heal(host, each)
+
+
+def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:
+    if world.host(host).state not in (HostState.UP, HostState.PAUSED):
+        boot(host)
