@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .host import current_label
 from .trace import Row
 
-__all__ = ["Watcher", "Watchers"]
+__all__ = ["Watcher", "Watchers", "Watching"]
 
 
 class Watcher(Protocol):
@@ -16,6 +16,9 @@ class Watcher(Protocol):
 
     def on(self, note: Row) -> None: ...
     def at_end(self) -> None: ...
+
+
+Watching = TypeVar("Watching", bound=Watcher)
 
 
 class Watchers:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import trio
 from typing_extensions import override
@@ -32,7 +32,7 @@ from .scheduler import Policy, Scheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Strikes
 from .trace import Trace
-from .watchers import Watcher, Watchers
+from .watchers import Watchers, Watching
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -42,9 +42,6 @@ __all__ = ["WALL_EPOCH_S", "World"]
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
-
-
-Watching = TypeVar("Watching", bound=Watcher)
 
 
 class World(Machines):
@@ -261,10 +258,7 @@ class World(Machines):
             self._watchers.tell(self._time_s, kind, fields)
 
     def watch(self, watcher: Watching) -> Watching:
-        """Hold the run to a rule: `watcher` hears of every note from now on, and of the end.
-
-        What it raises ends the run; the code that made the note does not see it. Gives it back.
-        """
+        """Hold the run to a rule, which hears of every note from now on; what it raises ends the run."""
         self._watchers.all.append(watcher)
         return watcher
 

@@ -121,6 +121,9 @@ def label_of(scenario: Scenario) -> str:
     )
     if is_own(scenario):
         return f"{file}::{function}" if file else str(function)
+    if "::" in str(where):
+        # A test, as pytest names it.
+        return str(where)
     return Path(str(where)).stem if where else scenario.module.rpartition(".")[2]
 
 

@@ -50,6 +50,7 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next open_memory_transfer_plane""",
     "servers of tests and benchmarks": "thaw",
+    "the pytest plugin makes it (`src/trinamo/pytest_plugin.py`)": "MarkedTest",
     "tests of anybody's protocol call it": "fault_plans schedules Linearizability",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference version_changes HOLD unread

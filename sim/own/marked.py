@@ -1,0 +1,132 @@
+"""A test marked `sim`: searched over its seeds, its failure shrunk, filed, drawn and told.
+
+What this module does not do: know pytest (`trinamo/pytest_plugin.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+from typing_extensions import override
+
+from ..core.choices import Choices
+from ..core.policies import Policy
+from ..core.world import World
+from ..explore.failure import Failure, load_failure
+from ..explore.run import BadScenario, Scenario
+from ..net.network import Network
+from .search import Found, Hint, search
+
+__all__ = ["MarkedTest", "Options"]
+
+PLACES_MAX = 3
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the mark says, and where what is found goes."""
+
+    seeds: Iterable[int]
+    out: Path
+    policy: Policy | None = None
+    shrink: bool = True
+
+
+class MarkedTest(Scenario):
+    """One test with the fixtures it was given; in a failure file its name stands for it."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., object],
+        arguments: dict[str, Any],
+        options: Options,
+    ) -> None:
+        super().__init__(__name__, "MarkedTest", {"where": name})
+        made = {"name": name, "options": options, "test": partial(function, **arguments)}
+        # Scenarios are frozen, and what a failure file holds of one is its fields only.
+        for attribute, value in made.items():
+            object.__setattr__(self, attribute, value)
+
+    name: str
+    test: partial[Any]
+    options: Options
+
+    @override
+    def __call__(self, choices: Choices) -> object:
+        takes = inspect.signature(self.test).parameters
+        is_main = inspect.iscoroutinefunction(self.test)
+        policy = self.options.policy
+        parts: dict[str, Any] = {"choices": choices}
+        if is_main or not {"world", "network"}.isdisjoint(takes):
+            parts["world"] = World(choices) if policy is None else World(choices, policy=policy)
+            if is_main or "network" in takes:
+                parts["network"] = Network(parts["world"])
+        elif "choices" not in takes:
+            raise BadScenario(f"{self.name} is marked sim: it must take choices, world or network")
+        elif policy is not None:
+            raise BadScenario(f"{self.name} makes its own world, which takes the policy")
+        play: Callable[[], Any] = partial(
+            self.test, **{part: parts[part] for part in parts if part in takes}
+        )
+        return parts["world"].run(play) if is_main else play()
+
+    def search(self) -> str:
+        """Play the seeds until one fails; what a person reads about it, or nothing."""
+        options = self.options
+        found = search(self, seeds=options.seeds, out=options.out, shrink=options.shrink)
+        return "" if found is None else self._told(found)
+
+    def _told(self, found: Found) -> str:
+        command = f"pytest {shlex.quote(self.name)}"
+        if found.failure is None:
+            command += f" --sim-seed {found.seed}"
+        else:
+            command += f" --sim-replay {shlex.quote(os.path.relpath(found.failure))}"
+        text = str(found).replace(found.replay, command)
+        if found.page is not None:
+            text = text.replace(str(found.page), os.path.relpath(found.page))
+        return "\n".join([text, *self._places(found)])
+
+    def _places(self, found: Found) -> list[str]:
+        """Where in the test's own file the failure came from, innermost last."""
+        if found.failure is None:
+            return []
+        try:
+            self(self._load(found.failure).choices())
+        except Exception as error:  # noqa: BLE001 -- it was found before
+            own = inspect.getsourcefile(inspect.unwrap(self.test.func))
+            frames = traceback.extract_tb(error.__traceback__)
+            return [
+                f"  at {os.path.relpath(frame.filename)}:{frame.lineno}: {frame.line}"
+                for frame in frames
+                if frame.filename == own
+            ][-PLACES_MAX:]
+        return []
+
+    def replay(self, path: Path) -> str | None:
+        """Play the run of a failure file; raises what it raises. The file's test, if another."""
+        failure = self._load(path)
+        name = str(failure.scenario.parameters.get("where"))
+        if name != self.name:
+            return name
+        choices = failure.choices()
+        self(choices)
+        assert isinstance(choices.world, World)
+        departure = failure.difference(choices.world.trace)
+        if departure:
+            warnings.warn(f"not the recorded run any more: {departure}", Hint, stacklevel=2)
+        return None
+
+    @staticmethod
+    def _load(path: Path) -> Failure:
+        return load_failure(path, packages=(__name__,))

@@ -1,0 +1,175 @@
+"""The pytest plugin in a fresh folder: what a user writes, runs, and reads when it fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.slow
+
+RACE = '''
+import pytest
+import trio
+
+from trinamo.sim import Violation
+
+
+@pytest.fixture
+def greeting():
+    return b"hello"
+
+
+@pytest.mark.sim(seeds=50, policy="fifo")
+async def test_race(world, network, greeting):
+    """Two clients; now and then the second is heard first."""
+    heard = []
+
+    async def answer(stream):
+        async for chunk in stream:
+            heard.append(bytes(chunk))
+
+    async def ask(name):
+        await trio.sleep(0.01 * world.choices.below(3, "thinks"))
+        async with await trio.open_tcp_stream("server", 7000) as stream:
+            await stream.send_all(greeting + name)
+
+    world.boot("server", trio.serve_tcp, answer, 7000)
+    await trio.sleep(0.1)
+    for host in [world.boot(name, ask, name.encode()) for name in ("a", "b")]:
+        await host.ended.wait()
+    await trio.sleep(1)
+    world.note("heard", count=len(heard))
+    assert heard[:1] == [b"helloa"], "the second came first"
+'''
+INI = "[pytest]\naddopts = -p trinamo.pytest_plugin --strict-markers\nfilterwarnings = error\n"
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "pytest.ini").write_text(INI)
+
+    def run(self, code: str, *arguments: str) -> tuple[int, str]:
+        (self.path / "test_it.py").write_text(code)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *arguments],
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_a_failure_is_told_with_its_rule_seed_decisions_command_and_page(folder: Folder) -> None:
+    """Also beside pytest-trio and xdist; the command that it prints replays it."""
+    code, told = folder.run(RACE, "--sim-html", "pages", "-n", "1", "-o", "trio_mode=true")
+    assert code == 1, told
+    assert "error AssertionError broken in test_it.py::test_race, seed " in told
+    assert "the second came first" in told
+    assert re.search(r"decisions: \d+ that are not the default before shrinking, 1 after", told)
+    assert "thinks = 1 of 3" in told
+    assert re.search(r"at test_it\.py:\d+: assert heard", told)
+    page = re.search(r"page: (\S+\.html)", told)
+    assert page is not None
+    assert "test_race" in (folder.path / page[1]).read_text()
+    command = re.search(r"replay: pytest (\S+) --sim-replay (\S+)", told)
+    assert command is not None
+    code, again = folder.run(RACE, command[1], "--sim-replay", command[2])
+    assert code == 1
+    assert "the second came first" in again
+    assert "def test_race" in again, "a replay fails with its own traceback"
+
+
+def test_a_mended_test_passes_its_replay_with_a_warning_that_the_run_is_another(
+    folder: Folder,
+) -> None:
+    code, told = folder.run(RACE, "--sim-html", "pages")
+    file = re.search(r"--sim-replay (\S+)", told)
+    assert file is not None, told
+    mended = RACE.replace('assert heard[:1] == [b"helloa"]', "assert heard").replace(
+        "0.01 * world", "0.02 * world"
+    )
+    code, told = folder.run(mended, "--sim-replay", file[1], "-W", "default")
+    assert code == 0, told
+    assert "not the recorded run any more" in told
+    code, told = folder.run(mended.replace("test_race", "test_else"), "--sim-replay", file[1])
+    assert (code, "1 skipped" in told) == (0, True), told
+
+
+def test_a_seed_or_a_number_of_seeds_can_be_asked_for(folder: Folder) -> None:
+    counting = """
+import pytest
+
+runs = []
+
+@pytest.mark.sim(seeds=[5, 7])
+def test_seeds(choices, world):
+    assert world.choices is choices
+    async def main():
+        runs.append(choices.seed)
+    world.run(main)
+
+def test_afterwards():
+    with open("runs", "w") as file:
+        print(runs, file=file)
+
+def test_one_run_without_the_mark(choices, world, network):
+    assert network.world is world
+    with open("seed", "w") as file:
+        print(choices.seed, file=file)
+"""
+    for arguments, runs, seed in (
+        ([], "[5, 7]", "0"),
+        (["--sim-seeds", "3"], "[0, 1, 2]", "0"),
+        (["--sim-seed", "9"], "[9]", "9"),
+    ):
+        code, told = folder.run(counting, *arguments)
+        assert code == 0, told
+        # Every so often a run is played twice, to see that it is the same.
+        seen = list(dict.fromkeys(eval((folder.path / "runs").read_text())))
+        assert str(seen) == runs
+        assert (folder.path / "seed").read_text().strip() == seed
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("def test_it(tmp_path): pass", "must take choices, world or network"),
+        ("def test_it(world): pass", "made a world and did not run it"),
+        ("def test_it(choices): raise KeyError('x')", "KeyError"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(folder: Folder, code: str, sentence: str) -> None:
+    status, told = folder.run(f"import pytest\n\n@pytest.mark.sim(seeds=2)\n{code}\n")
+    assert status == 1
+    assert re.search(sentence, told), told
+
+
+def test_a_plain_run_of_pytest_imports_nothing_of_the_simulator(folder: Folder) -> None:
+    code, told = folder.run(
+        "import sys\n\ndef test_it():\n"
+        "    heavy = ('trinamo.sim', 'trinamo.runtime', 'trio', 'hypothesis')\n"
+        "    assert [name for name in heavy if name in sys.modules] == []\n",
+        "-p", "no:trio", "-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:xdist",
+    )  # fmt: skip
+    assert code == 0, told
+
+
+def test_the_package_offers_the_plugin_to_pytest() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert (
+        '[project.entry-points.pytest11]\n"trinamo.pytest_plugin" = "trinamo.pytest_plugin"' in text
+    )
