@@ -274,6 +274,7 @@ class Endpoint:
             ("size", segment.size),
             ("sent_s", segment.sent_s),
             ("crc", crc32(segment.data)),
+            *self._wires.labels(segment.data),
         )
         self._world.trace.add_plain(self._world.current_time(), current_label(), kind, fields)
 

@@ -11,6 +11,7 @@ does not, and loses the message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Link", "Links", "Wires"]
 
 JITTER_STEPS = 16
+
+
+LABEL_MAX = 60
 
 
 @attrs.define
@@ -151,6 +155,18 @@ class Wires:
         self.world, self.links = world, Links(world, default)
         self.tear_one_in, self.short_one_in = tear_one_in, short_one_in
         self.window_bytes, self.retransmit_s = window_bytes, retransmit_s
+        self.describe: Callable[[bytes], str | None] | None = None
+        """What the bytes of a segment say, for its arrow on the page, in a word or two; None if nothing."""
+
+    def labels(self, data: bytes) -> tuple[tuple[str, str], ...]:
+        """The label of a segment as a field of its row, at most `LABEL_MAX` characters."""
+        if self.describe is None or not data:
+            return ()
+        try:
+            text = self.describe(data)
+        except Exception as error:  # noqa: BLE001 -- a mistake in a label is no failure of the run
+            text = f"not described: {type(error).__name__}"
+        return (("label", str(text)[:LABEL_MAX]),) if text else ()
 
     def link(self, source: str, destination: str) -> Link:
         """The link in this direction; change its fields to change its behaviour."""

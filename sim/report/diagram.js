@@ -7,7 +7,7 @@
   // Okabe and Ito's palette, told apart with any colour vision; a dash pattern doubles each colour.
   const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a07800", "#2b8fc4", "#5c4b9b"];
   const DASHES = ["", "6 3", "2 2", "9 3 2 3"];
-  const HEAD = 46, FOOT = 10, LEFT = 74, DRAWN_MAX = 2500, LISTED_MAX = 300;
+  const HEAD = 46, FOOT = 10, LEFT = 74, DRAWN_MAX = 1500, LISTED_MAX = 300, KINDS_MAX = 120, LABELS_MAX = 600;
   const color = (r) => (r < 0 ? "#7b858f" : COLORS[r % COLORS.length]);
   const dash = (r) => (r < 0 ? "" : DASHES[Math.floor(r / COLORS.length) % DASHES.length]);
   const seconds = (t) => `${t.toFixed(6)} s`;
@@ -27,21 +27,25 @@
   };
 
   // --- the run ---------------------------------------------------------------------------------
-  const messages = D.messages.map(([sent, land, source, target, kind, text, request, fate]) => ({
-    sent, land, source, target, kind: D.kinds[kind], text, request, fate, time: sent, isMessage: true }));
+  const messages = D.messages.map(([sent, land, source, target, kind, text, request, fate, label]) => ({
+    sent, land, source, target, kind: D.kinds[kind], text, request, fate, label, time: sent, isMessage: true }));
   const notes = D.notes.map(([time, host, kind, text, request, count, last]) => ({
     time, host, kind: D.kinds[kind], text, request, count, last }));
   const isFault = (n) => n.kind === "fault" || n.kind === "kill" || n.kind === "power_off";
   const events = [...messages, ...notes].sort((a, b) => a.time - b.time);
   const matches = (e) => state.request < 0 || e.request === state.request;
   const names = (e) => (e.isMessage ? [D.hosts[e.source], D.hosts[e.target]] : [D.hosts[e.host]]);
-  const found = (e) => !state.find || [e.kind, e.text, ...names(e)].some((t) => t.toLowerCase().includes(state.find));
+  const isOn = (e, host) => (e.isMessage ? e.source === host || e.target === host : e.host === host);
+  const found = (e) => !state.hidden.has(e.kind) && (state.host < 0 || isOn(e, state.host)) &&
+    (!state.find || [e.kind, e.text, e.label ?? "", ...names(e)].some((t) => t.toLowerCase().includes(state.find)));
+  const counts = new Map();
+  for (const e of events) counts.set(e.kind, (counts.get(e.kind) ?? 0) + 1);
   const outcomes = new Map();
   for (const n of notes) if (n.kind === "request.end") {
     const word = /(?:^| )outcome=(.*?)(?: tokens=|$)/.exec(n.text);
     if (!outcomes.has(n.request)) outcomes.set(n.request, word ? word[1] : "ended");
   }
-  const state = { request: -1, find: "", at: 0, low: 0, high: 1, shown: [], y: null };
+  const state = { request: -1, host: -1, hidden: new Set(), find: "", at: 0, low: 0, high: 1, shown: [], y: null };
 
   // --- time to height: idle time may be shortened, so that what matters is not lost in it ---------
   const instants = [...new Set(events.flatMap((e) => (e.land === null || e.land === undefined ? [e.time] : [e.time, e.land]))
@@ -152,15 +156,16 @@
     const thin = (many, most) => (many.length <= most ? many : many.filter((_, i) => Math.floor((i * most) / many.length) !== Math.floor(((i - 1) * most) / many.length)));
     shown = [...thin(others, room), ...thin(wanted, DRAWN_MAX)].sort((a, b) => a.time - b.time);
     state.shown = shown; state.thinned = others.length + wanted.length - shown.length;
-    const labelled = new Map();
+    const labelled = [];
     const place = (x, at, text, request, className) => {
-      const key = Math.round(x), last = labelled.get(key) ?? -99;
-      if (Math.abs(at - last) < 12) return;
-      labelled.set(key, at);
+      const end = x + text.length * 6.2;
+      if (labelled.length > LABELS_MAX || labelled.some(([top, from, to]) => Math.abs(at - top) < 12 && x < to && end > from)) return;
+      labelled.push([at, x, end]);
       const label = make(group, "text", { class: `halo ${className}`, x, y: at + 4 }, text);
       if (request >= 0) label.style.fill = color(request);
     };
     const room_px = (width - LEFT) / Math.max(D.hosts.length, 1);
+    const labels = []; // rare kinds first: a note that many others stand round is not hidden by them
     for (const e of shown.filter((s) => s.isMessage)) {
       const g = make(group, "g", matches(e) ? {} : { class: "dim" });
       const x1 = column(e.source, width), x2 = column(e.target, width), y1 = y(e.sent);
@@ -169,6 +174,11 @@
       if (e.source === e.target) make(g, "path", { class: "message", d: `M${x1} ${y1}q22 ${(y2 - y1) / 2} 0 ${Math.max(y2 - y1, 4)}` });
       else arrow(g, x1, y1, x1 + (x2 - x1) * reach, y2, e.request, lost);
       make(g, "title", {}, `${e.kind} ${D.hosts[e.source]} to ${D.hosts[e.target]}, ${seconds(e.sent)} to ${lost ? "nowhere" : seconds(e.land)}\n${e.text}${e.fate ? `\n${e.fate}` : ""}${e.request >= 0 ? `\nrequest ${D.requests[e.request]}` : ""}`);
+      if (e.label && room_px > 70 && (matches(e) || state.request < 0)) {
+        const letters = Math.max(8, Math.floor(room_px / 7)), text = e.label.length > letters ? `${e.label.slice(0, letters - 1)}…` : e.label;
+        const at = lost ? 0.2 : 0.3, left = e.source <= e.target ? x1 + (x2 - x1) * at : x1 + (x2 - x1) * (at + 0.45);
+        labels.push([counts.get(e.kind), left, y1 + (y2 - y1) * at - 3, text, e.request, "small arrow"]);
+      }
     }
     for (const e of shown.filter((s) => !s.isMessage)) {
       const x = column(e.host, width), at = y(e.time);
@@ -181,10 +191,11 @@
         const dot = make(g, "circle", { class: "dot", cx: x, cy: at, r: e.count > 1 ? 4.5 : 3.4 });
         dot.style.fill = color(e.request);
         if (e.count > 1) { const bar = make(g, "path", { d: `M${x} ${at}V${y(e.last)}`, "stroke-width": 5, opacity: 0.45 }); bar.style.stroke = color(e.request); }
-        if (room_px > 70 && (matches(e) || state.request < 0)) place(x + 9, at, e.count > 1 ? `${e.kind} ×${e.count}` : e.kind, e.request, "small");
+        if (room_px > 70 && (matches(e) || state.request < 0)) labels.push([counts.get(e.kind), x + 9, at, e.count > 1 ? `${e.kind} ×${e.count}` : e.kind, e.request, "small"]);
       }
       make(g, "title", {}, `${e.kind}${e.count > 1 ? ` ×${e.count}` : ""} on ${D.hosts[e.host]}, ${seconds(e.time)}\n${e.text}`);
     }
+    for (const [, ...label] of labels.sort((a, b) => a[0] - b[0])) place(...label);
     return shown.length;
   };
   const faultText = (e) => e.text.replace(/\bdo=|\bon=|\bto=/g, "").trim();
@@ -215,10 +226,10 @@
     map.replaceChildren();
     const width = 44, height = Math.max(map.clientHeight, 200);
     map.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const counts = new Array(Math.ceil(height / 3)).fill(0);
-    for (const e of events) if (matches(e)) counts[Math.min(Math.floor((heightOf(e.time) * height) / 3), counts.length - 1)]++;
-    const most = Math.max(...counts, 1);
-    counts.forEach((count, i) => { if (count) make(map, "rect", { class: "density", x: 2, y: i * 3, width: 4 + (34 * count) / most, height: 2.4 }); });
+    const rows = new Array(Math.ceil(height / 3)).fill(0);
+    for (const e of events) if (matches(e) && found(e)) rows[Math.min(Math.floor((heightOf(e.time) * height) / 3), rows.length - 1)]++;
+    const most = Math.max(...rows, 1);
+    rows.forEach((count, i) => { if (count) make(map, "rect", { class: "density", x: 2, y: i * 3, width: 4 + (34 * count) / most, height: 2.4 }); });
     for (const n of notes) if (isFault(n)) { const at = heightOf(n.time) * height; make(map, "path", { class: "fault", d: `M34 ${at - 4}l4 4-4 4-4-4z` }); }
     if (D.invariant) make(map, "path", { class: "violation", d: `M0 ${heightOf(D.at) * height}H${width}` });
     make(map, "rect", { class: "window", x: 1, y: state.low * height, width: width - 2, height: Math.max((state.high - state.low) * height, 3) });
@@ -272,7 +283,7 @@
     body.replaceChildren();
     for (const e of inside.slice(0, LISTED_MAX)) {
       const row = html(body, "tr");
-      for (const text of [e.time.toFixed(6), names(e).join(" → "), e.count > 1 ? `${e.kind} ×${e.count}` : e.kind, D.requests[e.request] ?? "", e.text]) html(row, "td", text);
+      for (const text of [e.time.toFixed(6), names(e).join(" → "), e.count > 1 ? `${e.kind} ×${e.count}` : e.kind, D.requests[e.request] ?? "", e.label && e.label !== e.text ? `${e.label}: ${e.text}` : e.text]) html(row, "td", text);
     }
     byId("more").textContent = inside.length > LISTED_MAX ? `${inside.length - LISTED_MAX} more; zoom in to see them.` : "";
   };
@@ -337,7 +348,7 @@
   const nearest = (height) => {
     const t = timeOf(height);
     let best = 0;
-    events.forEach((e, i) => { if (matches(e) && Math.abs(e.time - t) < Math.abs(events[best].time - t)) best = i; });
+    events.forEach((e, i) => { if (matches(e) && found(e) && Math.abs(e.time - t) < Math.abs(events[best].time - t)) best = i; });
     return best;
   };
   const fraction = (event, box, top, bottom) => (event.clientY - box.top - top) / (box.height - top - bottom);
@@ -362,6 +373,24 @@
     html(button, "span", name); html(button, "span", outcomes.get(r) ?? "no end", "outcome");
     button.addEventListener("click", () => choose(state.request === r ? -1 : r));
   });
+  D.hosts.forEach((name, host) => { html(byId("host"), "option", name).value = host; });
+  byId("host").addEventListener("change", (e) => { state.host = e.target.value === "" ? -1 : Number(e.target.value); later(); });
+  const byCount = [...counts].sort((a, b) => b[1] - a[1]), boxes = [];
+  const showKinds = () => {
+    for (const box of boxes) box.checked = !state.hidden.has(box.value);
+    byId("kindcount").textContent = state.hidden.size ? `${counts.size - state.hidden.size} of ${counts.size}` : `all ${counts.size}`;
+    later();
+  };
+  for (const [kind, count] of byCount.slice(0, KINDS_MAX)) {
+    const label = html(html(byId("kindlist"), "li"), "label"), box = html(label, "input");
+    box.type = "checkbox"; box.value = kind;
+    label.append(` ${kind} (${count})`);
+    box.addEventListener("change", () => { if (box.checked) state.hidden.delete(kind); else state.hidden.add(kind); showKinds(); });
+    boxes.push(box);
+  }
+  if (byCount.length > KINDS_MAX) byId("otherkinds").textContent = `${byCount.length - KINDS_MAX} rarer kinds follow these two buttons only.`;
+  byId("allkinds").addEventListener("click", () => { state.hidden.clear(); showKinds(); });
+  byId("nokinds").addEventListener("click", () => { for (const kind of counts.keys()) state.hidden.add(kind); showKinds(); });
   byId("request").addEventListener("change", (e) => choose(e.target.value === "" ? -1 : Number(e.target.value)));
   byId("find").addEventListener("input", (e) => { state.find = e.target.value.trim().toLowerCase(); later(); });
   for (const id of ["messages", "notes"]) byId(id).addEventListener("change", later);
@@ -396,6 +425,7 @@
   addEventListener("beforeprint", draw);
   layOut();
   fit();
+  showKinds();
   // Begin where something is to be seen: at the fault if there is one, with room for about 150 events.
   const first = notes.findIndex((n) => n.kind === "fault"), start = first < 0 ? events.findIndex((e) => e.request >= 0) : events.indexOf(notes[first]);
   const span = Math.min(1, Math.max(160 / Math.max(events.length, 1), 0.002));

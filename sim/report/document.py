@@ -104,7 +104,7 @@ def _data(events: Events, about: About) -> dict[str, Any]:
     messages = [
         [
             time(m.sent_s), None if m.land_s is None else time(m.land_s), hosts[m.source],
-            hosts[m.target], kind(m.kind), m.text, requests.get(m.request, -1), m.fate,
+            hosts[m.target], kind(m.kind), m.text, requests.get(m.request, -1), m.fate, m.label,
         ]
         for m in events.messages
         if m.source in hosts and m.target in hosts

@@ -20,8 +20,9 @@ from .attribution import Attribution, host_name, request_of
 
 __all__ = ["Events", "Message", "Note", "events_of"]
 
-ITEMS_MAX = 9000
+ITEMS_MAX = 12_000
 TEXT_MAX = 300
+LABEL_MAX = 60
 LATENCY_GUESS_S = 0.0005
 """What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
@@ -54,6 +55,8 @@ class Message:
     text: str
     request: str
     fate: str = ""
+    label: str = ""
+    """A word or two for the arrow itself."""
 
 
 @attrs.define
@@ -254,7 +257,8 @@ class _Reader:
         if message is None:
             request = self._attribution.of_segment(connection, source, target, now_s)
             sent_s = now_s if row.kind in ("held", "lost") else self._sent(source, now_s, fields)
-            message = Message(sent_s, None, source, target, kind, text, request)
+            label = str(fields.get("label", ""))[:LABEL_MAX]
+            message = Message(sent_s, None, source, target, kind, text, request, label=label)
             self._add(message)
         if row.kind in ("arrive", "connect"):
             message.land_s = now_s
@@ -283,8 +287,10 @@ class _Reader:
         if row.kind == "send":
             text = f"{fields.get('channel', '')} {fields.get('payload', '')}"[:TEXT_MAX]
             source, target = str(fields.get("source", "")), str(fields.get("target", ""))
-            self._open[key] = Message(row.time_s, None, source, target, "message", text, "")
-            self._add(self._open[key])
+            message = Message(row.time_s, None, source, target, "message", text, "")
+            message.label = str(fields.get("channel", ""))[:LABEL_MAX]
+            self._open[key] = message
+            self._add(message)
             return
         message = self._open.get(key)
         if message is None:

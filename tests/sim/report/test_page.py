@@ -213,3 +213,10 @@ def test_no_text_of_a_run_can_end_the_data() -> None:
 
 def test_an_empty_trace_has_a_page_too() -> None:
     assert data_of(page([], About(title="nothing")))["messages"] == []
+
+
+def test_an_arrow_has_the_label_that_the_network_gave_it_or_its_channel() -> None:
+    events = events_of([*CONNECTED, segment("arrive", 0.3, label="append 7")])
+    assert events.messages[-1].label == "append 7"
+    sent = row(0.1, "driver", "send", number=1, source="a", target="b", channel="vote", payload="x")
+    assert events_of([sent]).messages[-1].label == "vote"

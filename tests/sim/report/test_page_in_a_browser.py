@@ -172,3 +172,115 @@ def test_texts_of_a_hostile_trace_are_shown_and_never_run(
     assert chromium.evaluate("typeof window.stolen") == "undefined"
     assert chromium.evaluate("document.querySelectorAll('img').length") == 0
     assert chromium.errors == []
+
+
+def many_rows(count: int) -> list[Row]:
+    """Three hosts that note what they write to disk, all the time, and now and then a vote."""
+    rows = [Row(0.0, "driver", "boot", (("host", f"h{n}"), ("generation", 1))) for n in range(3)]
+    rows.append(
+        Row(0.0, "driver", "connect", (("connection", 1), ("source", "h0"), ("target", "h1")))
+    )
+    for n in range(count - len(rows)):
+        time_s, host = n / 1000, f"h{n % 3}.1"
+        if n % 100 == 50:
+            rows.append(Row(time_s, host, "vote", (("request", f"r{n % 7}"), ("term", n))))
+        elif n % 4 == 0:
+            fields = (("connection", 1), ("source", "h0"), ("segment", "data"), ("number", n))
+            more = (("size", 9), ("sent_s", time_s - 0.0005), ("label", f"append {n}"))
+            rows.append(Row(time_s, "driver", "arrive", (*fields, *more)))
+        else:
+            rows.append(Row(time_s, host, "disk", (("bytes", n),)))
+    return rows
+
+
+@pytest.fixture
+def crowded(chromium: Browser, tmp_path: Path) -> Browser:
+    path = tmp_path / "crowded.html"
+    path.write_text(page(many_rows(10_000), About(title="crowded")), "utf-8")
+    chromium._session = None
+    chromium.errors.clear()
+    chromium.open(path)
+    return chromium
+
+
+NODES = "document.querySelectorAll('*').length"
+TEXTS = "[...document.querySelectorAll('#diagram text')].map(t => t.textContent)"
+
+
+def set_kind(shown: Browser, kind: str, *, on: bool) -> None:
+    shown.evaluate(
+        f"(b => {{ if (b.checked !== {str(on).lower()}) b.click(); }})"
+        f"(document.querySelector('#kindlist input[value={kind}]'))"
+    )
+    shown.settle()
+
+
+def listed(shown: Browser) -> set[str]:
+    shown.evaluate("document.getElementById('listing').open = true")
+    shown.settle()
+    cells = "[...document.querySelectorAll('#list tr')].map(r => r.cells[2].textContent)"
+    return set(shown.evaluate(cells))
+
+
+def test_ten_thousand_rows_are_all_there_and_only_some_are_drawn(crowded: Browser) -> None:
+    assert not crowded.evaluate("document.getElementById('omitted').textContent")
+    crowded.evaluate("document.getElementById('all').click()")
+    crowded.settle()
+    assert crowded.evaluate(NODES) < 12_000
+    assert listed(crowded)
+    assert crowded.evaluate(NODES) < 15_000
+    assert crowded.evaluate("document.querySelectorAll('#list tr').length") == 300
+    assert "more; zoom in" in crowded.evaluate("document.getElementById('more').textContent")
+    assert crowded.errors == []
+
+
+def test_kinds_are_switched_off_and_what_they_stood_before_shows(crowded: Browser) -> None:
+    assert {"disk", "data"} <= listed(crowded)
+    for kind in ("disk", "data", "connect"):
+        set_kind(crowded, kind, on=False)
+    assert "of 5" in crowded.evaluate("document.getElementById('kindcount').textContent")
+    crowded.evaluate("document.getElementById('all').click()")
+    crowded.settle()
+    assert listed(crowded) <= {"vote", "boot"}
+    assert "vote" in crowded.evaluate(TEXTS)
+    set_kind(crowded, "disk", on=True)
+    assert "disk" in listed(crowded)
+    crowded.evaluate("document.getElementById('nokinds').click()")
+    crowded.settle()
+    assert listed(crowded) == set()
+    crowded.evaluate("document.getElementById('allkinds').click()")
+    crowded.settle()
+    assert {"disk", "data"} <= listed(crowded)
+    assert crowded.errors == []
+
+
+def test_a_rare_note_keeps_its_label_among_many_others(crowded: Browser) -> None:
+    crowded.evaluate("document.getElementById('all').click()")
+    crowded.settle()
+    texts = crowded.evaluate(TEXTS)
+    assert texts.count("vote") > 20
+
+
+def test_one_host_is_shown_alone_and_one_request_too(crowded: Browser) -> None:
+    crowded.evaluate(
+        "(s => { s.value = '2'; s.dispatchEvent(new Event('change')); })(document.getElementById('host'))"
+    )
+    crowded.settle()
+    listed(crowded)
+    hosts = (
+        "[...new Set([...document.querySelectorAll('#list tr')].map(r => r.cells[1].textContent))]"
+    )
+    assert crowded.evaluate(hosts) == ["h2"]
+    crowded.evaluate(
+        "(s => { s.value = '1'; s.dispatchEvent(new Event('change')); })(document.getElementById('request'))"
+    )
+    crowded.settle()
+    requests = (
+        "[...new Set([...document.querySelectorAll('#list tr')].map(r => r.cells[3].textContent))]"
+    )
+    assert len(crowded.evaluate(requests)) == 1
+
+
+def test_an_arrow_says_what_travels(crowded: Browser) -> None:
+    texts = crowded.evaluate(TEXTS)
+    assert any(text.startswith("append ") for text in texts)
