@@ -20,11 +20,11 @@ import os
 from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
 
 import trio
 
 from ..core.host import current_label
+from ..core.trace import Fields
 from .segment import Segment, SegmentKind
 from .socket_options import SocketOptions
 
@@ -266,16 +266,8 @@ class Endpoint:
         self.peer._receive(segment)  # noqa: SLF001 -- the other half of the same connection
 
     def _add_row(self, kind: str, segment: Segment) -> None:
-        fields = (
-            ("connection", self.id),
-            ("source", self.host.name),
-            ("segment", segment.kind.value),
-            ("number", segment.number),
-            ("size", segment.size),
-            ("sent_s", segment.sent_s),
-            ("crc", crc32(segment.data)),
-            *self._wires.labels(segment.data),
-        )
+        ends: Fields = (("connection", self.id), ("source", self.host.name))
+        fields = (*ends, *segment.fields, *self._wires.labels(segment.data))
         self._world.trace.add_plain(self._world.current_time(), current_label(), kind, fields)
 
     def _receive(self, segment: Segment) -> None:

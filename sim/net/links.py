@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..core.host import HostState
+from ..core.trace import Fields
 
 if TYPE_CHECKING:
     from ..core.world import World
@@ -158,7 +159,7 @@ class Wires:
         self.describe: Callable[[bytes], str | None] | None = None
         """What the bytes of a segment say, for its arrow on the page, in a word or two; None if nothing."""
 
-    def labels(self, data: bytes) -> tuple[tuple[str, str], ...]:
+    def labels(self, data: bytes) -> Fields:
         """The label of a segment as a field of its row, at most `LABEL_MAX` characters."""
         if self.describe is None or not data:
             return ()

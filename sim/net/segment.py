@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from typing import NamedTuple
+from zlib import crc32
+
+from ..core.trace import Fields
 
 __all__ = ["Segment", "SegmentKind"]
 
@@ -37,6 +40,17 @@ class Segment(NamedTuple):
     number: int
     sent_s: float
     """Virtual seconds when the sender let go of it."""
+
+    @property
+    def fields(self) -> Fields:
+        """What a row of the trace holds of it: its bytes by a checksum."""
+        return (
+            ("segment", self.kind.value),
+            ("number", self.number),
+            ("size", self.size),
+            ("sent_s", self.sent_s),
+            ("crc", crc32(self.data)),
+        )
 
     @property
     def wire_bytes(self) -> int:

@@ -176,8 +176,8 @@
       make(g, "title", {}, `${e.kind} ${D.hosts[e.source]} to ${D.hosts[e.target]}, ${seconds(e.sent)} to ${lost ? "nowhere" : seconds(e.land)}\n${e.text}${e.fate ? `\n${e.fate}` : ""}${e.request >= 0 ? `\nrequest ${D.requests[e.request]}` : ""}`);
       if (e.label && room_px > 70 && (matches(e) || state.request < 0)) {
         const letters = Math.max(8, Math.floor(room_px / 7)), text = e.label.length > letters ? `${e.label.slice(0, letters - 1)}…` : e.label;
-        const at = lost ? 0.2 : 0.3, left = e.source <= e.target ? x1 + (x2 - x1) * at : x1 + (x2 - x1) * (at + 0.45);
-        labels.push([counts.get(e.kind), left, y1 + (y2 - y1) * at - 3, text, e.request, "small arrow"]);
+        const at = lost ? 0.2 : 0.35, left = x1 + (x2 - x1) * at - text.length * 2.9; // in its middle
+        labels.push([counts.get(e.kind), left, y1 + (y2 - y1) * at, text, e.request, "small"]);
       }
     }
     for (const e of shown.filter((s) => !s.isMessage)) {

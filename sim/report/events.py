@@ -287,10 +287,10 @@ class _Reader:
         if row.kind == "send":
             text = f"{fields.get('channel', '')} {fields.get('payload', '')}"[:TEXT_MAX]
             source, target = str(fields.get("source", "")), str(fields.get("target", ""))
-            message = Message(row.time_s, None, source, target, "message", text, "")
-            message.label = str(fields.get("channel", ""))[:LABEL_MAX]
-            self._open[key] = message
-            self._add(message)
+            sent = Message(row.time_s, None, source, target, "message", text, "")
+            sent.label = str(fields.get("channel", ""))[:LABEL_MAX]
+            self._open[key] = sent
+            self._add(sent)
             return
         message = self._open.get(key)
         if message is None:

@@ -120,6 +120,7 @@ def test_seeds(choices, world):
     assert world.choices is choices
     async def main():
         runs.append(choices.seed)
+        world.note("die", value=choices.below(9, "die"))
     world.run(main)
 
 def test_afterwards():
