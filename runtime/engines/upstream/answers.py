@@ -129,8 +129,15 @@ class StreamedAnswer:
         """What ended it, after the deltas that came before."""
 
     def feed(self, body: bytes) -> list[Delta]:
-        """What `body` brings: one delta at most, and another for the end."""
-        return self._take(self._splitter.feed(body))
+        """What `body` brings: a delta for each event, and another for the end."""
+        data = self._splitter.single(body)
+        if data is None or data == _DONE or self._is_resumed or self.is_done:
+            return self._take(self._splitter.feed(body))
+        try:
+            return [self._delta(Received(data), body)]
+        except TrinamoError as error:
+            self.error = error
+            return []
 
     def finish(self) -> list[Delta]:
         """The body is over: what is left of the answer, or the error that it is not whole."""
@@ -162,7 +169,8 @@ class StreamedAnswer:
             deltas.append(delta)
         return deltas
 
-    def _delta(self, event: Received) -> Delta:
+    def _delta(self, event: Received, raw: bytes | None = None) -> Delta:
+        """One event; `raw` if it is at hand as the client gets it."""
         data = event.data
         try:
             told = _decode(data)
@@ -174,7 +182,7 @@ class StreamedAnswer:
         if told.error is not None and (not told.choices or event.event == b"error"):
             raise error_of_event(told.error)
         if self._renaming is not None:
-            event = Received(self._renaming.apply(data), event.event)
+            event, raw = Received(self._renaming.apply(data), event.event), None
         text, count = "", 0
         for choice in told.choices:
             brought, is_any = self._choice(choice)
@@ -188,8 +196,12 @@ class StreamedAnswer:
             count = max(usage.output - self._output_tokens, 0)
             prompt_tokens, self._is_told = (0 if self._is_told else usage.prompt), True
         self._output_tokens += count
-        raw = event.to_bytes()
-        delta = Delta(text, prompt_tokens=prompt_tokens, output_tokens=count, raw=raw)
+        delta = Delta(
+            text,
+            prompt_tokens=prompt_tokens,
+            output_tokens=count,
+            raw=event.to_bytes() if raw is None else raw,
+        )
         if told.type in _RESPONSE_ENDS:
             self.is_done = True
             return msgspec.structs.replace(delta, finish_reason=FinishReason.STOP)

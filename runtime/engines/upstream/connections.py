@@ -28,11 +28,12 @@ _IDLE_S: Final = 4.0
 class Connection:
     """One open connection. Without TLS it is read without trio's checkpoints: once a token."""
 
-    __slots__ = ("_plain", "_stream", "idle_since", "is_used")
+    __slots__ = ("_stream", "idle_since", "is_used", "plain")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream: trio.abc.Stream | None = stream
-        self._plain: socket.socket | None = None
+        self.plain: socket.socket | None = None
+        """The socket itself, where it is the kernel's and not TLS's."""
         self.idle_since = 0.0
         self.is_used = False
         """Whether it has carried a request already, so that its peer may have closed it since."""
@@ -40,13 +41,13 @@ class Connection:
             # The kernel's own: what else trio does for each read costs more than the system call.
             given = stream.socket
             kind = given.family, given.type, given.proto
-            self._plain, self._stream = socket.socket(*kind, fileno=given.detach()), None
+            self.plain, self._stream = socket.socket(*kind, fileno=given.detach()), None
 
     async def send(self, data: bytes) -> None:
         """Send a request; `DisconnectedError` if that fails."""
         try:
-            if self._plain is not None:
-                await _send_all(self._plain, data)
+            if self.plain is not None:
+                await _send_all(self.plain, data)
             elif self._stream is not None:
                 await self._stream.send_all(data)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -54,7 +55,7 @@ class Connection:
 
     async def receive(self) -> bytes:
         """The next bytes; empty at the end. `DisconnectedError` if it breaks."""
-        plain = self._plain
+        plain = self.plain
         try:
             if plain is None:
                 assert self._stream is not None
@@ -71,10 +72,10 @@ class Connection:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing has come since its last answer, such as the end."""
-        if self._plain is None:
+        if self.plain is None:
             return True
         try:
-            self._plain.recv(1, socket.MSG_PEEK)
+            self.plain.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
@@ -83,9 +84,9 @@ class Connection:
 
     def close(self) -> None:
         """Close at once: what is still under way is not wanted. No checkpoint."""
-        if self._plain is not None:
-            trio.lowlevel.notify_closing(self._plain)
-            self._plain.close()
+        if self.plain is not None:
+            trio.lowlevel.notify_closing(self.plain)
+            self.plain.close()
         stream = self._stream
         if isinstance(stream, trio.SSLStream):
             stream = stream.transport_stream

@@ -17,9 +17,10 @@ _BOM = b"\xef\xbb\xbf"
 _ENDINGS: Final = (b"\n\n", b"\n\r", b"\r\r")
 """One of these is in any two ends of lines that follow each other."""
 _ENDING_BYTES: Final = 2
+_LF = 10
 
 
-@attrs.frozen
+@attrs.define
 class Received:
     """One event. `data` is without its field's name; several lines of it are joined by LF."""
 
@@ -28,6 +29,8 @@ class Received:
 
     def to_bytes(self) -> bytes:
         """The event as it is written on, with LF and without comments."""
+        if not self.event and b"\n" not in self.data:
+            return b"data: " + self.data + b"\n\n"
         name = b"event: " + self.event + b"\n" if self.event else b""
         return name + b"data: " + self.data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
@@ -45,6 +48,14 @@ class EventSplitter:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._is_first = True
+
+    def single(self, data: bytes) -> bytes | None:
+        """The data of the one plain event that `data` is, as most reads bring it; None for all else."""
+        if self._kept or self._is_first or b"\r" in data:
+            return None
+        if data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data[-1] == _LF:
+            return data[6:-2]
+        return None
 
     def feed(self, data: bytes) -> list[Received]:
         """The events that `data` completes, in order."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 from ...context import Context
-from ...errors import DisconnectedError, RequestError
+from ...errors import RequestError
 from ...protocol.openai.generate import Delta, FinishReason
 from ...sinks import Sink, Sleeper
 from .answers import StreamedAnswer, WholeAnswer, refused
 from .calls import Call, Calls
 from .connections import Connection, Connections
+from .readers import PushedStream, Readers
 from .refusals import refusal_of
 from .response import Response
 
@@ -31,6 +32,7 @@ class UpstreamAnswer:
         "_connection",
         "_connections",
         "_context",
+        "_readers",
         "_refusal",
         "_response",
     )
@@ -39,10 +41,11 @@ class UpstreamAnswer:
         self,
         connections: Connections,
         calls: Calls,
+        readers: Readers | None,
         context: Context,
         answer: StreamedAnswer | WholeAnswer,
     ) -> None:
-        self._connections, self._calls = connections, calls
+        self._connections, self._calls, self._readers = connections, calls, readers
         self._context, self._answer = context, answer
         self._connection: Connection | None = None
         self._response = Response()
@@ -108,6 +111,9 @@ class UpstreamAnswer:
         if isinstance(answer, WholeAnswer):
             await _read_whole(connection, self._response, self._begun, answer, call.heard)
             sink.take(answer.finish())
+        elif self._readers is not None and connection.plain is not None:
+            pushed = PushedStream(self._readers, connection.plain, self._response, answer, call)
+            await pushed.run(self._begun, sink)
         else:
             await self._stream(call, connection, answer, sink)
 
@@ -135,16 +141,7 @@ class UpstreamAnswer:
                 data = feed(received)
             else:
                 data = b""
-                _end(response)
-
-
-def _end(response: Response) -> None:
-    """The connection is closed: a body without a length is complete then."""
-    try:
-        response.end()
-    except DisconnectedError:
-        # The answer itself says better whether it is whole.
-        response.is_complete = True
+                response.cut()
 
 
 async def _read_whole(

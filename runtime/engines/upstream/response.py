@@ -68,6 +68,10 @@ class Response:
                 "the upstream closed the connection in the middle of its answer"
             )
 
+    def cut(self) -> None:
+        """The connection has ended; whether the answer is whole, its own end says better."""
+        self.is_complete, self.is_reusable = True, False
+
     # --- called by httptools ---
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -25,6 +26,7 @@ from .answers import StreamedAnswer, WholeAnswer
 from .calls import Calls
 from .connections import Connections, request_head
 from .exchange import UpstreamAnswer
+from .readers import Readers
 from .watch import UpstreamView
 
 __all__ = ["Upstream", "open_upstream"]
@@ -50,6 +52,7 @@ class Upstream:
         self.view = UpstreamView(looks, section.health_failures_max)
         """Health, load and models."""
         self._calls = Calls(section)
+        self._readers = Readers() if hasattr(select, "epoll") else None
 
     async def open(self, request: GenerateRequest, model: str, context: Context) -> UpstreamAnswer:
         """Send the request's body, for the upstream's `model`; returns once it begins to answer.
@@ -70,7 +73,7 @@ class Upstream:
             _told(context),
         )
         form = self._form(request, asked, model)
-        answer = UpstreamAnswer(self._connections, self._calls, context, form)
+        answer = UpstreamAnswer(self._connections, self._calls, self._readers, context, form)
         with self._calls.call(context) as call:
             try:
                 answer.take(*await self._connections.request(head, body, heard=call.heard))
@@ -106,6 +109,8 @@ class Upstream:
         try:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._calls.watch)
+                if self._readers is not None:
+                    nursery.start_soon(self._readers.run)
                 while True:
                     await self.view.look()
                     await trio.sleep(self.section.health_interval_s)

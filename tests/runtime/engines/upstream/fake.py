@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.process.roles import serve_frontend, serve_worker
 from trinamo.runtime.process.stopping import StopRequest
 
-Answer = Callable[["Asked", trio.SocketStream], Awaitable[None]]
+Answer = Callable[["Asked", Any], Awaitable[None]]
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -128,14 +129,23 @@ class FakeUpstream:
     models: list[dict[str, Any]] = attrs.field(factory=lambda: [{"id": "m", "max_model_len": 4096}])
     health: int = 200
     metrics: bytes | None = None
+    tls: ssl.SSLContext | None = None
     asked: list[Asked] = attrs.field(factory=list)
     open_count: int = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}/v1"
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def accept(self, stream: trio.SocketStream) -> None:
+        if self.tls is None:
+            await self.serve(stream)
+        else:
+            await self.serve(
+                trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True)
+            )
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
         reader = _Reader()
         self.open_count += 1
         try:
@@ -149,7 +159,7 @@ class FakeUpstream:
             self.open_count -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _answer(self, asked: Asked, stream: trio.SocketStream) -> None:
+    async def _answer(self, asked: Asked, stream: trio.abc.Stream) -> None:
         if asked.path == "/health":
             await stream.send_all(whole(b"", self.health))
         elif asked.path == "/v1/models":
@@ -163,13 +173,15 @@ class FakeUpstream:
 
 
 @asynccontextmanager
-async def open_fake(answer: Answer | None = None, port: int = 0) -> AsyncIterator[FakeUpstream]:
+async def open_fake(
+    answer: Answer | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[FakeUpstream]:
     """A fake upstream that listens; leaving cuts every connection to it, with RST or FIN."""
-    fake = FakeUpstream()
+    fake = FakeUpstream(tls=tls)
     if answer is not None:
         fake.answer = answer
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, fake.serve, port, host="127.0.0.1"))
+        listeners = await nursery.start(partial(trio.serve_tcp, fake.accept, 0, host="127.0.0.1"))
         fake.port = listeners[0].socket.getsockname()[1]
         yield fake
         nursery.cancel_scope.cancel()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import trio
 
+from tests.certificates import Authority, needs_openssl
 from tests.runtime.engines.upstream.fake import (
     HELLO,
     STREAM_HEAD,
@@ -29,6 +32,9 @@ from tests.runtime.engines.upstream.fake import (
     whole,
 )
 from tests.runtime.one_process import OneProcess, until_tasks
+from trinamo.runtime.config.upstream import UpstreamConfig
+from trinamo.runtime.engines.upstream.engine import open_upstream_engine
+from trinamo.runtime.errors import ConnectError
 
 pytestmark = pytest.mark.slow
 
@@ -189,6 +195,24 @@ async def test_an_upstream_that_is_killed_in_the_middle_ends_its_answer_and_is_p
                     await trio.sleep(0.02)
             for _ in range(4):
                 assert (await front.chat(stream=True)).content == HELLO
+
+
+@needs_openssl
+async def test_an_upstream_over_tls_is_verified(tmp_path: Path) -> None:
+    """One that our authority signs is asked; the certificate of another is a reason not to."""
+    authority = Authority.make(tmp_path)
+    certificate, key = authority.sign("upstream")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    trusts = {"worker__upstream__ca_file": str(authority.ca_file)}
+    async with open_fake(tls=tls) as fake:
+        async with open_hop(fake, **trusts) as front:
+            for _ in range(3):
+                assert (await front.chat(stream=True)).content == HELLO
+        section = UpstreamConfig(url=fake.url, start_timeout_s=0.5)
+        with pytest.raises(ConnectError, match="certificate"):
+            async with open_upstream_engine(section):
+                pass
 
 
 async def test_nothing_is_left_behind() -> None:
