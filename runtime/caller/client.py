@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 import msgspec
 
+from ..config.router import RouterConfig
 from ..context import Context
 from ..deadlines import Deadlines
 from ..env import Env
@@ -81,6 +82,11 @@ class Client:
         self._calls = Deadlines(call_home_timeout_s, StreamAttempt.give_up_call)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+    def tune(self, section: RouterConfig) -> None:
+        """Choose, and try elsewhere, as `section` says from now on."""
+        self._attempts_max = section.attempts_max
+        self.router.tune(section)
 
     async def run(self) -> None:
         """Give up workers that accept a request and do not call home, until cancelled.

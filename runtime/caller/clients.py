@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from ..config.config import Config
+from ..config.router import RouterConfig
 from ..env import Env
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
@@ -59,6 +60,8 @@ class Clients:
         nursery: trio.Nursery,
     ) -> None:
         self._config = config
+        self._section = config.router
+        """What is in force."""
         self._env = env
         self._control = control
         self._events = events
@@ -68,6 +71,12 @@ class Clients:
         self._series = series
         self._nursery = nursery
         self._slots: dict[str, _Slot] = {}
+
+    def tune(self, section: RouterConfig) -> None:
+        """Choose as `section` says from now on, in the clients that are open and in new ones."""
+        self._section = section
+        for client in self:
+            client.tune(section)
 
     def __iter__(self) -> Iterator[Client]:
         """Those that are open, in the order in which they were asked for."""
@@ -121,10 +130,10 @@ class Clients:
         task_status: trio.TaskStatus[_Opened],
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
-        config = self._config.router
+        config = self._section
         policy = Policy(config.policy)
         kv: KvRouting | None = None
-        if policy is Policy.KV:
+        if Policy(self._config.router.policy) is Policy.KV:
             kv = KvRouting(self._events, endpoint, config.kv, self._env.rng)
         router = Router(
             self._control,

@@ -47,9 +47,9 @@ _CHAT_PATH: Final = "/v1/chat/completions"
 """Of requests whose bodies are passed through, the only ones that go on behind a text."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True, eq=False)
 class MigrationPolicy:
-    """When an answer is replayed, and where that is counted."""
+    """When an answer is replayed, and where that is counted; its bounds may change."""
 
     series: MigrationSeries
     migrations_max: int = 3

@@ -16,6 +16,7 @@ from functools import partial
 
 import trio
 
+from ..config.router import RouterConfig
 from ..env import Env
 from ..errors import RemoteProtocolError, UnavailableError
 from ..events.busy import BusyLimits
@@ -231,7 +232,8 @@ class Router:
             which = "another live instance" if exclude else "a live instance"
             why = f": discovery fails, {self._discovery.cause}" if self._discovery.cause else ""
             raise UnavailableError(f"{self.endpoint} does not have {which} that can be asked{why}")
-        if self.kv is not None and hint is not None and instance_id is None:
+        by_blocks = self.policy is Policy.KV and hint is not None and instance_id is None
+        if self.kv is not None and by_blocks and hint is not None:
             return self.kv.choose(candidates, hint)
         chosen = pick(
             self.policy,
@@ -243,6 +245,12 @@ class Router:
         )
         self._turn += 1
         return chosen
+
+    def tune(self, section: RouterConfig) -> None:
+        """Choose as `section` says from now on."""
+        self.policy, self._inhibit_s = Policy(section.policy), section.inhibit_s
+        if self.kv is not None:
+            self.kv.weigh(section.kv)
 
     def inhibit(self, instance: Instance, *, is_nonsensical: bool = False) -> None:
         """The instance failed a request: do not choose it for a while, if there is another.

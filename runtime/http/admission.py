@@ -12,6 +12,7 @@ import trio
 
 from ..context import Context, Reason
 from ..errors import OverloadedError, UnavailableError
+from ..events.busy import BusyLimits
 from .bodies import Bodies
 
 __all__ = ["Admission"]
@@ -22,7 +23,10 @@ class Admission:
 
     def __init__(self, *, requests_max: int = 4096, bodies_bytes_max: int = 256 << 20) -> None:
         self.bodies = Bodies(bodies_bytes_max)
-        self._requests_max = requests_max
+        self.requests_max = requests_max
+        """One more at once is refused."""
+        self.busy: BusyLimits | None = None
+        """From which load on workers are given no new requests; None: from none."""
         self._places = _Places(self)
         self._root = Context("http")
         self._idle: trio.Event | None = None
@@ -37,11 +41,11 @@ class Admission:
         """Raise `UnavailableError` while draining, `OverloadedError` at the bound."""
         if self.is_draining:
             raise UnavailableError("the server is shutting down; ask another one")
-        if self.in_flight + self._places.count >= self._requests_max:
+        if self.in_flight + self._places.count >= self.requests_max:
             raise OverloadedError(
-                f"{self._requests_max} requests are under way, which is the limit",
+                f"{self.requests_max} requests are under way, which is the limit",
                 bound="requests_max",
-                value=self._requests_max,
+                value=self.requests_max,
             )
 
     def arriving(self) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
 from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.access import OUTCOME, TellsRequests
+from .routes.openapi import openapi_document
+from .routes.scraping import ScrapeTargets
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 from .survey.overview import FrontendView
 
@@ -63,12 +66,13 @@ def build_app(
     backlog_bytes_max: int,
     traces: Traces,
     view: Callable[[], FrontendView],
+    targets: ScrapeTargets | None = None,
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
 
     `handlers` are routes of it, for servers that know nothing of them.
 
-    `view`, which must not wait, is what `/status` tells.
+    `view`, which must not wait, is what `/status` tells; with `targets` there is `/sd`.
     """
 
     async def list_models(_: Request) -> Response:
@@ -101,7 +105,10 @@ def build_app(
         metrics_route(manager.metrics),
         trace_route(traces),
     ]
+    if targets is not None:
+        routes.append(_sd_route(targets))
     routes += exchange_routes(handlers, backlog_bytes_max=backlog_bytes_max)
+    routes.append(_document_route(routes))
     built = build_starlette(routes)
     built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
     return built
@@ -140,6 +147,29 @@ def metrics_route(metrics: Metrics) -> Route:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return Route("/metrics", expose)
+
+
+def _sd_route(targets: ScrapeTargets) -> Route:
+    async def list_targets(request: Request) -> Response:
+        return json_response(await targets.groups(request.headers.get("host", "")))
+
+    return Route("/sd", list_targets)
+
+
+def _document_route(routes: Sequence[Route]) -> Route:
+    """`GET /openapi.json`: which of the routes there are, and what they take and answer."""
+    path = "/openapi.json"
+    paths = [each.path.replace(":path}", "}") for each in routes]
+
+    # When it is asked for: most frontends never are, and it takes some milliseconds.
+    @cache
+    def document() -> Response:
+        return json_response(openapi_document([*paths, path]))
+
+    async def describe(_: Request) -> Response:
+        return document()
+
+    return Route(path, describe)
 
 
 def trace_route(traces: Traces) -> Route:

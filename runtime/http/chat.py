@@ -138,7 +138,7 @@ class Inference:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._access = AccessLog(manager.env.clock)
-        self._shedding = Shedding(config)
+        self._shedding = Shedding(admission)
         self._ids = RequestIds(manager.env.rng)
 
     async def __call__(self, exchange: HttpExchange) -> None:

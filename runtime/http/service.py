@@ -21,6 +21,7 @@ from ..config.config import HttpConfig
 from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
+from ..events.busy import BusyLimits
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
@@ -28,6 +29,7 @@ from .admission import Admission
 from .app import build_app, build_handlers, exchange_routes, status_of
 from .exchanges import Handler
 from .models.models import ModelManager
+from .routes.scraping import ScrapeTargets
 from .server.server import Server
 from .survey.overview import FrontendView, Overview
 
@@ -47,12 +49,14 @@ class HttpService:
         metrics: FrontendMetrics,
         look: Callable[[], Overview] | None = None,
         traces: Traces | None = None,
+        targets: ScrapeTargets | None = None,
     ) -> None:
         self.config = config
         self.metrics = metrics
         self.admission = Admission(
             requests_max=config.requests_max, bodies_bytes_max=config.bodies_bytes_max
         )
+        self.tune(config)
         self.port: int | None = None
         """The bound port, once `run` has started."""
         self.server: Server | None = None
@@ -71,6 +75,7 @@ class HttpService:
             backlog_bytes_max=config.backlog_bytes_max,
             traces=traces,
             view=self.view,
+            targets=targets,
         )
 
     @staticmethod
@@ -103,6 +108,15 @@ class HttpService:
         self.handlers.update(handlers)
         own = exchange_routes(handlers, backlog_bytes_max=self.config.backlog_bytes_max)
         self.app.router.routes.extend([*own, *routes])
+
+    def tune(self, section: HttpConfig) -> None:
+        """Admit and refuse requests by the bounds of `section` from now on."""
+        self.admission.requests_max = section.requests_max
+        self.admission.busy = (
+            BusyLimits(section.busy_blocks, section.busy_waiting_tokens)
+            if section.sheds_load
+            else None
+        )
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""
@@ -156,6 +170,7 @@ class HttpServiceBuilder:
         self._metrics: FrontendMetrics | None = None
         self._look: Callable[[], Overview] | None = None
         self._traces: Traces | None = None
+        self._targets: ScrapeTargets | None = None
 
     def port(self, port: int) -> Self:
         """The port to listen on; 0 takes any free one."""
@@ -193,6 +208,11 @@ class HttpServiceBuilder:
         self._traces = traces
         return self
 
+    def targets(self, targets: ScrapeTargets) -> Self:
+        """What `/sd` lists; without, there is none."""
+        self._targets = targets
+        return self
+
     def config(self, section: HttpConfig | None = None, **changes: Any) -> Self:
         """Take a whole section `http` of a configuration, or set any of its keys by name.
 
@@ -209,4 +229,4 @@ class HttpServiceBuilder:
         """The service."""
         env = self._env or RealEnv()
         metrics = self._metrics or FrontendMetrics(env)
-        return HttpService(self._config, env, metrics, self._look, self._traces)
+        return HttpService(self._config, env, metrics, self._look, self._traces, self._targets)

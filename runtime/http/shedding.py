@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..config.http import HttpConfig
 from ..errors import OverloadedError
-from ..events.busy import BusyLimits
+from .admission import Admission
 from .models.models import Engine, RemoteEngine
 
 __all__ = ["Shedding"]
 
 
 class Shedding:
-    """The busy thresholds of one service: `http.busy_blocks` and `http.busy_waiting_tokens`."""
+    """Refuses by the busy thresholds of one service, `admission.busy`."""
 
-    def __init__(self, config: HttpConfig) -> None:
-        self._limits = BusyLimits(config.busy_blocks, config.busy_waiting_tokens)
-        self._is_on = config.sheds_load
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
 
     def check(self, engines: Iterable[Engine]) -> None:
         """Raise `OverloadedError` if every worker of all `engines` has said that it is busy.
 
         Nobody is busy of whom no report has come lately, and no engine that is in this process.
         """
-        if not self._is_on:
+        limits = self._admission.busy
+        if limits is None:
             return
         asked = list(engines)
-        if asked and all(
-            isinstance(each, RemoteEngine) and each.is_busy(self._limits) for each in asked
-        ):
+        if asked and all(isinstance(each, RemoteEngine) and each.is_busy(limits) for each in asked):
             raise OverloadedError("every worker that could answer is busy", bound="busy")

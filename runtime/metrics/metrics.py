@@ -1,9 +1,7 @@
 """What the processes count, in the field's words: one class per role, methods named after events.
 
-Each object owns its registry, so that several runtimes in one process (tests, the simulator) do
-not share numbers. What is counted for every request is tallied in plain numbers (`tallies.py`), and
-looked up once per model and endpoint. The exposition is kept for a second. Times come from
-`env.clock`. What a worker counts is in `worker.py`. What this module does not do: serve the text (`http/models/models.py`).
+Each object owns its registry, so that runtimes in one process share no numbers. What is counted for
+every request is tallied (`tallies.py`); a worker's is in `worker.py`.
 """
 
 from __future__ import annotations
@@ -168,9 +166,11 @@ class Metrics:
         """A stored value of `setting` (`unknown` for a key that is none) was refused."""
         self._settings_refused.labels(setting).inc()
 
-    def setting_value(self, setting: str, value: float) -> None:
-        """`value` is in force for `setting` now."""
-        self._settings.labels(setting).set(value)
+    def setting_value(self, setting: str, value: float | None) -> None:
+        """`value` is in force for `setting` now; None: one that is no number."""
+        self._settings.remove_by_labels({"setting": setting})
+        if value is not None:
+            self._settings.labels(setting).set(value)
 
     def connection_opened(self, kind: str) -> None:
         """A connection of `kind` (`http`, `request`, `response`) is open."""

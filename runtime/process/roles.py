@@ -27,6 +27,7 @@ from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
 from ..http.dashboard.gathering import Place
 from ..http.models.discovery import ClientSource, watch_models
+from ..http.routes.scraping import ScrapeTargets
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
@@ -47,6 +48,7 @@ from ..protocol.openai.generate import (
 from .dashboard import dashboard_url, open_dashboard
 from .disaggregated import DecodeRole, PrefillRole, check_role
 from .facts import frontend_facts, worker_facts
+from .frontends import publish_frontend
 from .opening import open_runtime
 from .runtime import Runtime
 from .stopping import StopRequest
@@ -331,13 +333,9 @@ async def serve_frontend(
                 if config.http.upstreams:
                     clients = direct = DirectUpstreams(config, runtime, watching)
                     await watching.start(direct.run)
-                await watching.start(
-                    watch_models,
-                    runtime.control,
-                    clients,
-                    manager,
-                    migration_policy(config, metrics),
-                )
+                migration = migration_policy(config, metrics)
+                runtime.live.listen(partial(_tune_frontend, service, migration))
+                await watching.start(watch_models, runtime.control, clients, manager, migration)
                 status_url = ""
                 facts = partial(frontend_facts, runtime, service, metrics)
                 dashboard = open_dashboard(runtime, service, facts, place or Place())
@@ -352,6 +350,8 @@ async def serve_frontend(
                 url = url_of(config.http.host, port, config.http.scheme)
                 if dashboard is not None:
                     dashboard.serves_at(url)
+                if status_url:
+                    watching.start_soon(publish_frontend, runtime, url, status_url)
                 ready(FrontendReady(url, status_url, dashboard_url(config.http, url, status_url)))
             await stop.wait()
             env.note("frontend.told")
@@ -370,6 +370,13 @@ def migration_policy(config: Config, metrics: FrontendMetrics) -> MigrationPolic
     )
 
 
+def _tune_frontend(service: HttpService, migration: MigrationPolicy, found: Config) -> None:
+    """What settings changed is in force for requests that come from now on."""
+    service.tune(found.http)
+    migration.migrations_max = found.router.migrations_max
+    migration.tokens_max = found.router.migration_tokens_max
+
+
 def _frontend_status(
     section: HttpConfig,
     runtime: Runtime,
@@ -386,4 +393,5 @@ def _frontend_status(
 
 def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:
     builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
-    return builder.look(lambda: overview(runtime)).config(config.http).build()
+    targets = ScrapeTargets(runtime.control, runtime.env.clock)
+    return builder.look(lambda: overview(runtime)).targets(targets).config(config.http).build()

@@ -38,6 +38,7 @@ from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
 from ..worker.room import check_waiting_tokens
 from ..worker.worker import Worker
+from .live import LiveConfig
 from .settings import REQUESTS_MAX, Settings
 from .shutdown import Step, run_steps
 
@@ -77,6 +78,8 @@ class Runtime:
         """What became of the last requests here."""
         self.settings = Settings(control, metrics=metrics)
         """What may change while the cluster runs; followed from the start to the end."""
+        self.live = LiveConfig(config, self.settings)
+        """`config` with what the settings say in its place."""
         self.queues = Queues(events, env, traces=self.traces)
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
         show_queues(metrics, self.queues, env.clock)
@@ -97,6 +100,7 @@ class Runtime:
             series=self.kv_series,
             nursery=control_nursery,
         )
+        self.live.listen(lambda found: self._clients.tune(found.router))
         self._event_nursery = event_nursery
         self._is_shutting_down = False
         self._has_shut_down = False

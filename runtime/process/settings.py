@@ -10,14 +10,16 @@ values hold. What never changes in a running process is in `config.py`. The comm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Generic, Literal, Optional, TypeVar, get_args
 
 import attrs
 import msgspec
 import trio
 from msgspec import Meta
 
+from ..config.config import Config
+from ..config.keys import config_fields
 from ..errors import RequestError
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
@@ -25,6 +27,7 @@ from ..protocol.undecodable import UNDECODABLE
 from ..retries import Retries
 
 __all__ = [
+    "LIVE_KEYS",
     "PREFILL_TOKENS_LOCAL_MAX",
     "QUEUE_DEPTH_MAX",
     "REQUESTS_MAX",
@@ -71,9 +74,31 @@ class Setting(Generic[T]):
             raise RequestError(f"{self.name}: {error}", param=self.name) from error
         return found
 
+    def read(self, text: str) -> T:
+        """The value that a person wrote: JSON, or plain text for a string; raises as `decode`."""
+        try:
+            return self.decode(text.encode())
+        except RequestError as error:
+            try:
+                return self.decode(msgspec.json.encode(text))
+            except RequestError:
+                raise error from None
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """The texts that it takes, where it takes only some."""
+        return [each for each in _parts(self.type) if isinstance(each, str)]
+
     def encode(self, value: T) -> bytes:
         """The JSON text of `value`."""
         return msgspec.json.encode(value)
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """What a type is made of: the values of a Literal, and types."""
+    for part in get_args(kind):
+        yield part
+        yield from _parts(part)
 
 
 REQUESTS_MAX: Final[Setting[int]] = Setting(
@@ -96,8 +121,35 @@ QUEUE_DEPTH_MAX: Final[Setting[int]] = Setting(
     "While so many prompts wait for prefill workers none goes there. -1: as each is configured.",
 )
 
+_LIVE_POLICIES: Final = Literal["round_robin", "random", "least_loaded"]
+"""Those that need nothing that a running router may lack."""
+
+
+def _of_key(key: str, kind: Any = None) -> Setting[Any]:
+    field = config_fields(Config)[key]
+    about = f"{field.text} null: as each is configured."
+    return Setting(key, Optional[kind or field.type], None, about)  # noqa: UP045 -- of a value
+
+
+LIVE_KEYS: Final[Sequence[Setting[Any]]] = (
+    _of_key("router.policy", _LIVE_POLICIES),
+    *map(
+        _of_key,
+        (
+            *("router.inhibit_s", "router.attempts_max"),
+            *("router.migrations_max", "router.migration_tokens_max"),
+            *("router.kv.overlap_credit", "router.kv.overlap_credit_decay"),
+            *("router.kv.prefill_load_scale", "router.kv.active_request_weight"),
+            *("router.kv.temperature", "http.requests_max"),
+            *("http.busy_blocks", "http.busy_waiting_tokens"),
+            *("log.level", "log.access"),
+        ),
+    ),
+)
+"""Settings that take the place of the configuration key of their name (`live.py`)."""
 SETTINGS: Final[Mapping[str, Setting[Any]]] = {
-    each.name: each for each in (REQUESTS_MAX, PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX)
+    each.name: each
+    for each in (REQUESTS_MAX, PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX, *LIVE_KEYS)
 }
 
 
@@ -107,6 +159,11 @@ def find_setting(name: str) -> Setting[Any]:
         return SETTINGS[name]
     except KeyError:
         known = ", ".join(SETTINGS)
+        if name in config_fields(Config):
+            raise RequestError(
+                f"{name} is read once, at the start of each process: change it in the"
+                f" configuration and restart them. These change while they run: {known}"
+            ) from None
         raise RequestError(f"there is no setting {name!r}; there are: {known}") from None
 
 
@@ -127,6 +184,7 @@ class Settings:
         self._loaded = trio.Event()
         self._refused_count = 0
         self._metrics = metrics
+        self._listeners: list[Callable[[], None]] = []
         for setting in settings.values():
             self._show(setting)
 
@@ -139,6 +197,10 @@ class Settings:
         """The value in force now."""
         value: T = self._values.get(setting.key, setting.default)
         return value
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, which must not wait, after each change."""
+        self._listeners.append(listener)
 
     async def wait_change(self, setting: Setting[T], known: T) -> T:
         """Return the value once it differs from `known`. Safe to cancel."""
@@ -189,6 +251,8 @@ class Settings:
                 self._put(entry)
             case Delete(key, _):
                 self._delete(key)
+        for listener in self._listeners:
+            listener()
         self._loaded.set()
         self._changed.set()
         self._changed = trio.Event()
@@ -225,8 +289,9 @@ class Settings:
 
     def _show(self, setting: Setting[Any]) -> None:
         value = self.get(setting)
-        if self._metrics is not None and isinstance(value, (int, float)):
-            self._metrics.setting_value(setting.name, value)
+        if self._metrics is not None:
+            number = value if isinstance(value, (int, float)) else None
+            self._metrics.setting_value(setting.name, number)
 
     def _refuse(self, name: str, why: str) -> None:
         _log.warning("setting refused: %s", why)
@@ -263,9 +328,9 @@ def _reading(setting: Setting[Any], stored: bytes | None) -> SettingReading:
 
 
 async def write_setting(control: ControlPlane, name: str, text: str) -> Any:
-    """Check and store a value given as JSON, and return it; `RequestError` stores nothing."""
+    """Check and store a value as `Setting.read` takes it, and return it; `RequestError` stores nothing."""
     setting = find_setting(name)
-    value = setting.decode(text.encode())
+    value = setting.read(text)
     await control.put(setting.key, setting.encode(value))
     return value
 

@@ -41,7 +41,7 @@ class SmallCluster:
     http: httpx.AsyncClient
     """Of the frontend's API port."""
     status: list[httpx.AsyncClient]
-    """Of the status ports: the frontend's, then each worker's."""
+    """Of the status ports: the frontend's, if it has one, then each worker's."""
     frontend: Runtime
     service: HttpService
     workers: list[Runtime]
@@ -63,7 +63,8 @@ class SmallCluster:
 @asynccontextmanager
 async def open_small_cluster(*, workers: int = 1, **overrides: Any) -> AsyncIterator[SmallCluster]:
     """One frontend and so many workers of the engine `exact`, ready to answer."""
-    settings = config(http__port=0, http__status_port=0, worker__status_port=0, **overrides)
+    ports = {"http__port": 0, "http__status_port": 0, "worker__status_port": 0}
+    settings = config(**ports | overrides)
     transports, env = OneProcess(), RealEnv()
     stops: list[StopRequest] = []
     runtimes: list[Runtime] = []
@@ -110,7 +111,7 @@ async def open_small_cluster(*, workers: int = 1, **overrides: Any) -> AsyncIter
             await stack.enter_async_context(
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=20)
             )
-            for url in (ready.url, ready.status_url, *urls)
+            for url in (ready.url, ready.status_url or ready.url, *urls)
         ]
         [service] = services
         with trio.fail_after(10):

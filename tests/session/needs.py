@@ -19,8 +19,8 @@ import attrs
 import pytest
 
 __all__ = [
-    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "LLAMACPP", "MOONCAKE",
-    "NETWORKS", "NIXL", "OPENSSL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need",
+    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "KUBECTL", "LLAMACPP", "MOONCAKE",
+    "NETWORKS", "NIXL", "OPENSSL", "PROMTOOL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need",
     "can_make_networks", "needs_library_of", "pytest_terminal_summary", "skipped_text",
 ]  # fmt: skip
 
@@ -72,6 +72,8 @@ NIXL = Need("NIXL", _BY_HAND, "nixl_cu12")
 MOONCAKE = Need("Mooncake", _BY_HAND, "mooncake.engine")
 LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
 VULTURE = Need("vulture", "make lint", "vulture")
+PROMTOOL = Need("promtool", _packages("prometheus"))
+KUBECTL = Need("kubectl with kustomize 5", "install kubectl")
 A_MODEL = Need("language model", "make model")
 GPU = Need("NVIDIA GPU", "run on a machine with one")
 ROOT_RIGHTS = Need("right to become another user", "run as root")

@@ -68,13 +68,7 @@ class KvRouting:
         rng: random.Random,
     ) -> None:
         self._rng = rng
-        self._weights = Weights(
-            overlap_credit=config.overlap_credit,
-            overlap_credit_decay=config.overlap_credit_decay,
-            prefill_load_scale=config.prefill_load_scale,
-            active_request_weight=config.active_request_weight,
-            temperature=config.temperature,
-        )
+        self.weigh(config)
         self.index = KvIndex(events, endpoint) if config.events else None
         """None with `router.kv.events: false`."""
         self._recent = RecentBlocks(config.ttl_s)
@@ -96,6 +90,16 @@ class KvRouting:
                 await nursery.start(self._agreement.run)
             task_status.started()
             await trio.sleep_forever()
+
+    def weigh(self, config: RouterKvConfig) -> None:
+        """Choose by these weights from now on."""
+        self._weights = Weights(
+            overlap_credit=config.overlap_credit,
+            overlap_credit_decay=config.overlap_credit_decay,
+            prefill_load_scale=config.prefill_load_scale,
+            active_request_weight=config.active_request_weight,
+            temperature=config.temperature,
+        )
 
     # --- instances ---
 

@@ -20,12 +20,47 @@ __all__ = ["config_app"]
 
 config_app = typer.Typer(
     name="config",
-    help="Settings in the control plane: every process follows them, none restarts.",
+    help=(
+        "Settings in the control plane: every process follows them, none restarts. Those called after a "
+        "configuration key take its place in all processes; other keys are read at the start."
+    ),
+    epilog=(
+        "Examples:  trinamo config get  ·  trinamo config set router.policy least_loaded  ·  "
+        "trinamo config set log.level debug  ·  trinamo config set http.requests_max 512  ·  "
+        "trinamo config set router.policy --reset  ·  trinamo config watch worker.requests_max"
+    ),
     no_args_is_help=True,
 )
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A setting, as `get` lists them.")]
+
+
+def complete_setting(incomplete: str) -> list[tuple[str, str]]:
+    """For tab completion: the settings, and what each is about."""
+    from trinamo.runtime.process.settings import SETTINGS
+
+    return [(name, each.about) for name, each in SETTINGS.items() if name.startswith(incomplete)]
+
+
+def complete_value(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For tab completion: what the setting named before may be, where it takes only some texts."""
+    from trinamo.runtime.process.settings import SETTINGS
+
+    setting = SETTINGS.get(ctx.params.get("name") or "")
+    return [each for each in (setting.choices if setting else ()) if each.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A setting, as `get` lists them.",
+        autocompletion=complete_setting,
+    ),
+]
 OptionalName = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="One setting; without it, all.")
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="One setting; without it, all.", autocompletion=complete_setting
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
@@ -66,7 +101,12 @@ def get(
 def set_value(
     name: Name,
     value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="As JSON, such as 512.")
+        str | None,
+        typer.Argument(
+            metavar="VALUE",
+            help="As JSON, such as 512; text needs no quotes.",
+            autocompletion=complete_value,
+        ),
     ] = None,
     *,
     reset: Annotated[bool, typer.Option("--reset", help="Back to the default.")] = False,
@@ -79,7 +119,7 @@ def set_value(
         raise typer.BadParameter("give a value, or --reset")
     setting = find_setting(name)
     if value is not None:
-        setting.decode(value.encode())
+        setting.read(value)
 
     async def write(control: ControlPlane) -> Any:
         if value is None:

@@ -13,6 +13,7 @@ from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.dashboard.gathering import Place
 from trinamo.runtime.logs.fields import name_process
+from trinamo.runtime.logs.setup import set_log_level
 from trinamo.runtime.metrics.lag import lag_measured
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.metrics.process import show_process
@@ -25,6 +26,7 @@ from trinamo.runtime.process.roles import (
     serve_frontend,
     serve_worker,
 )
+from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.transports.assembly.planes import RealTransports
 
@@ -71,9 +73,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             engines,
             stop,
             ready=_settled(ready),
-            opened=lambda runtime: name_process(
-                instance_id=runtime.instance_id or "", model=models
-            ),
+            opened=partial(_opened, model=models),
             metrics=metrics,
             metadata={"pid": str(os.getpid())},
             weights=held_weights(list(zip(sections, engines, strict=True)), counted),
@@ -102,9 +102,19 @@ async def run_frontend(
             RealTransports(),
             stop,
             ready=_settled(ready),
+            opened=lambda runtime, _: runtime.live.listen(_tune_log),
             metrics=metrics,
             place=Place(name or "frontend", os.getpid(), partial(find_neighbours, config)),
         )
+
+
+def _opened(runtime: Runtime, *, model: str) -> None:
+    name_process(instance_id=runtime.instance_id or "", model=model)
+    runtime.live.listen(_tune_log)
+
+
+def _tune_log(found: Config) -> None:
+    set_log_level(found.log.level, found.log.access)
 
 
 def _settled(ready: Callable[[T], None]) -> Callable[[T], None]:

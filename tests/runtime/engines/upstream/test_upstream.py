@@ -256,15 +256,16 @@ async def test_a_silent_upstream_is_given_up() -> None:
     assert "has stalled" in answer.text
 
 
+@pytest.mark.slow
 async def test_comments_keep_an_answer_alive() -> None:
     async def ping(_: Asked, stream: trio.SocketStream) -> None:
         await stream.send_all(STREAM_HEAD)
         for _number in range(8):
-            await trio.sleep(0.1)
+            await trio.sleep(0.4)
             await stream.send_all(chunk(b": ping\n\n"))
         await stream.send_all(chunk(HELLO) + b"0\r\n\r\n")
 
-    async with open_fake(ping) as fake, open_cluster(fake.url, stall_timeout_s=0.5) as front:
+    async with open_fake(ping) as fake, open_cluster(fake.url, stall_timeout_s=2.5) as front:
         answer = await front.chat(stream=True)
 
     assert answer.content == HELLO

@@ -1,0 +1,260 @@
+"""`/openapi.json`: what a frontend answers, as an OpenAPI 3.1 document made of the structs it uses.
+
+The document says what is taken and what comes back; which parameters a model's engine refuses, its
+card says (`protocol/openai/requests.py` refuses them by name).
+https://spec.openapis.org/oas/v3.1.1.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Annotated, Any, Final, Literal
+
+import attrs
+import msgspec
+from msgspec import Raw
+
+from ...protocol.openai.answers import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    ErrorBody,
+    Model,
+    ModelList,
+)
+from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
+from ...traces.ring import ProcessView
+from ..survey.overview import FrontendView
+from .scraping import TargetGroup
+
+__all__ = ["openapi_document"]
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+TEXT: Final = "text/plain"
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+
+class Message(msgspec.Struct):
+    """One turn of a chat."""
+
+    role: Annotated[str, msgspec.Meta(description="`system`, `developer`, `user`, `assistant`, …")]
+    content: str | list[dict[str, Any]] | None = None
+    """Text, or parts of it; parts that are no text, only of models that understand them."""
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class Health(msgspec.Struct):
+    """A frontend's own state."""
+
+    status: Literal["ready", "unavailable", "draining"]
+    models: list[str]
+    in_flight: int
+
+
+class Live(msgspec.Struct):
+    """The process runs its loop."""
+
+    status: Literal["live"]
+
+
+PARTS: Final[Mapping[str, Any]] = {
+    "messages": list[Message],
+    "prompt": str | list[str | int | list[int]],
+    "stop": str | list[str],
+    "tools": list[dict[str, Any]],
+    "tool_choice": str | dict[str, Any],
+    "response_format": dict[str, Any],
+    "logit_bias": dict[str, float],
+}
+"""What the bodies hold where the structs keep the bytes for later, by parameter."""
+
+
+@attrs.frozen
+class _Operation:
+    """One method of one path."""
+
+    id: str
+    summary: str
+    answers: Mapping[str, Any]
+    """The schema of an answer with 200, by its content type."""
+    body: Any = None
+    method: str = "get"
+    refusals: Mapping[str, str] = attrs.field(factory=dict)
+    """Other statuses than 200, and when they come."""
+
+
+_INFERENCE: Final = {
+    "400": "The body is no request, or asks for what the model cannot do.",
+    "404": "No such model.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The body is no JSON.",
+    "503": "Overloaded, draining, or nobody serves the model; `Retry-After` says when to ask again.",
+    "504": "The time for the answer was up.",
+}
+_EVENT_STREAM: Final = {
+    "type": "string",
+    "description": "With `stream: true`: one JSON object in each `data:` line, then `data: [DONE]`."
+    " An answer that broke ends with an error object and without `[DONE]`.",
+}
+OPERATIONS: Final[Mapping[str, _Operation]] = {
+    "/v1/chat/completions": _Operation(
+        "createChatCompletion",
+        "Answer a chat, whole or as a stream of chunks.",
+        {JSON: ChatCompletion, EVENTS: ChatChunk},
+        ChatCompletionRequest,
+        "post",
+        _INFERENCE,
+    ),
+    "/v1/completions": _Operation(
+        "createCompletion",
+        "Continue a prompt, whole or as a stream of chunks.",
+        {JSON: Completion, EVENTS: Completion},
+        CompletionRequest,
+        "post",
+        _INFERENCE,
+    ),
+    "/v1/embeddings": _Operation(
+        "createEmbedding",
+        "Embed texts, by a model that is passed through to an engine which can.",
+        {JSON: dict[str, Any]},
+        dict[str, Any],
+        "post",
+        _INFERENCE,
+    ),
+    "/v1/responses": _Operation(
+        "createResponse",
+        "Answer, by a model that is passed through to an engine which speaks this API.",
+        {JSON: dict[str, Any], EVENTS: dict[str, Any]},
+        dict[str, Any],
+        "post",
+        _INFERENCE,
+    ),
+    "/v1/models": _Operation("listModels", "The models that are served now.", {JSON: ModelList}),
+    "/v1/models/{model}": _Operation(
+        "getModel", "One model.", {JSON: Model}, refusals={"404": "No such model."}
+    ),
+    "/health": _Operation(
+        "getHealth",
+        "Whether it takes requests.",
+        {JSON: Health},
+        refusals={"503": "It is draining, or no instance is live; the body says which."},
+    ),
+    "/live": _Operation("getLive", "Whether it lives.", {JSON: Live}),
+    "/status": _Operation("getStatus", "What it knows of its cluster.", {JSON: FrontendView}),
+    "/metrics": _Operation("getMetrics", "Metrics in Prometheus' text format.", {TEXT: str}),
+    "/sd": _Operation(
+        "listScrapeTargets",
+        "All status ports of the cluster, for Prometheus' `http_sd_configs`.",
+        {JSON: list[TargetGroup]},
+        refusals={"503": "Nothing is known yet."},
+    ),
+    "/traces/{request_id}": _Operation(
+        "getTrace", "What became of one request in this process.", {JSON: ProcessView}
+    ),
+    "/openapi.json": _Operation("getDocument", "This document.", {JSON: dict[str, Any]}),
+}
+_PARAMETERS: Final = (
+    ("x-request-id", "Comes back in the answer, and stands in logs and traces."),
+    ("x-trinamo-timeout", "Seconds for the whole answer, if fewer than the server allows."),
+    ("x-trinamo-worker", "The instance id of the worker that shall answer."),
+)
+
+
+def openapi_document(paths: Iterable[str]) -> dict[str, Any]:
+    """The document of those `paths` that it knows; a parameter is written `{name}`."""
+    known = {path: OPERATIONS[path] for path in paths if path in OPERATIONS}
+    types = [ErrorBody, *_types(known.values())]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    found = dict(zip(map(_key, types), schemas, strict=True))
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "trinamo",
+            "version": version("trinamo"),
+            "summary": "OpenAI's API, and what operators ask.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {
+            path: {each.method: _describe(path, each, found)} for path, each in known.items()
+        },
+        "components": {"schemas": components},
+    }
+
+
+def _types(operations: Iterable[_Operation]) -> list[Any]:
+    found = [each.body for each in operations if each.body is not None]
+    for each in operations:
+        found += each.answers.values()
+    return list({_key(shown): shown for shown in map(_shown, found)}.values())
+
+
+def _key(shown: Any) -> str:
+    return str(getattr(shown, "__name__", shown)) if isinstance(shown, type) else repr(shown)
+
+
+def _shown(given: Any) -> Any:
+    """The type as a client sees it: what the struct decodes later has its type at once."""
+    if not (isinstance(given, type) and issubclass(given, msgspec.Struct)):
+        return given
+    fields = msgspec.structs.fields(given)
+    if all(each.type is not Raw for each in fields):
+        return given
+    told: list[Any] = []
+    for each in fields:
+        if each.type is not Raw:
+            default = () if each.required else (each.default,)
+            told.append((each.name, each.type, *default))
+        elif each.required:
+            told.append((each.name, PARTS.get(each.name, Any)))
+        else:
+            told.append((each.name, PARTS.get(each.name, Any) | None, None))
+    return msgspec.defstruct(
+        given.__name__, told, kw_only=True, namespace={"__doc__": given.__doc__}
+    )
+
+
+def _describe(path: str, told: _Operation, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    def schema(given: Any) -> Any:
+        return schemas[_key(_shown(given))]
+
+    content = {
+        kind: {"schema": _EVENT_STREAM if kind == EVENTS else schema(each)}
+        for kind, each in told.answers.items()
+    }
+    error = {JSON: {"schema": schema(ErrorBody)}}
+    body = error if path != "/health" else content
+    responses = {"200": {"description": told.summary, "content": content}}
+    for status, when in told.refusals.items():
+        responses[status] = {"description": when, "content": body if status == "503" else error}
+    responses["default"] = {"description": "An error.", "content": error}
+    found: dict[str, Any] = {
+        "operationId": told.id,
+        "summary": told.summary,
+        "responses": responses,
+    }
+    parameters = [*_in_path(path), *(_in_head() if told.body is not None else ())]
+    if parameters:
+        found["parameters"] = parameters
+    if told.body is not None:
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": schema(told.body)}}}
+    return found
+
+
+def _in_path(path: str) -> Sequence[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+
+
+def _in_head() -> Sequence[dict[str, Any]]:
+    return [
+        {"name": name, "in": "header", "description": about, "schema": {"type": "string"}}
+        for name, about in _PARAMETERS
+    ]

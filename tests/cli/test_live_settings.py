@@ -1,0 +1,105 @@
+"""`trinamo config set` changes what a running cluster does, and `--reset` changes it back."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.cli.places import Place, RunningCluster, cluster, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+PROCESSES = 3
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    place = Place(tmp_path_factory.mktemp("tuned"))
+    with cluster(place, "--engine", "exact", "--workers", "2") as found:
+        yield found
+
+
+def set_live(running: RunningCluster, name: str, *words: str) -> None:
+    """Set or reset it, and wait until every process has said so."""
+    said = f"setting {name} is "
+    before = running.place.output.count(said)
+    done = running.place.run("config", "set", name, *words)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: running.place.output.count(said) >= before + PROCESSES, 20, f"{name} in force")
+
+
+def ask(running: RunningCluster, request_id: str) -> int:
+    body = {"prompt": "hi", "max_tokens": 2}
+    headers = {"content-type": "application/json", "x-request-id": request_id}
+    asked = Request(f"{running.url}/v1/completions", json.dumps(body).encode(), headers)
+    try:
+        with urlopen(asked, timeout=20) as response:
+            return int(response.status)
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_access_lines_can_be_switched_off_and_on(running: RunningCluster) -> None:
+    set_live(running, "log.access", "none")
+    assert ask(running, "unheard") == 200
+    set_live(running, "log.access", "--reset")
+    assert ask(running, "heard") == 200
+    wait_for(lambda: "request_id=heard" in running.place.output, 20, "the line")
+    assert "request_id=unheard" not in running.place.output
+
+
+def test_the_level_of_the_log_changes_in_workers_too(running: RunningCluster) -> None:
+    assert ask(running, "before") == 200
+    set_live(running, "log.level", "debug")
+    assert ask(running, "looked-at") == 200
+
+    def worker_lines(request_id: str) -> list[str]:
+        return [
+            line
+            for line in running.place.output.splitlines()
+            if "request ended" in line and f"request_id={request_id}" in line
+        ]
+
+    wait_for(lambda: bool(worker_lines("looked-at")), 20, "the worker's line")
+    set_live(running, "log.level", "--reset")
+    assert worker_lines("before") == []
+
+
+def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
+    set_live(running, "http.requests_max", "1")
+    parts = urlsplit(running.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as holder:
+        holder.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+        )
+        wait_for(lambda: ask(running, "refused") == 503, 20, "a refusal")
+    wait_for(lambda: ask(running, "alone") == 200, 20, "an answer")
+    set_live(running, "http.requests_max", "--reset")
+
+
+def test_all_are_listed_with_what_they_may_be(running: RunningCluster) -> None:
+    set_live(running, "router.policy", "least_loaded")
+    listed = running.place.run("config", "get").stdout
+    assert 'router.policy = "least_loaded" (set)' in listed
+    assert "router.migrations_max = null (default)" in listed
+    set_live(running, "router.policy", "--reset")
+
+    wrong = running.place.run("config", "set", "router.policy", "kv")
+    assert wrong.returncode != 0
+    assert "router.policy" in wrong.stderr
+    start = running.place.run("config", "set", "http.port", "1")
+    assert "read once, at the start" in " ".join(start.stderr.split())
+
+
+def test_the_help_has_examples(tmp_path: Path) -> None:
+    shown = " ".join(Place(tmp_path).run("config", "--help").stdout.split())
+
+    assert "trinamo config set router.policy" in shown
