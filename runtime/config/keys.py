@@ -36,6 +36,7 @@ __all__ = [
     "need_consent",
     "need_together",
     "section_types",
+    "words_of",
 ]
 
 
@@ -160,6 +161,12 @@ class Field:
         return _mentions(self.type, type(None))
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """What it may be, where that is one of some words, a switch or `null`."""
+        switch = ["true", "false"] if _mentions(self.type, bool) else []
+        return (*words_of(self.type), *switch, *(["null"] if self.is_optional else []))
+
+    @property
     def is_list(self) -> bool:
         """Whether it holds several values; one string stands for them separated by commas."""
         return _mentions(self.type, tuple)
@@ -168,6 +175,14 @@ class Field:
     def is_mapping(self) -> bool:
         """Whether it holds texts by name; one string stands for them as `name=value,…`, or as JSON."""
         return _mentions(self.type, dict)
+
+
+def words_of(kind: Any) -> Iterator[str]:
+    """The texts that a type takes, where it takes only some."""
+    for part in get_args(kind):
+        if isinstance(part, str):
+            yield part
+        yield from words_of(part)
 
 
 def _mentions(kind: Any, wanted: type) -> bool:

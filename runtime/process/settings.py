@@ -10,8 +10,8 @@ values hold. What never changes in a running process is in `config.py`. The comm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Generic, Literal, Optional, TypeVar, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Generic, Literal, Optional, TypeVar
 
 import attrs
 import msgspec
@@ -19,7 +19,7 @@ import trio
 from msgspec import Meta
 
 from ..config.config import Config
-from ..config.keys import config_fields
+from ..config.keys import config_fields, words_of
 from ..errors import RequestError
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
@@ -87,18 +87,11 @@ class Setting(Generic[T]):
     @property
     def choices(self) -> Sequence[str]:
         """The texts that it takes, where it takes only some."""
-        return [each for each in _parts(self.type) if isinstance(each, str)]
+        return list(words_of(self.type))
 
     def encode(self, value: T) -> bytes:
         """The JSON text of `value`."""
         return msgspec.json.encode(value)
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    """What a type is made of: the values of a Literal, and types."""
-    for part in get_args(kind):
-        yield part
-        yield from _parts(part)
 
 
 REQUESTS_MAX: Final[Setting[int]] = Setting(

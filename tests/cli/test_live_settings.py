@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
+from tests.cli.test_completion import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 PROCESSES = 3
@@ -103,3 +104,8 @@ def test_the_help_has_examples(tmp_path: Path) -> None:
     shown = " ".join(Place(tmp_path).run("config", "--help").stdout.split())
 
     assert "trinamo config set router.policy" in shown
+
+
+def test_the_shell_is_offered_the_models_of_the_cluster(running: RunningCluster) -> None:
+    assert completed(running.place, "chat", "--model", "ex") == ["exact"]
+    assert completed(running.place, "chat", "--model", "zzz") == []

@@ -77,6 +77,39 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(
     assert (row["depth"], row["ready"], row["dead"]) == (1, 1, 0)
 
 
+def test_a_job_is_put_into_a_queue_once(place: Place, nats_server: SessionNats) -> None:
+    name, where = f"put-{os.getpid()}", ("--nats", nats_server.url)
+    trio.run(bury, nats_server.url, name, "old")
+
+    first = run(place, "queue", "put", name, "a", '{"page": 7}', *where)
+    assert (first.returncode, first.stdout) == (0, f"{name}: a added\n")
+    again = run(place, "queue", "put", name, "a", "other", *where)
+    assert (again.returncode, again.stdout) == (0, f"{name}: a duplicate\n")
+    piped = subprocess.run(
+        [*COMMAND, "queue", "put", name, "b", *where],
+        env=place.environ,
+        input=b"\x00bytes",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert piped.returncode == 0
+
+    async def taken() -> list[bytes]:
+        async with open_nats(nats_server.url) as events, events.work_queue(name) as queue:
+            found = []
+            for _ in range(2):
+                job = await queue.take(wait_s=5)
+                assert job is not None
+                found.append(bytes(job.payload))
+                await queue.ack(job)
+            return found
+
+    assert trio.run(taken) == [b'{"page": 7}', b"\x00bytes"]
+    missing = run(place, "queue", "put", f"{name}-none", "a", "x", *where)
+    assert missing.returncode == 1
+
+
 def test_a_queue_that_is_not_there_is_one_sentence(place: Place, nats_server: SessionNats) -> None:
     done = run(place, "queue", "show", "nobody", "--nats", nats_server.url)
     assert (done.returncode, done.stderr) == (1, "trinamo: there is no queue nobody\n")

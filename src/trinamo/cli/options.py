@@ -60,6 +60,20 @@ EngineArgs = Annotated[
 ]
 PresetName = Literal["small", "medium", "large"]
 
+
+def complete_override(incomplete: str) -> list[str]:
+    """For tab completion: configuration keys, and behind `=` what a key may be, if that is a list."""
+    from trinamo.runtime.config.config import Config
+    from trinamo.runtime.config.keys import config_fields
+
+    fields = config_fields(Config)
+    key, is_pair, value = incomplete.partition("=")
+    if not is_pair:
+        return [f"{name}=" for name in fields if name.startswith(key)]
+    values = fields[key].choices if key in fields else ()
+    return [f"{key}={each}" for each in values if each.startswith(value)]
+
+
 _OPTIONS: Final[Mapping[str, Any]] = {
     "etcd": Annotated[
         str | None,
@@ -96,6 +110,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {
             "--set",
             metavar="KEY=VALUE",
             help="Override one key, such as http.drain_timeout_s=5. Repeatable.",
+            autocompletion=complete_override,
             rich_help_panel=_PANEL,
         ),
     ],

@@ -64,6 +64,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
 LETTERS_MAX = 1000
 PAYLOAD_SHOWN_BYTES = 4096
+PAYLOAD_BYTES_MAX = 1 << 20
 COMPLETIONS_MAX = 50
 COMPLETION_TIMEOUT_S = 1.5
 JETSTREAM_TIMEOUT_S = 3.0
@@ -151,6 +152,33 @@ def show_dead_letters(
         sys.stderr.write(f"these are the oldest {len(letters)} of {count}\n")
     if job is not None and not letters:
         _fail(f"{queue} has no dead letter {job}")
+
+
+@queue_app.command(
+    "put",
+    epilog="Examples:  trinamo queue put jobs JOB '{\"page\": 7}'  ·  trinamo queue put jobs JOB < job.json",
+)
+@takes_sources("nats")
+def put(
+    queue: QueueName,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, once in the queue.")],
+    payload: Annotated[
+        str | None,
+        typer.Argument(metavar="PAYLOAD", help="Its bytes; without it, standard input."),
+    ] = None,
+    *,
+    sources: Sources,
+) -> None:
+    """Put a job into a queue that is there; one with an id that is known is not put again."""
+    data = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1) if payload is None else payload.encode()
+    if len(data) > PAYLOAD_BYTES_MAX:
+        _fail(f"a payload of more than {PAYLOAD_BYTES_MAX} bytes")
+
+    async def act(events: EventPlane) -> str:
+        async with events.work_queue(queue) as opened:
+            return str(await opened.put(job, data))
+
+    sys.stdout.write(f"{queue}: {job} {_run(act, sources)}\n")
 
 
 @queue_app.command(

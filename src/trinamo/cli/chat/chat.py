@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Final
 
 import typer
 
-from ..options import Sources, takes_sources
+from ..options import Sources, sources_of, takes_sources
 
 __all__ = ["chat"]
+
+COMPLETION_TIMEOUT_S: Final = 1.0
+"""Somebody has pressed a key and waits."""
+
+
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For tab completion: the models of the frontend meant, if it answers soon."""
+    try:
+        import trio
+
+        from trinamo.runtime.http.survey.http_client import fetch_json
+
+        from ..running.locating import frontend_url, locate, quiet_log
+
+        quiet_log()
+        base = ctx.params.get("url") or frontend_url(locate(sources_of(ctx.params)))
+        url = f"{base.rstrip('/').removesuffix('/v1')}/v1/models"
+        found = trio.run(partial(fetch_json, url, timeout_s=COMPLETION_TIMEOUT_S))
+        names = [str(each["id"]) for each in found["data"]]
+    except Exception:  # noqa: BLE001 -- a shell that completes has no place for it
+        return []
+    return [name for name in names if name.startswith(incomplete)]
 
 
 @takes_sources("show")
@@ -20,7 +43,12 @@ def chat(
     ] = None,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", help="Which model; else the cluster's default.")
+        str | None,
+        typer.Option(
+            "--model",
+            help="Which model; else the cluster's default.",
+            autocompletion=complete_model,
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option("--system", help="Instructions that come before the prompt.")
