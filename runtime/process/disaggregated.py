@@ -34,7 +34,7 @@ from ..protocol.discovery.instances import Instance
 from ..queues.consumer import ConsumerLimits
 from ..queues.queues import CountedQueue
 from .runtime import Runtime
-from .settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
+from .settings.settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
 
 __all__ = ["DecodeRole", "PrefillRole", "check_role"]
 

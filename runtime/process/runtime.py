@@ -38,8 +38,8 @@ from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
 from ..worker.room import check_waiting_tokens
 from ..worker.worker import Worker
-from .live import LiveConfig
-from .settings import REQUESTS_MAX, Settings
+from .settings.live import LiveConfig
+from .settings.settings import REQUESTS_MAX, Settings
 from .shutdown import Step, run_steps
 
 __all__ = ["Runtime"]

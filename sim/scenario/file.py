@@ -186,7 +186,6 @@ class _Reader:
         return Scenario(
             name=table["name"],
             about=table["about"],
-            covers=tuple(table.get("covers", ())),
             policy=policy,
             streams=streams,
             cluster=cluster,

@@ -14,7 +14,7 @@ import attrs
 from ..core.choices import Choices
 from ..core.errors import Violation
 from ..explore.run import Scenario as Play
-from .file import parse_scenario
+from .file import load_scenario, parse_scenario
 from .outcome import Outcome
 from .run import run_scenario
 
@@ -23,10 +23,9 @@ __all__ = ["play_of", "run"]
 
 def play_of(path: str | Path, *, bug: str = "") -> Play:
     """The scenario in a file, with `bug` planted if there is one; raises `ConfigError`."""
-    text = Path(path).read_text("utf-8")
-    scenario = parse_scenario(text, str(path))
+    scenario = load_scenario(path)
     parameters = {
-        "text": text,
+        "text": Path(path).read_text("utf-8"),
         "where": Path(path).name,
         "bug": bug,
         "faults": list(range(len(scenario.faults))),

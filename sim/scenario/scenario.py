@@ -22,8 +22,6 @@ class Scenario:
 
     name: str
     about: str
-    covers: tuple[str, ...] = ()
-    """Rows of the protocol's event table, and failure scenarios such as `S2`."""
     policy: Policy | None = None
     """None leaves it to what is played: `grouped` for queues, which are searched, else `batch`."""
     streams: str | None = None

@@ -13,7 +13,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.http.survey import overview as module
 from trinamo.runtime.http.survey.overview import InstanceView, Overview, describe_planes, overview
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
+from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.transports.memory.control import MemoryControlPlane
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def find(scenario: Scenario, mutant: Mutant) -> None:
 
 
 def test_every_row_of_the_event_table_has_a_scenario() -> None:
-    covered = {each for path in PATHS for each in load_scenario(path).covers}
+    covered = {each for path in PATHS for each in tomllib.loads(path.read_text("utf-8"))["covers"]}
     assert sorted((ROWS | FAILURES) - covered) == []
 
 

@@ -18,13 +18,13 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from ..config.config import Config
-from ..config.keys import config_fields, words_of
-from ..errors import RequestError
-from ..metrics.metrics import Metrics
-from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
-from ..protocol.undecodable import UNDECODABLE
-from ..retries import Retries
+from ...config.config import Config
+from ...config.keys import config_fields, words_of
+from ...errors import RequestError
+from ...metrics.metrics import Metrics
+from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ...protocol.undecodable import UNDECODABLE
+from ...retries import Retries
 
 __all__ = [
     "LIVE_KEYS",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..config.config import Config
+from ...config.config import Config
 from .settings import LIVE_KEYS, Settings
 
 __all__ = ["LiveConfig"]
