@@ -92,8 +92,12 @@ class Clients:
         with self._held_on_success(str(endpoint), slot):
             async with slot.opening:
                 if slot.client is None:
+                    before = self._section
                     opened: _Opened = await self._nursery.start(self._run, endpoint)
                     slot.client, slot.scope = opened
+                    if self._section is not before:
+                        # Changed while it was being opened, when nobody could tell it.
+                        slot.client.tune(self._section)
             return slot.client
 
     @contextmanager

@@ -11,6 +11,7 @@ from typing import Self
 
 import trio
 
+from ..config.router import RouterConfig
 from ..context import Context
 from ..engines.upstream.exchange import UpstreamAnswer
 from ..engines.upstream.upstream import Upstream
@@ -50,6 +51,11 @@ class DirectClient:
         self.router, self.env = router, env
         self._model, self._find = model, find
         self._attempts_max = attempts_max
+
+    def tune(self, section: RouterConfig) -> None:
+        """Choose, and try elsewhere, as `section` says from now on."""
+        self._attempts_max = section.attempts_max
+        self.router.tune(section)
 
     def stream(
         self,

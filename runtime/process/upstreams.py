@@ -15,6 +15,7 @@ from ..caller.direct import DirectClient
 from ..caller.kv.routing import KvRouting
 from ..caller.router import Router
 from ..config.config import Config
+from ..config.router import RouterConfig
 from ..config.worker import endpoint_of_model
 from ..engines.upstream.upstream import Upstream, open_upstream
 from ..events.load import LoadReport
@@ -60,6 +61,14 @@ class DirectUpstreams:
         self._models: dict[str, str] = {}
         """By endpoint."""
         self._clients: dict[str, tuple[DirectClient, trio.CancelScope]] = {}
+        self._routing = config.router
+        """What is in force."""
+        runtime.live.listen(lambda found: self._tune(found.router))
+
+    def _tune(self, section: RouterConfig) -> None:
+        self._routing = section
+        for client, _ in self._clients.values():
+            client.tune(section)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch all of them until cancelled. Raises `ConfigError` for a URL that is none."""
@@ -129,8 +138,12 @@ class DirectUpstreams:
         """The client of one model's endpoint; the same until it is released."""
         known = self._clients.get(str(endpoint))
         if known is None:
+            before = self._routing
             known = await self._nursery.start(self._open, endpoint)
             self._clients[str(endpoint)] = known
+            if self._routing is not before:
+                # Changed while it was being opened, when nobody could tell it.
+                known[0].tune(self._routing)
         return known[0]
 
     def release(self, client: DirectClient) -> None:
@@ -144,9 +157,9 @@ class DirectUpstreams:
         *,
         task_status: trio.TaskStatus[tuple[DirectClient, trio.CancelScope]],
     ) -> None:
-        runtime, section = self._runtime, self._config.router
+        runtime, section = self._runtime, self._routing
         kv: KvRouting | None = None
-        if section.policy == "kv":
+        if self._config.router.policy == "kv":
             # Nobody tells blocks here, and no other router knows what this one sends.
             alone = msgspec.structs.replace(section.kv, events=False, sync=False)
             kv = KvRouting(runtime.events, endpoint, alone, runtime.env.rng)

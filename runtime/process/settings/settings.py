@@ -81,8 +81,10 @@ class Setting(Generic[T]):
         except RequestError as error:
             try:
                 return self.decode(msgspec.json.encode(text))
-            except RequestError:
-                raise error from None
+            except RequestError as other:
+                # Who wrote a word that is not one of those it takes is told those.
+                told = f"; it takes {', '.join(self.choices)}" if self.choices else ""
+                raise RequestError(f"{(other if told else error).message}{told}") from None
 
     @property
     def choices(self) -> Sequence[str]:
@@ -120,7 +122,9 @@ _LIVE_POLICIES: Final = Literal["round_robin", "random", "least_loaded"]
 
 def _of_key(key: str, kind: Any = None) -> Setting[Any]:
     field = config_fields(Config)[key]
-    about = f"{field.text} null: as each is configured."
+    # What `null` means in a file is not what it means here.
+    text = field.text.replace(" null: no bound.", "")
+    about = f"{text} null: as each is configured."
     return Setting(key, Optional[kind or field.type], None, about)  # noqa: UP045 -- of a value
 
 

@@ -8,6 +8,7 @@ import trio
 from tests.runtime.one_process import OneProcess, open_process
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
 from trinamo.runtime.caller.attempts import UnaryAttempt
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import RequestError
@@ -81,6 +82,30 @@ async def test_the_policy_changes_for_clients_that_are_open_and_for_new_ones() -
         assert both == {busy, idle}
 
 
+async def test_a_setting_that_changes_while_a_client_is_opened_holds_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answered = trio.Event(), trio.Event()
+    run = Router.run
+
+    async def run_late(router: Router, *, task_status: trio.TaskStatus[None]) -> None:
+        asked.set()
+        await answered.wait()
+        await run(router, task_status=task_status)
+
+    monkeypatch.setattr(Router, "run", run_late)
+    async with open_process(OneProcess()) as runtime, trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.client, EndpointName("a", "b", "c"))
+        with trio.fail_after(10):
+            await asked.wait()
+            await write_setting(runtime.control, "router.policy", "random")
+            while runtime.live.config.router.policy != "random":
+                await trio.sleep(0.005)
+        answered.set()
+        client = await runtime.client(EndpointName("a", "b", "c"))
+        assert client.router.policy == "random"
+
+
 async def test_the_policy_kv_can_be_left_for_another_and_comes_back() -> None:
     async with open_small_cluster(router__policy="kv") as cluster:
         [client] = cluster.frontend.clients
@@ -123,6 +148,8 @@ def test_text_needs_no_quotes_and_a_key_that_is_not_live_is_told_from_one_that_i
     assert find_setting("router.policy").read("random") == "random"
     assert find_setting("router.policy").read('"random"') == "random"
     assert set(find_setting("log.access").choices) == {"all", "failures", "none"}
+    with pytest.raises(RequestError, match="it takes round_robin, random, least_loaded"):
+        find_setting("router.policy").read("kv")
     with pytest.raises(RequestError, match="read once, at the start"):
         find_setting("http.port")
     with pytest.raises(RequestError, match="there is no setting"):

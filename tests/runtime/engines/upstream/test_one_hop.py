@@ -35,6 +35,8 @@ from tests.runtime.one_process import OneProcess, until_tasks
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.process.settings.settings import write_setting
+from trinamo.transports.memory.control import MemoryControlPlane
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +67,24 @@ async def test_requests_take_turns_among_upstreams_that_list_the_model() -> None
             assert (await front.chat(model="another", stream=True)).content == HELLO
 
     assert third.asked[0].json["model"] == "another"
+
+
+async def test_a_setting_changes_how_upstreams_are_tried_while_the_frontend_runs() -> None:
+    transports = OneProcess()
+    failing = says(whole({"error": "no"}, 500))
+    async with open_fake() as one, open_fake() as other:
+        urls = f"{one.url},{other.url}"
+        often = {"worker__upstream__health_interval_s": "0.05", "router__inhibit_s": "0.001"}
+        async with open_front(transports, http__upstreams=urls, **often) as front:
+            await front.wait_model()
+            await ask_until(front, lambda: one.asked and other.asked)
+            one.answer = failing
+            assert [(await front.chat(stream=True)).status_code for _ in range(4)] == [200] * 4
+            control = MemoryControlPlane(transports.store)
+            await write_setting(control, "router.attempts_max", "1")
+            with trio.fail_after(15):
+                while (await front.chat(stream=True)).status_code == 200:
+                    pass
 
 
 async def test_the_client_may_name_the_upstream() -> None:
