@@ -140,8 +140,8 @@ class StreamAttempt(InFlight):
 
     @property
     def traceparent(self) -> str:
-        """The span of this attempt, for the worker's."""
-        return self._leg.traceparent
+        """The span of this attempt, for the worker's; without one, the caller's own."""
+        return self._leg.traceparent or self.context.traceparent
 
     def open_input(self) -> ConnectionInfo:
         """Where the worker calls for the request's input."""

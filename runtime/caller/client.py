@@ -220,7 +220,7 @@ class Client:
                         instance_id=instance.id,
                         kind=RequestKind.UNARY,
                         deadline_s=left_s(context),
-                        traceparent=leg.traceparent,
+                        traceparent=leg.traceparent or context.traceparent,
                     )
                     return await attempt.run(*self._route(instance), envelope, payload)
             except ELSEWHERE as error:

@@ -15,6 +15,7 @@ import trio
 from ..config.config import Config
 from ..config.router import RouterConfig
 from ..env import Env
+from ..errors import UnavailableError
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -139,6 +140,9 @@ class Clients:
         kv: KvRouting | None = None
         if Policy(self._config.router.policy) is Policy.KV:
             kv = KvRouting(self._events, endpoint, config.kv, self._env.rng)
+        response_plane = self._data.response_plane
+        if response_plane is None:
+            raise UnavailableError("this process was opened to ask no workers")
         router = Router(
             self._control,
             endpoint,
@@ -155,7 +159,7 @@ class Clients:
         )
         client = Client(
             router,
-            self._data.response_plane,
+            response_plane,
             self._env,
             attempts_max=config.attempts_max,
             call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,

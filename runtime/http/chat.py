@@ -156,9 +156,7 @@ class Inference:
             await self._serve(exchange, public_id, _Arrived(inner_id, now, trace, leg))
 
     def _traceparent(self, exchange: HttpExchange) -> str:
-        """Whose span the client's request is a part of, where that matters."""
-        if not self._traces.has_spans:
-            return ""
+        """Whose span the client's request is a part of."""
         return (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
 
     async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:

@@ -33,12 +33,14 @@ __all__ = ["DataPlane", "TransferChain", "Transports"]
 class DataPlane:
     """What carries requests and responses, both ends of each."""
 
-    request_planes: Mapping[str, RequestPlane]
+    request_planes: Mapping[str, RequestPlane] = attrs.field(factory=dict)
     """By transport name, in order of preference."""
-    request_servers: Sequence[RequestServer]
+    request_servers: Sequence[RequestServer] = ()
     """Empty in a process that serves nothing."""
-    response_plane: ResponsePlane
-    call_home: CallHome
+    response_plane: ResponsePlane | None = None
+    """None in a process that asks no workers."""
+    call_home: CallHome | None = None
+    """None there, too."""
 
 
 @attrs.frozen(kw_only=True)

@@ -34,7 +34,7 @@ from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.spans import SpanSink
-from ..planes.transports import Transports
+from ..planes.transports import DataPlane, Transports
 from ..traces.ring import Traces
 from ..traces.spans import Tracing
 from .runtime import Runtime
@@ -54,12 +54,14 @@ async def open_runtime(
     transports: Transports,
     *,
     serving: bool = False,
+    asks_workers: bool = True,
     metrics: Metrics | None = None,
     kv: KvCache[Any] | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 
-    With `serving` the process gets an instance id, request listeners and a lease. The cache `kv`
+    With `serving` the process gets an instance id, request listeners and a lease. One that neither
+    serves nor `asks_workers` opens no data plane. The cache `kv`
     of its engine, which must stay open for longer, is what peers move blocks to and from; they
     find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
     what to do, if a plane cannot be opened; nothing is left behind then.
@@ -76,9 +78,11 @@ async def open_runtime(
             spans = await planes.enter_async_context(transports.open_spans(config, env, process))
         control = await planes.enter_async_context(transports.open_control(config, env))
         events = await planes.enter_async_context(transports.open_events(config, env))
-        data = await planes.enter_async_context(
-            transports.open_data(config, env, events, serving=instance_id)
-        )
+        data = DataPlane()
+        if serving or asks_workers:
+            data = await planes.enter_async_context(
+                transports.open_data(config, env, events, serving=instance_id)
+            )
         show_planes(metrics, control, events, data.request_servers)
         transfers: EngineTransfers | None = None
         if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:

@@ -31,7 +31,7 @@ from ..http.routes.scraping import ScrapeTargets
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
-from ..http.survey.overview import describe_planes, overview
+from ..http.survey.overview import HasClients, describe_planes, overview
 from ..kv.cache import HoldsKv, KvCache
 from ..metrics.metrics import FrontendMetrics
 from ..metrics.migrations import MigrationSeries
@@ -321,17 +321,19 @@ async def serve_frontend(
     if config.http.upstreams:
         config = alone(config)
     async with (
-        open_runtime(config, env, transports, metrics=metrics) as runtime,
+        open_runtime(
+            config, env, transports, metrics=metrics, asks_workers=not config.http.upstreams
+        ) as runtime,
         open_nursery() as watching,
     ):
-        service = _http_service(config, runtime, metrics)
+        direct = DirectUpstreams(config, runtime, watching) if config.http.upstreams else None
+        clients: ClientSource[Any] = runtime if direct is None else direct
+        service = _http_service(config, runtime, metrics, direct or runtime)
         opened(runtime, service)
         async with open_nursery() as serving:
             with stop.starting():
                 manager = service.model_manager()
-                clients: ClientSource[Any] = runtime
-                if config.http.upstreams:
-                    clients = direct = DirectUpstreams(config, runtime, watching)
+                if direct is not None:
                     await watching.start(direct.run)
                 migration = migration_policy(config, metrics)
                 runtime.live.listen(partial(_tune_frontend, service, migration))
@@ -391,7 +393,10 @@ def _frontend_status(
     return _status_port(runtime, check_health, section.status_host, section.status_port, dashboard)
 
 
-def _http_service(config: Config, runtime: Runtime, metrics: FrontendMetrics) -> HttpService:
+def _http_service(
+    config: Config, runtime: Runtime, metrics: FrontendMetrics, source: HasClients
+) -> HttpService:
     builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
     targets = ScrapeTargets(runtime.control, runtime.env.clock)
-    return builder.look(lambda: overview(runtime)).targets(targets).config(config.http).build()
+    looking = builder.look(lambda: overview(runtime, source)).targets(targets)
+    return looking.config(config.http).build()

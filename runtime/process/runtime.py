@@ -116,6 +116,8 @@ class Runtime:
         if instance_id is not None:
             if not isinstance(metrics, WorkerMetrics):
                 raise TypeError("a process that serves counts in `WorkerMetrics`")
+            if data.call_home is None:
+                raise TypeError("a process that serves has a data plane")
             self.worker = Worker(
                 data.call_home,
                 env,

@@ -38,16 +38,16 @@ class _Watched:
 
     upstream: Upstream
     instance_id: str
-    offered: dict[str, EndpointName] = attrs.field(factory=dict, eq=False)
-    """Models that are offered now, with the endpoints of their instances."""
+    offered: dict[str, int] = attrs.field(factory=dict, eq=False)
+    """Models that are offered now, with the tokens of their contexts, 0 where it tells none."""
 
-    def instance(self, endpoint: EndpointName) -> Instance:
+    def instance(self, model: str) -> Instance:
         address = self.upstream.address
         return Instance(
-            endpoint=str(endpoint),
+            endpoint=str(_endpoint_of(model)),
             id=self.instance_id,
             transports={"http": f"{address.host}:{address.port}"},
-            metadata={"engine": "openai", "upstream": address.url},
+            metadata={"engine": "openai", "model": model, "upstream": address.url},
         )
 
 
@@ -93,31 +93,35 @@ class DirectUpstreams:
             listed = view.models if view.is_healthy else []
             if not view.is_healthy:
                 _log.warning("the upstream %s is away: %s", url, view.why)
-            await self._offer(watched, {each.id for each in listed})
+            await self._offer(watched, {each.id: each.context_tokens_max for each in listed})
             await changed.wait()
 
-    async def _offer(self, watched: _Watched, models: set[str]) -> None:
+    async def _offer(self, watched: _Watched, models: dict[str, int]) -> None:
         control = self._runtime.control
-        for model in models - watched.offered.keys():
-            endpoint = _endpoint_of(model)
-            self._models[str(endpoint)] = model
-            instance = watched.instance(endpoint)
+        for model, context_tokens_max in models.items():
+            told = watched.offered.get(model)
+            if told == context_tokens_max:
+                continue
+            instance = watched.instance(model)
+            self._models[instance.endpoint] = model
             card = ModelCard(
                 name=model,
-                endpoint=str(endpoint),
+                endpoint=instance.endpoint,
                 engine="openai",
+                context_tokens_max=context_tokens_max,
                 created=int(self._runtime.env.clock.wall()),
                 can_resume=self._section.resume != "off",
                 passes_through=True,
             )
-            await control.put(instance.key, encode_instance(instance))
+            if told is None:
+                await control.put(instance.key, encode_instance(instance))
+                _log.info("the upstream %s serves %s", watched.upstream.address.url, model)
             await control.put(model_key(model, instance.id), encode_card(card))
-            watched.offered[model] = endpoint
-            _log.info("the upstream %s serves %s", watched.upstream.address.url, model)
-        for model in watched.offered.keys() - models:
-            endpoint = watched.offered.pop(model)
+            watched.offered[model] = context_tokens_max
+        for model in watched.offered.keys() - models.keys():
+            del watched.offered[model]
             await control.delete(model_key(model, watched.instance_id))
-            await control.delete(watched.instance(endpoint).key)
+            await control.delete(watched.instance(model).key)
 
     async def _tell_loads(self) -> None:
         """What upstreams say of their load, to the routers that choose among them."""
@@ -128,11 +132,16 @@ class DirectUpstreams:
                     report = LoadReport(
                         load.running + load.waiting, round(load.kv_used * 1000), 1000
                     )
-                    for client, _ in self._clients.values():
+                    for client in self.clients:
                         client.router.take_report(watched.instance_id, report)
             await trio.sleep(self._section.health_interval_s)
 
     # --- a `ClientSource` ---
+
+    @property
+    def clients(self) -> list[DirectClient]:
+        """The clients that are open, in the order in which they were asked for."""
+        return [client for client, _ in self._clients.values()]
 
     async def client(self, endpoint: EndpointName) -> DirectClient:
         """The client of one model's endpoint; the same until it is released."""

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from ..env import Clock
+from ..protocol.traceparent import decode_traceparent
 from .spans import Tracing
 from .trace import NO_TRACE, Fact, Leg, Trace
 
@@ -80,21 +81,18 @@ class Traces:
         self._set_aside: deque[Trace] = deque(maxlen=min(SET_ASIDE_MAX, requests_max))
         """Those that failed, or were under way, when newer ones took their place."""
 
-    @property
-    def has_spans(self) -> bool:
-        """Whether legs go out as spans, so that a request's `traceparent` matters."""
-        return self._tracing is not None
-
     def begin(self, request_id: str, traceparent: str = "") -> Trace:
         """The trace of a request that has come; put it at the request's context.
 
-        `traceparent` is what its caller said, from wherever; used only where legs become spans.
+        `traceparent` is what its caller said, from wherever. Where no legs become spans it is handed
+        on as it is, unless it is malformed.
         """
         trace: Trace
         if self._tracing is not None:
             trace = self._tracing.begin(request_id, traceparent)
-        elif self.requests_max:
-            trace = Trace(self._clock.now, request_id)
+        elif self.requests_max or traceparent:
+            is_one = bool(traceparent) and decode_traceparent(traceparent) is not None
+            trace = Trace(self._clock.now, request_id, traceparent if is_one else "")
         else:
             return NO_TRACE
         ring = self._ring

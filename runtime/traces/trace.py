@@ -87,10 +87,10 @@ def _outcome_of(error: BaseException) -> str:
 class Trace:
     """The legs of one request in this process, in the order in which they began."""
 
-    __slots__ = ("_now", "legs", "legs_left_out", "request_id")
+    __slots__ = ("_now", "_traceparent", "legs", "legs_left_out", "request_id")
 
-    def __init__(self, now: Callable[[], float], request_id: str) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], request_id: str, traceparent: str = "") -> None:
+        self._now, self._traceparent = now, traceparent
         self.request_id = request_id
         self.legs: list[Leg] = []
         self.legs_left_out = 0
@@ -114,8 +114,8 @@ class Trace:
 
     @property
     def traceparent(self) -> str:
-        """W3C trace context of the request here; empty where nobody traces (`spans.py`)."""
-        return ""
+        """W3C trace context of the request here: its caller's, where we do not trace (`spans.py`)."""
+        return self._traceparent
 
 
 class _NoLeg(Leg):
@@ -140,7 +140,8 @@ class _NoTrace(Trace):
     __slots__ = ("_leg",)
 
     def __init__(self) -> None:
-        self.request_id, self.legs, self.legs_left_out = "", [], 0
+        self._traceparent = self.request_id = ""
+        self.legs, self.legs_left_out = [], 0
         self._leg = _NoLeg()
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:  # noqa: ARG002

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TypeAlias
 
 import attrs
+from msgspec import UNSET
 
 from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
@@ -176,7 +177,9 @@ class ModelManager:
         name = self._own_name(model)
         if name not in self._models:
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
-        return Model(id=model, created=self._models[name].created, root=name)
+        context = self.context_tokens_max(name) or UNSET
+        created = self._models[name].created
+        return Model(id=model, created=created, root=name, max_model_len=context)
 
     def describe_all(self) -> ModelList:
         """The models list: first the models, then their aliases."""

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from ...caller.client import Client
 from ...caller.router import Router
 from ...planes import (
     ControlPlane,
@@ -29,6 +28,7 @@ __all__ = [
     "INSTANCES_MAX",
     "MODELS_MAX",
     "FrontendView",
+    "HasClients",
     "InstanceView",
     "ModelView",
     "Overview",
@@ -102,14 +102,28 @@ class HasPlanes(Protocol):
     @property
     def events(self) -> EventPlane: ...
 
+
+class HasRouter(Protocol):
+    """Whoever chooses among instances: a client of workers, or of upstreams."""
+
     @property
-    def clients(self) -> Iterable[Client]: ...
+    def router(self) -> Router: ...
 
 
-def overview(process: HasPlanes) -> Overview:
-    """What `process` knows now. Synchronous, bounded, and costs some microseconds an instance."""
+class HasClients(Protocol):
+    """Whose clients know the instances; `Runtime` is one, `DirectUpstreams` another."""
+
+    @property
+    def clients(self) -> Iterable[HasRouter]: ...
+
+
+def overview(process: HasPlanes, source: HasClients) -> Overview:
+    """What `process` and the clients of `source` know now; some microseconds an instance.
+
+    Synchronous and bounded.
+    """
     control, events = process.control, process.events
-    routers = [client.router for client in process.clients]
+    routers = [client.router for client in source.clients]
     total = sum(len(router.instances) for router in routers)
     views = [*islice((view for router in routers for view in _views(router)), INSTANCES_MAX)]
     return Overview(

@@ -145,6 +145,13 @@ class _Model:
             if _agree(card, self.card):
                 self.servers[_speaks_for(key, card)] = key
 
+    def settle(self) -> None:
+        """Whoever passes bodies on may stand before servers whose contexts differ: the least is told."""
+        if self.card.passes_through:
+            told = [self.cards[key].context_tokens_max for key in self.servers.values()]
+            least = min((each for each in told if each), default=0)
+            self.card = msgspec.structs.replace(self.card, context_tokens_max=least)
+
 
 class ModelTable:
     """Cards by model; while some agree with the one in force, it stays in force.
@@ -264,6 +271,7 @@ class ModelTable:
         for name in steps:
             if self._models[name].cards:
                 self._models[name].elect()
+                self._models[name].settle()
             else:
                 del self._models[name]
         contradictions = (
@@ -277,7 +285,7 @@ class ModelTable:
             updated=tuple(
                 card
                 for name, card in after.items()
-                if (old := steps[name]) is not None and not _agree(old, card)
+                if (old := steps[name]) is not None and not _is_alike(old, card)
             ),
             removed=tuple(
                 old for name, old in steps.items() if old is not None and name not in after
@@ -290,9 +298,15 @@ class ModelTable:
         )
 
 
+def _is_alike(one: ModelCard, other: ModelCard) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _AGREED)
+
+
 def _agree(one: ModelCard, other: ModelCard) -> bool:
     """Whether two workers give the same answers, as far as their cards say."""
-    return all(getattr(one, name) == getattr(other, name) for name in _AGREED)
+    if one.passes_through and other.passes_through:
+        other = msgspec.structs.replace(other, context_tokens_max=one.context_tokens_max)
+    return _is_alike(one, other)
 
 
 def _contradiction(card: ModelCard, in_force: ModelCard) -> str:

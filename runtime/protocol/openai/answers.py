@@ -153,6 +153,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "trinamo"
     root: str = ""
     """The name of the model that answers: another one than `id` where that is an alias."""
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    """The tokens of its context, as vLLM calls it; not there where nobody tells it."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,12 +120,12 @@ async def test_who_asks_decides_whether_a_trace_is_kept_and_says_so_to_all_below
     assert [f"{span.trace_id:032x}" for span in kept.spans] == [TRACE]
 
 
-async def test_where_nobody_traces_nothing_travels() -> None:
+async def test_where_nobody_traces_only_the_caller_s_own_travels_on() -> None:
     env = RealEnv()
     for requests_max in (0, 10):
         trace = Traces(env.clock, requests_max).begin("mine", ASKED)
         with trace.begin("worker") as leg:
-            assert (trace.traceparent, leg.traceparent) == ("", "")
+            assert (trace.traceparent, leg.traceparent) == (ASKED, "")
 
 
 # --- several --------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tests.runtime.engines.upstream.fake import (
     until,
     whole,
 )
+from tests.runtime.http.dashboard import pages
 from tests.runtime.one_process import OneProcess, until_tasks
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
@@ -289,3 +290,83 @@ async def test_the_official_client_reads_what_passes() -> None:
     assert vectors.data[0].embedding == [0.5]
     assert fake.asked[0].json["top_k"] == 3
     assert "temperature" not in fake.asked[0].json
+
+
+@pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_status_and_dashboard_show_the_upstreams() -> None:
+    async def hang(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(events(chat_chunk("a"), done=False)))
+        await trio.sleep_forever()
+
+    async with open_fake(hang) as fake, open_hop(fake) as front:
+        body = {"model": "m", "messages": [], "stream": True}
+        async with front.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            (seen,) = (await front.client.get("/status")).json()["cluster"]["instances"]
+            async with pages.page(front.client) as snapshots:
+                snapshot = await anext(snapshots)
+        told = (seen["model"], seen["engine"], seen["state"], seen["in_flight"])
+        assert told == ("m", "openai", "live", 1)
+        (shown,) = snapshot["instances"]
+        assert (shown["id"], shown["in_flight"]) == (seen["id"], 1)
+        assert [each["name"] for each in snapshot["models"]] == ["m"]
+        assert snapshot["away"] == []
+
+
+async def test_no_port_is_opened_for_workers_that_nobody_asks() -> None:
+    transports = OneProcess()
+    async with open_fake() as fake, open_front(transports, http__upstreams=fake.url) as front:
+        await front.wait_model()
+        assert (await front.chat(stream=True)).content == HELLO
+
+    assert [*transports.homes, *transports.dialers, *transports.request_planes] == []
+
+
+async def test_the_models_list_tells_the_least_context_of_those_that_are_asked() -> None:
+    """Servers of one model may differ in it: each is asked all the same."""
+
+    async def context(front: Front) -> Any:
+        return (await front.client.get("/v1/models/m")).json().get("max_model_len")
+
+    async with open_fake() as one, open_fake() as other:
+        other.models = [{"id": "m", "max_model_len": 2048}]
+        async with open_hop(one, other) as front:
+            await ask_until(front, lambda: one.asked and other.asked)
+            assert await context(front) == 2048
+            other.models = [{"id": "m"}]
+            with trio.fail_after(15):
+                while await context(front) != 4096:
+                    await trio.sleep(0.02)
+            one.models = []
+            with trio.fail_after(15):
+                while await context(front) is not None:
+                    await trio.sleep(0.02)
+            assert (await front.chat(stream=True)).content == HELLO
+
+
+SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("requests_max", ["0", "128"])
+async def test_a_client_s_traceparent_reaches_the_upstream(requests_max: str) -> None:
+    """As it came, where the frontend adds no span of its own; what is none is left out."""
+    async with (
+        open_fake() as fake,
+        open_hop(fake, traces__requests_max=requests_max) as front,
+    ):
+        for said in (SPAN, "nonsense"):
+            front.client.headers["traceparent"] = said
+            assert (await front.chat(stream=True)).content == HELLO
+
+    assert [each.headers.get("traceparent") for each in fake.asked] == [SPAN, None]
+
+
+async def test_with_tracing_the_upstream_s_span_is_a_child_of_ours() -> None:
+    async with open_fake() as fake, open_hop(fake, tracing__enabled="true") as front:
+        front.client.headers["traceparent"] = SPAN
+        assert (await front.chat(stream=True)).content == HELLO
+
+    told = fake.asked[0].headers["traceparent"]
+    assert told[:36] == SPAN[:36]
+    assert told != SPAN

@@ -12,7 +12,7 @@ from trinamo.runtime.errors import ModelAlreadyExistsError, ModelNotFoundError
 from trinamo.runtime.http import HttpService, ModelKind, ModelManager
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
-CHAT, COMPLETIONS = ModelKind
+CHAT, COMPLETIONS = ModelKind.CHAT, ModelKind.COMPLETIONS
 
 
 class SilentEngine:
