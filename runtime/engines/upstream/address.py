@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import ssl
 from pathlib import Path
@@ -38,6 +39,16 @@ class Address:
     def root(self) -> str:
         """What `/health` and `/metrics` stand under."""
         return self.path.removesuffix(_PATH_DEFAULT)
+
+    @property
+    def shows_key(self) -> bool:
+        """Whether a key goes to another machine in clear text."""
+        if not self.authorization or self.tls is not None:
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() != "localhost"
 
 
 def find_address(url: str, section: UpstreamConfig) -> Address:

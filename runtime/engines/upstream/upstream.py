@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from .watch import UpstreamView
 
 __all__ = ["Upstream", "open_upstream"]
 
+_log = logging.getLogger("trinamo.upstream")
 _CHAT: Final = "/v1/chat/completions"
 _EMBEDDINGS: Final = "/v1/embeddings"
 _PATHS: Final = (_CHAT, "/v1/completions", _EMBEDDINGS, "/v1/responses")
@@ -130,6 +132,8 @@ def _told(context: Context) -> dict[str, str]:
 async def open_upstream(url: str, section: UpstreamConfig) -> AsyncIterator[Upstream]:
     """The upstream at `url`, watched while the context is open. Raises `ConfigError`."""
     address = find_address(url, section)
+    if address.shows_key:
+        _log.warning("the key goes to %s unencrypted: whoever is between can read it", address.url)
     async with open_nursery() as nursery:
         upstream = Upstream(address, section, nursery)
         nursery.start_soon(upstream.run)

@@ -10,6 +10,7 @@ from tests.runtime.engines.upstream.fake import FAST, open_cluster, open_fake, s
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.engines.upstream.address import find_address
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
+from trinamo.runtime.engines.upstream.upstream import open_upstream
 from trinamo.runtime.engines.upstream.watch import Load, parse_load
 from trinamo.runtime.errors import ConfigError, ConnectError
 
@@ -45,6 +46,26 @@ async def test_the_key_is_sent_and_never_shown(
 
     assert fake.asked[0].headers["authorization"] == "Bearer sk-very-secret"
     assert "very-secret" not in answer.text + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "is_told"),
+    [
+        ("http://192.0.2.1:9/v1", True),
+        ("http://127.0.0.1:9/v1", False),
+        ("http://localhost:9", False),
+        ("https://192.0.2.1:9/v1", False),
+    ],
+)
+async def test_a_key_that_others_can_read_on_its_way_is_told_of(
+    url: str, *, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-very-secret")
+    async with open_upstream(url, UpstreamConfig()):
+        assert "unencrypted" not in caplog.text
+    async with open_upstream(url, UpstreamConfig(key_env="UPSTREAM_KEY")):
+        assert (f"the key goes to {url} unencrypted" in caplog.text) is is_told
+    assert "very-secret" not in caplog.text
 
 
 @pytest.mark.parametrize(
