@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from ..config.config import Config
 from ..engines import GenerationEngine
 from ..env import Env
+from ..http.server.hosts import url_of
 from ..http.service import HttpService
 from ..metrics.metrics import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
-from .roles import FrontendReady, url_of
+from .roles import FrontendReady
 from .stopping import StopRequest
 
 __all__ = ["serve_engines"]

@@ -28,6 +28,7 @@ from ..http.dashboard.facts import FrontendFacts
 from ..http.dashboard.gathering import Place
 from ..http.models.discovery import ClientSource, watch_models
 from ..http.routes.scraping import ScrapeTargets
+from ..http.server.hosts import url_of
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
@@ -61,7 +62,6 @@ __all__ = [
     "migration_policy",
     "serve_frontend",
     "serve_worker",
-    "url_of",
 ]
 
 _log = logging.getLogger("trinamo.runtime")
@@ -293,11 +293,6 @@ def _status_port(
     more = [] if dashboard is None else dashboard.routes
     app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
     return Server(app, section, metrics=runtime.metrics, handlers=handlers)
-
-
-def url_of(host: str, port: int, scheme: str = "http") -> str:
-    """The URL of a server that listens there."""
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve_frontend(

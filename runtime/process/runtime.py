@@ -282,7 +282,7 @@ class Runtime:
             transports={s.transport: s.address for s in self._data.request_servers},
             metadata=dict(metadata or {}),
         )
-        await self._put(instance.key, _renderer(instance))
+        await self._put(instance.key, partial(_render, instance))
         self._instances[instance.key] = instance
         if self._reports is None:
             self._reports = Reports(
@@ -300,7 +300,7 @@ class Runtime:
     async def set_draining(self, instance: Instance, *, is_draining: bool) -> None:
         """Have `instance`, which is registered, passed over from now on, or chosen again."""
         if not self._is_shutting_down:
-            await self._put(instance.key, _renderer(replace(instance, draining=is_draining)))
+            await self._put(instance.key, partial(_render, replace(instance, draining=is_draining)))
 
     async def publish(self, key: str, value: bytes) -> None:
         """Put a key, such as a model card, that lives as long as this process serves.
@@ -389,14 +389,11 @@ class Runtime:
         leaves, may have gone with a lost lease only, and frontends keep it for a while.
         """
         for instance in list(self._instances.values()):
-            draining = _renderer(replace(instance, draining=True))
+            draining = partial(_render, replace(instance, draining=True))
             await self.registrar.register(instance.key, draining)
         for card in list(self._cards):
             await self.registrar.withdraw(card)
 
 
-def _renderer(instance: Instance) -> Callable[[int], bytes]:
-    def render(incarnation: int) -> bytes:
-        return encode_instance(replace(instance, incarnation=incarnation))
-
-    return render
+def _render(instance: Instance, incarnation: int) -> bytes:
+    return encode_instance(replace(instance, incarnation=incarnation))

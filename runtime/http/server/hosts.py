@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-__all__ = ["HostPolicy", "is_loopback"]
+__all__ = ["HostPolicy", "is_loopback", "url_of"]
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 ANY: Final = "*"
@@ -23,6 +23,11 @@ def is_loopback(host: str) -> bool:
     """Whether binding `host` faces this machine alone."""
     address = _address(host)
     return host.lower() in LOOPBACK_NAMES if address is None else address.is_loopback
+
+
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    """The URL of a server that listens there."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from ...errors import ConfigError
+from .hosts import url_of
 
 __all__ = ["open_listeners"]
 
@@ -58,7 +59,7 @@ async def _listen_beside_others(address: str, port: int) -> trio.SocketListener:
 
 
 def _explain(error: OSError, host: str, port: int) -> ConfigError:
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    where = url_of(host, port)
     if isinstance(error, socket.gaierror):
         return ConfigError(f"cannot listen on {where}: the host '{host}' is not known here")
     match error.errno:
