@@ -64,6 +64,8 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> 
         "sim/report/*.js",
     )
     data = {f"trinamo/{path.relative_to(ROOT)}" for each in patterns for path in ROOT.glob(each)}
+    front = ROOT / "src" / "trinamo"
+    data |= {f"trinamo/{path.relative_to(front)}" for path in front.glob("cli/sim/template/*")}
     assert {name for name in inside if not name.endswith(".py")} == DATA | data
 
 

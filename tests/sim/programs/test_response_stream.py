@@ -180,7 +180,7 @@ def test_a_planted_truncation_that_looks_complete_is_found(
 
 
 def test_a_planted_kill_that_is_never_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ResponseRegistration, "_kill", lambda registration, reason: None)
+    monkeypatch.setattr(ResponseRegistration, "_kill", lambda *_: None)
     violations = run(plan_of(leave_after=5, gap_s=0.02), SeedChoices(1)).violations()
     assert {violation[:2] for violation in violations} == {"I4"}
 
