@@ -81,7 +81,7 @@ class RegionSet:
     def _parts_of(self, layers: range | None) -> Sequence[int]:
         if layers is None:
             return range(self.parts)
-        if self.parts == 1:
+        if self.parts == 1 and self.layers > 1:
             raise RequestError("blocks that lie in one part move whole, not layer by layer")
         wrong = next((layer for layer in layers if not 0 <= layer < self.layers), None)
         if wrong is not None:

@@ -31,6 +31,8 @@ NODES_MAX: Final = 1024
 DEPTH_MAX: Final = 64
 PATTERN_CHARS_MAX: Final = 4096
 """Of one regular expression: ten times as many cost more than a second, between two events of the loop."""
+INTEGER_MAX: Final = 2**53
+"""The grammar counts in floating point: it would let the number beside it stand."""
 _CACHED_MAX: Final = 64
 _MAY_BE_LONG: Final = 120
 # No white space but these: a small model that may write as much as it likes writes nothing else.
@@ -202,6 +204,11 @@ def _bounded(schema: Any, param: str) -> Any:
             raise RequestError(
                 f"'{param}' has a pattern of more than {PATTERN_CHARS_MAX} characters", param=param
             )
+        if isinstance(node, dict) and any(map(_is_inexact, _values(node))):
+            raise RequestError(
+                f"'{param}' asks for an integer beyond ±2**53, which the grammar cannot hold exactly",
+                param=param,
+            )
         if nodes > NODES_MAX or depth > DEPTH_MAX or is_wide:
             raise RequestError(
                 f"'{param}' is too large: at most {NODES_MAX} values, {PROPERTIES_MAX} of one"
@@ -209,6 +216,16 @@ def _bounded(schema: Any, param: str) -> Any:
                 param=param,
             )
     return schema
+
+
+def _values(node: dict[str, Any]) -> list[Any]:
+    """What an answer may be, word for word."""
+    listed = node.get("enum")
+    return [node.get("const"), *(listed if isinstance(listed, list) else ())]
+
+
+def _is_inexact(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > INTEGER_MAX
 
 
 def _longest_pattern(node: dict[str, Any]) -> str:
