@@ -60,5 +60,5 @@ async def test_200_streams_with_a_third_leaving_leave_nothing_behind(serve: Any)
     assert outcomes["success"] >= 133
     assert outcomes["cancelled"] == 0
     # trio closes each socket once more after the connection is no longer counted.
-    await running.wait_for(lambda: trio.lowlevel.current_statistics().tasks_living == tasks_before)
+    await running.wait_for(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks_before)
     assert count_open_files() <= files_before
