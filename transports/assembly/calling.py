@@ -14,12 +14,11 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.engines.generation import forward_of
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, KilledError
-from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.process.frontend.models import follow_models
 from trinamo.runtime.process.opening import open_runtime
-from trinamo.runtime.process.roles import migration_policy
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, GenerateRequest
@@ -134,7 +133,6 @@ async def connect(config: Config | None = None) -> AsyncIterator[Caller]:
         open_nursery() as watching,
     ):
         models = ModelManager(env, metrics)
-        policy = migration_policy(config, metrics)
-        await watching.start(watch_models, runtime.control, runtime, models, policy)
+        await follow_models(watching, runtime, runtime, models)
         yield Caller(runtime, models)
         watching.cancel_scope.cancel()

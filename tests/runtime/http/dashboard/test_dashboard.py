@@ -10,7 +10,7 @@ from tests.runtime.small_cluster import MODEL, open_small_cluster
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.dashboard import dashboard as module
 from trinamo.runtime.http.dashboard.gathering import Gatherer, Look
-from trinamo.runtime.process.dashboard import dashboard_url
+from trinamo.runtime.process.frontend.dashboard import dashboard_url
 
 pytestmark = [
     pytest.mark.slow,

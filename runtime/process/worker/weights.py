@@ -11,19 +11,19 @@ import attrs
 import msgspec
 import trio
 
-from ..config.config import Config
-from ..env import Env
-from ..errors import ConfigError, TrinamoError
-from ..kv.transfer.router import open_transfer_router
-from ..metrics.transfers import TransferMetrics
-from ..metrics.weights import WeightsMetrics
-from ..planes.transports import Transports
-from ..weights.files import Hop, manifest_of, open_partial
-from ..weights.lender import HeldFile, Lender, register_window
-from ..weights.messages import Ask, Want, encode_weights_card, weights_key
-from ..weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
-from .opening import open_runtime
-from .runtime import Runtime
+from ...config.config import Config
+from ...env import Env
+from ...errors import ConfigError, TrinamoError
+from ...kv.transfer.router import open_transfer_router
+from ...metrics.transfers import TransferMetrics
+from ...metrics.weights import WeightsMetrics
+from ...planes.transports import Transports
+from ...weights.files import Hop, manifest_of, open_partial
+from ...weights.lender import HeldFile, Lender, register_window
+from ...weights.messages import Ask, Want, encode_weights_card, weights_key
+from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
+from ..opening import open_runtime
+from ..runtime import Runtime
 
 __all__ = ["WorkerWeights", "lend_weights", "take_weights"]
 
@@ -39,11 +39,13 @@ class WorkerWeights:
     metrics: WeightsMetrics
     hop: Hop = trio.to_thread.run_sync
 
-    def lender(self, config: Config, runtime: Runtime) -> Lender:
-        """What lends them, once `lend_weights` runs."""
-        worker = runtime.worker
+    def lender(self, runtime: Runtime) -> Lender | None:
+        """What lends them, once `lend_weights` runs; None if there is nothing to lend."""
+        worker, section = runtime.worker, runtime.config.weights
+        if not self.files or not section.enabled:
+            return None
         return Lender(
-            config.weights,
+            section,
             self.metrics,
             runtime.env.rng,
             hop=self.hop,
@@ -52,7 +54,6 @@ class WorkerWeights:
 
 
 async def lend_weights(
-    config: Config,
     runtime: Runtime,
     transports: Transports,
     weights: WorkerWeights,
@@ -63,13 +64,14 @@ async def lend_weights(
 
     `metadata` is for people, as that of the model's endpoint. Each file is read once for its digests, beside serving.
     """
+    config = runtime.config
+    section = config.weights
     try:
         for file in weights.files:
-            section = config.weights
             lender.add(file, await manifest_of(file.path, section.chunk_bytes, weights.hop))
-        chosen = _with_port(config, config.weights.port)
+        chosen = _with_port(config, section.port)
         async with transports.open_transfers(chosen, runtime.env) as chain:
-            lender.open_with(*await register_window(chain.planes, config.weights))
+            lender.open_with(*await register_window(chain.planes, section))
             instance = await runtime.serve_bidirectional(
                 weights_endpoint(config.worker.namespace),
                 lender.lend,

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config.http import HttpConfig
-from ..http.dashboard.dashboard import PREFIX, Dashboard
-from ..http.dashboard.facts import FrontendFacts
-from ..http.dashboard.gathering import Place
-from ..http.server.hosts import is_loopback
-from ..http.service import HttpService
-from .runtime import Runtime
+import trio
+
+from ...config.http import HttpConfig
+from ...http.dashboard.dashboard import PREFIX, Dashboard
+from ...http.dashboard.facts import FrontendFacts
+from ...http.dashboard.gathering import Place
+from ...http.server.hosts import is_loopback
+from ...http.service import HttpService
+from ..runtime import Runtime
 
 __all__ = ["dashboard_url", "open_dashboard"]
 
 
 def open_dashboard(
-    runtime: Runtime, service: HttpService, facts: Callable[[], FrontendFacts], place: Place
+    nursery: trio.Nursery,
+    runtime: Runtime,
+    service: HttpService,
+    facts: Callable[[], FrontendFacts],
+    place: Place,
 ) -> Dashboard | None:
-    """The dashboard, served by `service` if it may be; None if nobody would serve it. Not running."""
+    """Have `nursery` run the dashboard, served by `service` if it may be; None: nobody would serve it."""
     section = runtime.config.http
     if not (_is_public(section) or _is_on_status_port(section)):
         return None
@@ -38,6 +44,7 @@ def open_dashboard(
     )
     if _is_public(section):
         service.add(dashboard.handlers, dashboard.routes)
+    nursery.start_soon(dashboard.run)
     return dashboard
 
 

@@ -11,32 +11,32 @@ from typing import Any, Final, cast
 
 import trio
 
-from ..caller.client import Client
-from ..config.config import Config
-from ..disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
-from ..disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
-from ..disaggregation.flow import Flow
-from ..disaggregation.prefill_first import KeptPrefills, PrefillFirst
-from ..engines import GenerationEngine
-from ..engines.handoff import HandsOver
-from ..errors import ConfigError
-from ..kv.transfer.engine import EngineTransfers
-from ..metrics.disaggregation import DecodeMetrics, PrefillMetrics
-from ..planes import CountsEvents
-from ..protocol.disaggregation.messages import (
+from ...caller.client import Client
+from ...config.config import Config
+from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
+from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
+from ...disaggregation.flow import Flow
+from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
+from ...engines import GenerationEngine
+from ...engines.handoff import HandsOver
+from ...errors import ConfigError
+from ...kv.transfer.engine import EngineTransfers
+from ...metrics.disaggregation import DecodeMetrics, PrefillMetrics
+from ...planes import CountsEvents
+from ...protocol.disaggregation.messages import (
     Claim,
     Pairing,
     PrefillAsk,
     ask_bytes_max_for,
     decode_job,
 )
-from ..protocol.discovery.instances import Instance
-from ..queues.consumer import ConsumerLimits
-from ..queues.queues import CountedQueue
-from .runtime import Runtime
-from .settings.settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
+from ...protocol.discovery.instances import Instance
+from ...queues.consumer import ConsumerLimits
+from ...queues.queues import CountedQueue
+from ..runtime import Runtime
+from ..settings.settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
 
-__all__ = ["DecodeRole", "PrefillRole", "check_role"]
+__all__ = ["DecodeRole", "PrefillRole", "check_role", "choose_role"]
 
 _DEPTH_INTERVAL_S: Final = 1.0
 """How old the depth of the queue may be that decisions depend on."""
@@ -227,3 +227,14 @@ class PrefillRole(_Role):
             "role": "prefill",
             "jobs": {outcome.value: n for outcome, n in self._metrics.counts.items()},
         }
+
+
+def choose_role(runtime: Runtime, engine: GenerationEngine) -> DecodeRole | PrefillRole | None:
+    """What this worker is in disaggregated serving, if anything."""
+    match runtime.config.worker.role:
+        case "prefill":
+            return PrefillRole(runtime, engine)
+        case "decode":
+            return DecodeRole(runtime, engine)
+        case _:
+            return None

@@ -6,9 +6,9 @@ from typing import Final
 
 import trio
 
-from ..nurseries import open_nursery
-from ..protocol.discovery.frontends import FrontendEntry, encode_frontend, frontend_key
-from .runtime import Runtime
+from ...nurseries import open_nursery
+from ...protocol.discovery.frontends import FrontendEntry, encode_frontend, frontend_key
+from ..runtime import Runtime
 
 __all__ = ["publish_frontend"]
 

@@ -11,20 +11,20 @@ import attrs
 import msgspec
 import trio
 
-from ..caller.direct import DirectClient
-from ..caller.kv.routing import KvRouting
-from ..caller.router import Router
-from ..config.config import Config
-from ..config.router import RouterConfig
-from ..config.worker import endpoint_of_model
-from ..engines.upstream.upstream import Upstream, open_upstream
-from ..events.load import LoadReport
-from ..nurseries import open_nursery
-from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
-from ..protocol.discovery.model_cards import encode_card, model_key
-from ..protocol.discovery.routing import Policy
-from ..protocol.openai.generate import ModelCard
-from .runtime import Runtime
+from ...caller.direct import DirectClient
+from ...caller.kv.routing import KvRouting
+from ...caller.router import Router
+from ...config.config import Config
+from ...config.router import RouterConfig
+from ...config.worker import endpoint_of_model
+from ...engines.upstream.upstream import Upstream, open_upstream
+from ...events.load import LoadReport
+from ...nurseries import open_nursery
+from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
+from ...protocol.discovery.model_cards import encode_card, model_key
+from ...protocol.discovery.routing import Policy
+from ...protocol.openai.generate import ModelCard
+from ..runtime import Runtime
 
 __all__ = ["DirectUpstreams", "alone"]
 

@@ -1,0 +1,36 @@
+"""The models of a process that asks workers: found in discovery, their answers migrated as configured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from ...caller.migration import MigrationPolicy
+from ...config.config import Config
+from ...http.models.discovery import ClientSource, watch_models
+from ...http.models.models import ModelManager
+from ...metrics.migrations import MigrationSeries
+from ..runtime import Runtime
+
+__all__ = ["follow_models"]
+
+
+async def follow_models(
+    nursery: trio.Nursery, runtime: Runtime, clients: ClientSource[Any], manager: ModelManager
+) -> None:
+    """Keep `manager` equal to the published cards, in `nursery`; returns once they are known."""
+    metrics, section = manager.metrics, runtime.config.router
+    migration = MigrationPolicy(
+        series=MigrationSeries(metrics.now, metrics.registry),
+        migrations_max=section.migrations_max,
+        tokens_max=section.migration_tokens_max,
+    )
+
+    def tune(found: Config) -> None:
+        """Requests that come from now on are replayed by the settings that are in force."""
+        migration.migrations_max = found.router.migrations_max
+        migration.tokens_max = found.router.migration_tokens_max
+
+    runtime.live.listen(tune)
+    await nursery.start(watch_models, runtime.control, clients, manager, migration)

@@ -1,0 +1,100 @@
+"""The status ports of the processes: health, metrics and traces for operators and their tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+
+from ..config.config import HttpConfig
+from ..engines import GenerationEngine
+from ..http.dashboard.dashboard import Dashboard
+from ..http.dashboard.facts import FrontendFacts
+from ..http.server.hosts import url_of
+from ..http.server.server import Server
+from ..http.status_app import Health, build_status_app
+from ..http.survey.overview import describe_planes
+from .facts import worker_facts
+from .runtime import Runtime
+
+__all__ = ["Describes", "open_frontend_status", "open_worker_status"]
+
+_CONNECTIONS_MAX: Final = 128
+
+
+class Describes(Protocol):
+    """A part of a process that has something to say at `/health`."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts of this moment."""
+        ...
+
+
+async def open_worker_status(
+    nursery: trio.Nursery,
+    runtime: Runtime,
+    engines: Sequence[GenerationEngine],
+    parts: Mapping[str, Describes | None],
+) -> str:
+    """Answer on `worker.status_port`, in `nursery`; the URL, or nothing where there is no such port."""
+    worker = runtime.worker
+    assert worker is not None
+
+    def check_health() -> Health:
+        state = runtime.registrar.state
+        draining = worker.is_draining
+        status = "draining" if draining else "ready" if state.lease_id else "unregistered"
+        return Health(
+            is_ready=not draining,
+            status=status,
+            facts={
+                "instance_id": runtime.instance_id,
+                "active": worker.active_count,
+                "lease_id": f"{state.lease_id:x}",
+                "incarnation": state.incarnation,
+                **worker_facts(runtime, engines),
+                **{name: part.describe() for name, part in parts.items() if part is not None},
+            },
+        )
+
+    section = runtime.config.worker
+    return await _open(nursery, runtime, check_health, section.status_host, section.status_port)
+
+
+async def open_frontend_status(
+    nursery: trio.Nursery,
+    runtime: Runtime,
+    facts: Callable[[], FrontendFacts],
+    dashboard: Dashboard | None,
+) -> str:
+    """Answer on `http.status_port`, in `nursery`; the URL, or nothing where there is no such port."""
+
+    def check_health() -> Health:
+        told = {**msgspec.to_builtins(facts()), **describe_planes(runtime)}
+        status = told.pop("status")
+        return Health(is_ready=status == "ready", status=status, facts=told)
+
+    section = runtime.config.http
+    return await _open(
+        nursery, runtime, check_health, section.status_host, section.status_port, dashboard
+    )
+
+
+async def _open(
+    nursery: trio.Nursery,
+    runtime: Runtime,
+    check_health: Callable[[], Health],
+    host: str,
+    port: int | None,
+    dashboard: Dashboard | None = None,
+) -> str:
+    if port is None:
+        return ""
+    section = HttpConfig(host=host, port=port, connections_max=_CONNECTIONS_MAX)
+    handlers = {} if dashboard is None else dashboard.handlers
+    more = [] if dashboard is None else dashboard.routes
+    app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
+    server = Server(app, section, metrics=runtime.metrics, handlers=handlers)
+    return url_of(host, await nursery.start(server.serve))
