@@ -101,6 +101,13 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
     data_dir: Annotated[
         Text | None, about("Where an embedded server keeps its data; null: a temporary folder.")
     ] = None
+    port: Annotated[
+        Port,
+        about(
+            "Where an embedded server listens on 127.0.0.1, for every user of the machine."
+            " 0: on a socket for this user alone."
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         need_together("etcd", username=self.username, password=self.password)
@@ -117,7 +124,8 @@ class ControlPlaneConfig(Section, frozen=True, kw_only=True):
     embedded: Annotated[
         bool | None,
         about(
-            "Start a server of our own from the `embedded` extra, on a socket for this user alone."
+            "Start a server of our own from the `embedded` extra, on a socket for this user alone unless"
+            " `etcd.port` is set."
             " null: `trinamo up` does, for one node; other commands do not."
         ),
     ] = None
@@ -127,7 +135,7 @@ class ControlPlaneConfig(Section, frozen=True, kw_only=True):
         if self.embedded and self.etcd.nodes > 1:
             raise ValueError("embedded starts one etcd server, but etcd.nodes is more than 1")
         if self.embedded and (self.etcd.username is not None or self.etcd.tls.enabled):
-            raise ValueError("an embedded etcd is a socket for this user: no username, no tls")
+            raise ValueError("an embedded etcd asks nobody who he is: no username, no tls")
 
 
 class NatsConfig(Section, frozen=True, kw_only=True):
@@ -174,6 +182,9 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     store_dir: Annotated[
         Text | None, about("Where an embedded server keeps JetStream; null: a temporary folder.")
     ] = None
+    port: Annotated[
+        Port, about("Where an embedded server listens on 127.0.0.1; 0: the system chooses.")
+    ] = 0
 
     def __post_init__(self) -> None:
         need_together("nats", username=self.username, password=self.password)

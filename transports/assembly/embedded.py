@@ -18,14 +18,14 @@ def embedded_etcd(section: EtcdConfig) -> AbstractAsyncContextManager[EmbeddedSe
     """An etcd of our own while inside."""
     from trinamo.transports.servers import open_etcd_server
 
-    return open_etcd_server(_path(section.data_dir), memory_bytes=section.memory)
+    return open_etcd_server(_path(section.data_dir), section.port, memory_bytes=section.memory)
 
 
 def embedded_nats(section: NatsConfig) -> AbstractAsyncContextManager[EmbeddedServer]:
     """A nats-server of our own while inside."""
     from trinamo.transports.servers import open_nats_server
 
-    return open_nats_server(_path(section.store_dir), memory_bytes=section.memory)
+    return open_nats_server(_path(section.store_dir), section.port, memory_bytes=section.memory)
 
 
 def _path(text: str | None) -> Path | None:

@@ -31,11 +31,18 @@ def names_nats(section: NatsConfig) -> bool:
 def meant(config: Config, runs: Sequence[RunFile]) -> list[RunFile]:
     """Those of the running clusters that the configuration may mean, in their order."""
     etcd, nats = config.control_plane.etcd, config.event_plane.nats
-    if names_etcd(etcd):
-        return [run for run in runs if run.etcd == etcd.endpoints]
+    # One that was given the port of the defaults is where they say.
+    there = [run for run in runs if _places(run.etcd) == _places(etcd.endpoints)]
+    if there or names_etcd(etcd):
+        return there
     if names_nats(nats):
-        return [run for run in runs if run.nats == nats.servers]
+        return [run for run in runs if _places(run.nats) == _places(nats.servers)]
     return list(runs)
+
+
+def _places(addresses: Sequence[str]) -> list[str]:
+    """Addresses as they compare: `localhost` is what our servers call 127.0.0.1."""
+    return [each.rpartition("//")[2].replace("localhost:", "127.0.0.1:") for each in addresses]
 
 
 def joinable(config: Config) -> list[RunFile]:

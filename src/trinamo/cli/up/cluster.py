@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -90,8 +90,8 @@ class Cluster:
         left behind then, nor when cancelled.
         """
         find_runs()  # Sweeps what a killed cluster left behind.
-        http = self.plan.config.http
-        check_port(http.host, http.port)
+        for host, port, advice in self.plan.ports:
+            check_port(host, port, advice)
         with trio.open_signal_receiver(*SIGNALS) as signals:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._listen, signals)
@@ -165,7 +165,7 @@ class Cluster:
         """Settle what the children are told, now that the servers have their addresses."""
         etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
         self._sources = self.plan.joined(
-            etcd="" if etcd is None else etcd.url,
+            etcd="" if etcd is None else etcd.address,
             nats="" if nats is None else nats.url,
             nats_token="" if nats is None else nats.token,
             secret_file=secret_file,
@@ -246,10 +246,22 @@ class Cluster:
         dashboard = reachable(str(self.frontends[0].facts.get("dashboard_url", "")))
         for line in _welcome(self.url, dashboard, self.plan.worker_command):
             self._display.say(line)
+        for line in self._how_to_reach_servers():
+            self._display.say(line)
         async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
+
+    def _how_to_reach_servers(self) -> Iterator[str]:
+        """With programs that are none of ours, where the user gave them a port."""
+        config = self.plan.config
+        if config.control_plane.etcd.port:
+            address = self.servers["etcd"].address
+            yield f"  etcd, for every user of this machine: etcdctl --endpoints {address} get '' --prefix"
+        if config.event_plane.nats.port:
+            nats = self.servers["nats"]
+            yield f"  NATS, with its token: NATS_USER=$(cat {nats.token_path}) nats -s {nats.url} sub '>'"
 
     async def _drain(self) -> None:
         config = self.plan.config

@@ -15,6 +15,7 @@ import attrs
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.assembly.running import names_etcd, names_nats
+from trinamo.transports.servers.binaries import LOOPBACK
 
 from ..options import Sources
 from ..serve.engine import choose_engine
@@ -50,10 +51,27 @@ class Plan:
         ]
 
     @property
+    def ports(self) -> list[tuple[str, int, str]]:
+        """What listens where: host, port, and how to choose another; without those left to chance."""
+        http, etcd, nats = (
+            self.config.http,
+            self.config.control_plane.etcd,
+            self.config.event_plane.nats,
+        )
+        all_of_them = [
+            (http.host, http.port, "--port, or 0 to let the system choose"),
+            (LOOPBACK, etcd.port, "--etcd-port, or leave it out"),
+            (LOOPBACK, nats.port, "--nats-port, or leave it out"),
+        ]
+        return [each for each in all_of_them if each[1]]
+
+    @property
     def worker_command(self) -> str:
         """What starts one more worker like these, beside this cluster, by hand."""
         worker = self.config.worker
         words = ["trinamo", "worker"]
+        if self.config.control_plane.etcd.port:
+            words += ["--etcd", f"{LOOPBACK}:{self.config.control_plane.etcd.port}"]
         if worker.models:
             words += [word for line in worker.models for word in ("--model", line)]
         else:
@@ -126,7 +144,7 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
             "--disagg moves KV blocks, and the engine echo has none; choose --engine exact, mocker"
             " or llamacpp"
         )
-    return Plan(
+    plan = Plan(
         config=config,
         sources=sources,
         workers=workers,
@@ -146,6 +164,25 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
             is_named=names_nats(events.nats),
         ),
     )
+    _check_ports(plan)
+    return plan
+
+
+def _check_ports(plan: Plan) -> None:
+    control, events = plan.config.control_plane, plan.config.event_plane
+    for key, port, is_ours in (
+        ("control_plane.etcd.port", control.etcd.port, plan.has_etcd),
+        ("event_plane.nats.port", events.nats.port, plan.has_nats),
+    ):
+        if port and not is_ours:
+            raise ConfigError(
+                f"{key} is {port}, but no server of ours is started: the configuration names one"
+                " of somebody's own, or says so; leave the port out"
+            )
+    taken = [port for _, port, _ in plan.ports]
+    twice = next((port for port in taken if taken.count(port) > 1), 0)
+    if twice:
+        raise ConfigError(f"port {twice} is to be that of two servers; give each one of its own")
 
 
 def _is_ours(embedded: bool | None, nodes: int, *, is_named: bool) -> bool:

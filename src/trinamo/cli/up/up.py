@@ -44,6 +44,24 @@ def up(
     port: Annotated[
         int | None, typer.Option("--port", help="HTTP port [8787]; 0: the system chooses.")
     ] = None,
+    etcd_port: Annotated[
+        int | None,
+        typer.Option(
+            "--etcd-port",
+            min=1,
+            max=65_535,
+            help="etcd listens on 127.0.0.1 there, for every user of this machine [a socket for you].",
+        ),
+    ] = None,
+    nats_port: Annotated[
+        int | None,
+        typer.Option(
+            "--nats-port",
+            min=1,
+            max=65_535,
+            help="NATS listens on 127.0.0.1 there and wants its token [a free port].",
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind [127.0.0.1].")] = None,
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="The name clients ask for.")
@@ -62,6 +80,8 @@ def up(
         worker__model_path=model_path,
         http__port=port,
         http__host=host,
+        control_plane__etcd__port=etcd_port,
+        event_plane__nats__port=nats_port,
     )
     if sources.printed():
         return
@@ -101,5 +121,6 @@ up.__dict__["epilog"] = (
     "Examples:  trinamo up  ·  trinamo up --engine exact --workers 4 --port 8080  ·  "
     "trinamo up --config cluster.yaml --set http.drain_timeout_s=5  ·  "
     "trinamo up --engine exact --disagg --prefill 1 --decode 2  ·  "
-    "trinamo up --engine ./mine.py:engine --workers 1"
+    "trinamo up --engine ./mine.py:engine --workers 1  ·  "
+    "trinamo up --etcd-port 2379 --nats-port 4222"
 )
