@@ -5,14 +5,13 @@ As `caller/client.py` for workers, with the same router, policies and inhibition
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Callable, Container
 from types import TracebackType
 from typing import Self
 
-import trio
-
 from ..config.router import RouterConfig
 from ..context import Context
+from ..engines.upstream.calls import Call
 from ..engines.upstream.exchange import UpstreamAnswer
 from ..engines.upstream.upstream import Upstream
 from ..env import Env
@@ -118,26 +117,18 @@ class DirectClient:
 class _Flight(InFlight):
     """One request at one upstream. Its stalls are watched there."""
 
-    __slots__ = ("error", "scope")
+    __slots__ = ("_call",)
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(is_waiting=True)
-        self.scope = trio.CancelScope()
-        self.error: DisconnectedError | None = None
-
-    async def run(self, opening: Awaitable[UpstreamAnswer]) -> UpstreamAnswer:
-        """What `opening` brings, unless its upstream leaves before."""
-        with self.scope:
-            return await opening
-        # A scope that is left early was cancelled by `fail`.
-        raise self.error or DisconnectedError("the upstream has left")
+        self._call = call
 
     def heard(self) -> int | None:
         return None
 
     def fail(self, error: DisconnectedError) -> None:
-        self.error = error
-        self.scope.cancel()
+        if not self._call.is_begun:
+            self._call.fail(error)
 
 
 class DirectStream:
@@ -157,7 +148,6 @@ class DirectStream:
         self._client, self._request = client, request
         self._answer: UpstreamAnswer | None = None
         self._instance: Instance | None = None
-        self._flight = _Flight()
 
     @property
     def instance(self) -> Instance:
@@ -171,11 +161,12 @@ class DirectStream:
 
     async def attempt(self, instance: Instance, upstream: Upstream, model: str) -> None:
         """Ask one upstream; counted as under way there until it fails, or this is left."""
-        router, flight = self._client.router, _Flight()
+        calling = upstream.call(self.context)
+        router, flight = self._client.router, _Flight(calling.call)
         self.cached_blocks = router.begin(instance, flight, self.hint)
         leg = self.context.trace.begin("attempt", instance=instance.id)
         try:
-            self._answer = await flight.run(upstream.open(self._request, model, self.context))
+            self._answer = await upstream.open(self._request, model, calling)
         except BaseException as error:
             self._close_answer()
             leg.leave(error)

@@ -11,7 +11,7 @@ from ...config.upstream import UpstreamConfig
 from ...context import Context, State
 from ...errors import DisconnectedError
 
-__all__ = ["Call", "Calls"]
+__all__ = ["Call", "Calling", "Calls"]
 
 
 @attrs.define(eq=False)
@@ -22,10 +22,16 @@ class Call:
     heard_at: float
     is_begun: bool = False
     is_paused: bool = False
-    is_stalled: bool = False
+    error: DisconnectedError | None = None
+    """Why it was given up."""
 
     def heard(self) -> None:
         self.heard_at = trio.current_time()
+
+    def fail(self, error: DisconnectedError) -> None:
+        """Give it up: its scope is left, and `Calls.left` raises `error`."""
+        self.error = error
+        self.scope.cancel()
 
 
 class Calls:
@@ -36,14 +42,13 @@ class Calls:
         self._calls: dict[Call, None] = {}
 
     def call(self, context: Context) -> Calling:
-        """A scope that Stop, Kill and a stall leave; whoever leaves it early asks `left` why."""
+        """A scope that Stop, Kill and `Call.fail` leave; whoever leaves it early awaits `left`."""
         return Calling(self._calls, context)
 
     async def left(self, call: Call) -> None:
-        """Return if the scope of `call` was left by Stop; `DisconnectedError` if it stalled."""
-        if call.is_stalled:
-            said = "its answer" if call.is_begun else "the beginning of its answer"
-            raise DisconnectedError(f"the upstream has stalled in {said}")
+        """Return if the scope of `call` was left by Stop; raise why it was given up."""
+        if call.error is not None:
+            raise call.error
         # A kill cancels the scope around this, too.
         await trio.lowlevel.checkpoint()
 
@@ -59,24 +64,24 @@ class Calls:
                 if call.is_paused:
                     call.heard_at = now
                 elif now - call.heard_at > limit_s:
-                    call.is_stalled = True
-                    call.scope.cancel()
+                    said = "its answer" if call.is_begun else "the beginning of its answer"
+                    call.fail(DisconnectedError(f"the upstream has stalled in {said}"))
 
 
 class Calling:
     """See `Calls.call`."""
 
-    __slots__ = ("_call", "_calls", "_context")
+    __slots__ = ("_calls", "call", "context")
 
     def __init__(self, calls: dict[Call, None], context: Context) -> None:
-        self._calls, self._context = calls, context
-        self._call = Call(trio.CancelScope(), trio.current_time())
+        self._calls, self.context = calls, context
+        self.call = Call(trio.CancelScope(), trio.current_time())
 
     def __enter__(self) -> Call:
-        self._calls[self._call] = None
-        self._context.on_change(self._cancel)
-        self._call.scope.__enter__()
-        return self._call
+        self._calls[self.call] = None
+        self.context.on_change(self._cancel)
+        self.call.scope.__enter__()
+        return self.call
 
     def __exit__(
         self,
@@ -84,9 +89,9 @@ class Calling:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        del self._calls[self._call]
-        self._context.off_change(self._cancel)
-        return bool(self._call.scope.__exit__(exc_type, exc, traceback))
+        del self._calls[self.call]
+        self.context.off_change(self._cancel)
+        return bool(self.call.scope.__exit__(exc_type, exc, traceback))
 
     def _cancel(self, _: State) -> None:
-        self._call.scope.cancel()
+        self.call.scope.cancel()

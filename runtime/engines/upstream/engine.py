@@ -65,7 +65,7 @@ class UpstreamEngine:
             )
         self._running += 1
         try:
-            answer = await self.upstream.open(request, self._theirs, context)
+            answer = await self.upstream.open(request, self._theirs, self.upstream.call(context))
             try:
                 await answer.forward(sink)
             finally:

@@ -32,8 +32,8 @@ class UpstreamAnswer:
         "_connection",
         "_connections",
         "_context",
+        "_deltas",
         "_readers",
-        "_refusal",
         "_response",
     )
 
@@ -50,31 +50,37 @@ class UpstreamAnswer:
         self._connection: Connection | None = None
         self._response = Response()
         self._begun = b""
-        self._refusal: list[Delta] = []
+        self._deltas: list[Delta] = []
+        """All of it, if it is whole already."""
 
     def take(self, connection: Connection, response: Response, begun: bytes) -> None:
         """Its head has come, and `begun` of its body."""
         self._connection, self._response, self._begun = connection, response, begun
 
-    async def check(self) -> None:
-        """Raise the error that its status stands for, if it is none of the client's."""
-        connection, response = self._connection, self._response
-        if response.status == _OK or connection is None:
-            kind = response.headers.get(b"content-type", b"").lower()
-            # The client's to mend, and no fault of the upstream, which understood the body otherwise.
-            if isinstance(self._answer, StreamedAnswer):
-                if b"json" in kind:
-                    raise RequestError("the upstream does not stream this answer", param="stream")
-            elif b"event-stream" in kind:
-                raise RequestError("the upstream only streams this answer", param="stream")
+    async def begin(self, call: Call) -> None:
+        """Read what is not streamed; raise the error that its status stands for, if not the client's."""
+        connection, response, answer = self._connection, self._response, self._answer
+        assert connection is not None, "its head has come"
+        if response.status != _OK:
+            kept = WholeAnswer(_REFUSAL_BYTES_MAX)
+            await _read_whole(connection, response, self._begun, kept, call.heard)
+            error = refusal_of(response.status, response.headers, kept.body)
+            self._settle()
+            if error is not None:
+                raise error
+            self._deltas = refused(response.status, kept.body)
             return
-        kept = WholeAnswer(_REFUSAL_BYTES_MAX)
-        await _read_whole(connection, response, self._begun, kept)
-        error = refusal_of(response.status, response.headers, kept.body)
+        kind = response.headers.get(b"content-type", b"").lower()
+        # The client's to mend, and no fault of the upstream, which understood the body otherwise.
+        if isinstance(answer, StreamedAnswer):
+            if b"json" in kind:
+                raise RequestError("the upstream does not stream this answer", param="stream")
+            return
+        if b"event-stream" in kind:
+            raise RequestError("the upstream only streams this answer", param="stream")
+        await _read_whole(connection, response, self._begun, answer, call.heard)
+        self._deltas = answer.finish()
         self._settle()
-        if error is not None:
-            raise error
-        self._refusal = refused(response.status, kept.body)
 
     async def forward(self, sink: Sink[Delta]) -> None:
         """Hand its deltas to `sink`; returns at the complete end.
@@ -82,13 +88,14 @@ class UpstreamAnswer:
         Stopped, it ends the request at the upstream, and the answer with `CANCELLED`; cancelled,
         likewise without a word. Raises what ended it, `DisconnectedError` if it stalled.
         """
-        if self._refusal:
-            sink.take(self._refusal)
+        if self._deltas:
+            sink.take(self._deltas)
             return
-        if self._connection is not None:
+        answer = self._answer
+        if self._connection is not None and isinstance(answer, StreamedAnswer):
             with self._calls.call(self._context) as call:
                 call.is_begun = True
-                await self._run(call, self._connection, sink)
+                await self._stream(call, self._connection, answer, sink)
                 self._settle()
                 return
             self.close()
@@ -106,20 +113,13 @@ class UpstreamAnswer:
             self._connections.take_back(self._connection, self._response)
             self._connection = None
 
-    async def _run(self, call: Call, connection: Connection, sink: Sink[Delta]) -> None:
-        answer = self._answer
-        if isinstance(answer, WholeAnswer):
-            await _read_whole(connection, self._response, self._begun, answer, call.heard)
-            sink.take(answer.finish())
-        elif self._readers is not None and connection.plain is not None:
-            pushed = PushedStream(self._readers, connection.plain, self._response, answer, call)
-            await pushed.run(self._begun, sink)
-        else:
-            await self._stream(call, connection, answer, sink)
-
     async def _stream(
         self, call: Call, connection: Connection, answer: StreamedAnswer, sink: Sink[Delta]
     ) -> None:
+        if self._readers is not None and connection.plain is not None:
+            pushed = PushedStream(self._readers, connection.plain, self._response, answer, call)
+            await pushed.run(self._begun, sink)
+            return
         room, response, data = Sleeper(), self._response, self._begun
         sink.starts(room.wake)
         receive, feed, take = connection.receive, response.feed, sink.take
@@ -149,7 +149,7 @@ async def _read_whole(
     response: Response,
     begun: bytes,
     whole: WholeAnswer,
-    heard: Callable[[], None] = lambda: None,
+    heard: Callable[[], None],
 ) -> None:
     whole.feed(begun)
     while not response.is_complete:

@@ -24,7 +24,7 @@ from ...protocol.openai.passing import (
 )
 from .address import Address, find_address
 from .answers import StreamedAnswer, WholeAnswer
-from .calls import Calls
+from .calls import Calling, Calls
 from .connections import Connections, request_head
 from .exchange import UpstreamAnswer
 from .readers import Readers
@@ -56,12 +56,18 @@ class Upstream:
         self._calls = Calls(section)
         self._readers = Readers() if hasattr(select, "epoll") else None
 
-    async def open(self, request: GenerateRequest, model: str, context: Context) -> UpstreamAnswer:
-        """Send the request's body, for the upstream's `model`; returns once it begins to answer.
+    def call(self, context: Context) -> Calling:
+        """What `open` asks within: whoever holds it may give the request up."""
+        return self._calls.call(context)
 
-        The answer is to be forwarded, and closed. Raises `RequestError` for a body that cannot be
-        sent, `TransportError`, `OverloadedError`, `UnavailableError` or `RemoteProtocolError` where
-        another upstream may do it. Stopped, it returns an answer that is cancelled; safe to cancel.
+    async def open(self, request: GenerateRequest, model: str, calling: Calling) -> UpstreamAnswer:
+        """Send the request's body, for the upstream's `model`, within `calling`, which is used once.
+
+        Returns once it begins to answer; if it does not stream, once the answer is whole: as long as
+        nothing is handed on, another upstream may do it. The answer is to be forwarded, and closed.
+        Raises `RequestError` for a body that cannot be sent, `TransportError`, `OverloadedError`,
+        `UnavailableError` or `RemoteProtocolError` where another upstream may do it. Stopped, it
+        returns an answer that is cancelled; safe to cancel.
         """
         if request.path not in _PATHS:
             raise RequestError("this model takes requests of OpenAI's API alone, with their bodies")
@@ -72,14 +78,17 @@ class Upstream:
             "POST",
             self.address.path + request.path.removeprefix("/v1"),
             len(body),
-            _told(context),
+            _told(calling.context),
         )
         form = self._form(request, asked, model)
-        answer = UpstreamAnswer(self._connections, self._calls, self._readers, context, form)
-        with self._calls.call(context) as call:
+        answer = UpstreamAnswer(
+            self._connections, self._calls, self._readers, calling.context, form
+        )
+        with calling as call:
             try:
                 answer.take(*await self._connections.request(head, body, heard=call.heard))
-                await answer.check()
+                call.is_begun = True
+                await answer.begin(call)
             except BaseException:
                 answer.close()
                 raise

@@ -111,6 +111,24 @@ async def test_a_failure_is_asked_of_another_upstream(status: int) -> None:
         await ask_until(front, lambda: len(one.asked) > before)
 
 
+async def test_a_whole_answer_that_breaks_off_is_asked_of_another_upstream() -> None:
+    """Nothing of it has reached the client."""
+    body = {"model": "m", "choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]}
+    sent = whole(body)
+
+    async def break_off(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(sent[:-9])
+        await stream.aclose()
+
+    async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
+        one.answer, other.answer = break_off, says(sent)
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat()
+                assert (answer.status_code, answer.json()) == (200, body)
+        assert other.asked
+
+
 async def test_if_all_are_full_the_client_is_told_when_to_come_again() -> None:
     async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
         one.answer = other.answer = says(whole({"error": "no"}, 429, retry_after="9"))
