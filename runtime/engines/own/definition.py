@@ -79,6 +79,18 @@ class EngineDefinition:
                 raise ConfigError(sentence) from raised
             yield opened
 
+    def check(self, arguments: Mapping[str, str]) -> None:
+        """Raise `ConfigError` for what `open` would refuse, as far as is seen without opening it."""
+        factory, fitted = self.factory, self._fitted(arguments)
+        if inspect.isasyncgenfunction(factory):
+            return
+        self._refuse_an_answer_that_does_not_yield(fitted)
+        # What a class enters may be something else; and an engine of one's own has all three.
+        if inspect.isclass(factory) and not any(
+            hasattr(factory, name) for name in ("__aenter__", "generate")
+        ):
+            self._answering(factory)
+
     async def _enter(
         self, stack: AsyncExitStack, info: EngineInfo, arguments: Mapping[str, Any]
     ) -> GenerationEngine:
@@ -121,9 +133,10 @@ class EngineDefinition:
         for answering in (value, getattr(value, "answer", None)):
             if _is_generator(answering):
                 return cast("Answering", answering)
+        what = "class" if inspect.isclass(value) else type(value).__name__
         raise ConfigError(
             f"engine {self.name} is no async generator `answer(request, context)`, and has none"
-            f" (it is {type(value).__name__}); write `async def` with `yield` in it"
+            f" (it is a {what}); write `async def` with `yield` in it"
         )
 
     def _fitted(self, arguments: Mapping[str, str]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from trinamo.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from trinamo.runtime.engines import GenerationEngine
 
-__all__ = ["Choice", "choose_engine", "open_engine"]
+__all__ = ["Choice", "check_engines", "choose_engine", "open_engine"]
 
 _EXTRA_MODULES: Final = ("cyllama", "jinja2", "llguidance")
 
@@ -57,6 +57,24 @@ def choose_engine(section: WorkerConfig) -> Choice:
             raise
         return Choice("exact", f"there is no model file: {error}")
     return Choice("llamacpp", f"its extra is installed and the model is {path}")
+
+
+def check_engines(section: WorkerConfig) -> str:
+    """Import the engines of all models and look at them, without opening one; returns a line.
+
+    Raises `ConfigError` for one that a worker could not open, as far as that is seen without.
+    """
+    told = []
+    for each in section.by_model():
+        choice = choose_engine(each)
+        told.append(f"engine {choice.engine}: {choice.why}")
+        if is_own_engine(choice.engine):
+            from trinamo.runtime.engines.own.loading import load_engine
+
+            definition = load_engine(choice.engine)
+            definition.check(each.engine_args)
+            told[-1] = f"engine {choice.engine} is {definition.name}"
+    return "; ".join(told)
 
 
 @asynccontextmanager

@@ -82,6 +82,10 @@ def worker(
     status_host: Annotated[
         str | None, typer.Option("--host", help="Address of the status port.")
     ] = None,
+    check_engine: Annotated[
+        bool,
+        typer.Option("--check-engine", help="Import the engine, say what is wrong, and exit."),
+    ] = False,
     ready_fd: ReadyFd = None,
     parent: Parent = None,
     sources: Sources,
@@ -100,6 +104,11 @@ def worker(
         worker__status_port=status_port,
         worker__status_host=status_host,
     )
+    if check_engine:
+        from .engine import check_engines
+
+        sys.stdout.write(f"{check_engines(sources.load().worker)}\n")
+        return
 
     async def run(chosen: Config, _: Sources, tell: Callable[[dict[str, Any]], None]) -> None:
         from .roles import run_worker

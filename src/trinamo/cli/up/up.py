@@ -95,6 +95,7 @@ def up(
 
     from ..serve.limits import raise_descriptor_limit
     from ..serve.output import unblock_output
+    from .checking import check_own_engines
     from .cluster import Cluster
     from .display import open_display
     from .log_lines import show_log
@@ -106,6 +107,7 @@ def up(
         frontends=frontend_processes,
         prefills=prefills,
     )
+    check_own_engines(plan.config.worker, plan.child_environ(sources))
     raise_descriptor_limit()
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):

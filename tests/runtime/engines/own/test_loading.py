@@ -77,6 +77,53 @@ def test_what_does_not_import_is_a_sentence(where: str, code: str, words: str) -
         load_engine(f"{where}:e")
 
 
+KINDS = """
+class Entered:
+    async def __aenter__(self): ...
+    async def __aexit__(self, *error): ...
+
+class WithoutAnswer: ...
+
+class AnswersOnce:
+    async def answer(self, request, context): return "x"
+
+class Answers:
+    def __init__(self, *, times: int = 1): ...
+    async def answer(self, request, context): yield "x"
+
+async def coroutine(request, context): return "x"
+
+def factory(*, size: int = 1): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("WithoutAnswer", {}, "engine WithoutAnswer is no async generator .* a class"),
+        ("AnswersOnce", {}, "engine AnswersOnce is no async generator"),
+        ("coroutine", {}, "write `async def answer.*with `yield` in it"),
+        ("Answers", {"time": "2"}, "takes no argument 'time'; it takes times"),
+        ("Answers", {"times": "two"}, "its argument times is `int`, not 'two'"),
+        ("factory", {"size": "big"}, "its argument size is `int`"),
+    ],
+)
+def test_what_can_be_no_engine_is_seen_without_opening_it(
+    name: str, arguments: dict[str, str], words: str
+) -> None:
+    Path("kinds_of_engines.py").write_text(KINDS)
+
+    with pytest.raises(ConfigError, match=words):
+        load_engine(f"kinds_of_engines.py:{name}").check(arguments)
+
+
+@pytest.mark.parametrize("name", ["Entered", "Answers", "factory"])
+def test_what_may_be_an_engine_passes_the_look(name: str) -> None:
+    Path("kinds_of_engines.py").write_text(KINDS)
+
+    load_engine(f"kinds_of_engines.py:{name}").check({})
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
