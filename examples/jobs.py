@@ -12,14 +12,14 @@ import logging
 
 import trio
 
-from trinamo import Backoff, ConsumerLimits, LeasedJob, QueueLimits, load_config, open_runtime
+from trinamo import Backoff, ConsumerLimits, Job, QueueLimits, load_config, open_runtime
 
 MEMORY = {"control_plane.backend": "memory", "event_plane.backend": "memory"}
 LIMITS = QueueLimits(attempts_max=2)
 PACE = ConsumerLimits(jobs_max=1, backoff=Backoff(min_s=0.01, max_s=0.01))
 
 
-async def divide(job: LeasedJob, number: int) -> None:
+async def divide(job: Job, number: int) -> None:
     print(f"{job.id}: 12 / {number} = {12 // number} (attempt {job.attempt})")
 
 

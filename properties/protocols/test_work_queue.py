@@ -7,13 +7,13 @@ from collections import Counter
 from hypothesis import given, strategies as st
 
 from trinamo.runtime.errors import OverloadedError
-from trinamo.runtime.protocol.queue.work_queue import (
+from trinamo.runtime.protocol.queue.jobs import (
     LeasedJob,
     PutResult,
     QueueLimits,
     Settlement,
-    WorkQueueModel,
 )
+from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 
 JOB_IDS = st.sampled_from([f"job-{number}" for number in range(6)])
 LIMITS = st.builds(

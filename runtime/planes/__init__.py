@@ -25,7 +25,9 @@ from .events import (
     Subscription,
 )
 from .queue import (
+    NO_ORIGIN,
     DeadLetter,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
@@ -62,6 +64,7 @@ from .transfer import (
 )
 
 __all__ = [
+    "NO_ORIGIN",
     "CallHome",
     "ControlPlane",
     "ControlStatistics",
@@ -75,6 +78,7 @@ __all__ = [
     "EventPlane",
     "EventStatistics",
     "InputRegistration",
+    "JobOrigin",
     "Lease",
     "LeasedJob",
     "MemoryRegion",

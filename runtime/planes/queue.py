@@ -1,15 +1,17 @@
 """The work queue: each job done by one worker, at least tried, at most `attempts_max` times.
 
-What a job goes through, and the values that travel, are in `protocol/queue/work_queue.py`, which is
-also the model that every implementation is held to. `EventPlane.work_queue` opens one.
+What a job goes through is in `protocol/queue/work_queue.py`, the model that every implementation is
+held to; the values that travel are in `jobs.py` beside it. `EventPlane.work_queue` opens one.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ..protocol.queue.work_queue import (
+from ..protocol.queue.jobs import (
+    NO_ORIGIN,
     DeadLetter,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
@@ -18,7 +20,9 @@ from ..protocol.queue.work_queue import (
 )
 
 __all__ = [
+    "NO_ORIGIN",
     "DeadLetter",
+    "JobOrigin",
     "LeasedJob",
     "PutResult",
     "QueueLimits",
@@ -52,9 +56,17 @@ class WorkQueue(Protocol):
         """The bounds in force."""
         ...
 
-    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
         """Add a job under an id of 1 to 128 letters, digits, `_` and `-`.
 
+        Whoever takes it is told its `origin`.
         Raises `OverloadedError` at `depth_max`, `RequestError` for a bad id or too large a payload.
         """
         ...

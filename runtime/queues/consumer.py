@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 import attrs
 import trio
 
+from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError
 from ..nurseries import open_nursery
@@ -32,12 +33,14 @@ from ..protocol.queue.consumer import (
     verdict_on,
 )
 from ..traces.ring import Traces
+from ..traces.trace import Leg
 
 __all__ = [
     "Backoff",
     "Consumer",
     "ConsumerCounts",
     "ConsumerLimits",
+    "Job",
     "JobOutcome",
     "open_consumer",
 ]
@@ -49,11 +52,21 @@ _BROKER_PAUSE_S: Final = (0.1, 0.5)
 T = TypeVar("T")
 
 
+@attrs.frozen(kw_only=True)
+class Job(LeasedJob):
+    """A job as a handler gets it: one attempt."""
+
+    context: Context = attrs.field(eq=False, repr=False)
+    """Give it to whatever the handler asks of workers, or puts into queues: that is then found by
+    the request's id, and `context.traceparent` is of this attempt. Its id is that of the request
+    that put the job, or else the job's."""
+
+
 @attrs.define(eq=False)
 class _Work:
     """A job in hand, and how the work on it ended, in words for its dead letter."""
 
-    job: LeasedJob
+    job: Job
     lease: HeldLease
     ending: Ending = Ending.STOPPED
     reason: str = ""
@@ -87,7 +100,7 @@ class ConsumerLimits:
 @asynccontextmanager
 async def open_consumer(
     queue: WorkQueue,
-    handler: Callable[[LeasedJob, T], Awaitable[object]],
+    handler: Callable[[Job, T], Awaitable[object]],
     *,
     decode: Callable[[bytes], T],
     env: Env,
@@ -128,7 +141,8 @@ class Consumer(Generic[T]):
         env: Where jitter and notes come from.
         limits: The bounds.
         on_outcome: Told how each job ended, synchronously; for whoever counts.
-        traces: Where each attempt at a job leaves a leg, under the job's id.
+        traces: Where each attempt at a job leaves a leg, under the id of the request that put it or
+            else under the job's.
 
     While the broker is away handlers go on for as long as their leases last, then they are
     cancelled: somebody else may have the job by then. Nothing here ends because of the broker.
@@ -137,7 +151,7 @@ class Consumer(Generic[T]):
     def __init__(
         self,
         queue: WorkQueue,
-        handler: Callable[[LeasedJob, T], Awaitable[object]],
+        handler: Callable[[Job, T], Awaitable[object]],
         *,
         decode: Callable[[bytes], T],
         env: Env,
@@ -220,9 +234,8 @@ class Consumer(Generic[T]):
         """Work on a job, settle it and count it, whatever happens."""
         self.counts.take()
         lease = HeldLease.taken(self._queue.limits.visibility_timeout_s, now=trio.current_time())
-        work, outcome = _Work(job, lease), JobOutcome.UNSETTLED
-        trace = self._traces.begin(job.id)
-        leg = trace.begin("job", queue=self._queue.name, job=job.id, attempt=job.attempt)
+        context, leg = self._begin(job)
+        work, outcome = _Work(_in_context(job, context), lease), JobOutcome.UNSETTLED
         try:
             if not self._is_draining.is_set():
                 await self._attempt(work)
@@ -241,6 +254,16 @@ class Consumer(Generic[T]):
             self._tell(work, outcome)
             if self._on_outcome is not None:
                 self._on_outcome(outcome)
+
+    def _begin(self, job: LeasedJob) -> tuple[Context, Leg]:
+        """The context of an attempt, and its leg."""
+        context = Context(job.origin.request_id or job.id)
+        context.trace = self._traces.begin(context.id, job.origin.traceparent)
+        leg = context.trace.begin("job", queue=self._queue.name, job=job.id, attempt=job.attempt)
+        if job.attempt == 1:
+            # Later ones have waited while those before them were worked on: their legs say that.
+            context.trace.precede("wait", job.queued_s, queue=self._queue.name, job=job.id)
+        return context, leg
 
     async def _attempt(self, work: _Work) -> None:
         """Run the handler for as long as the lease is ours."""
@@ -330,6 +353,18 @@ class Consumer(Generic[T]):
                 )
             case JobOutcome.DONE | JobOutcome.RETURNED:
                 pass
+
+
+def _in_context(job: LeasedJob, context: Context) -> Job:
+    return Job(
+        id=job.id,
+        payload=job.payload,
+        attempt=job.attempt,
+        token=job.token,
+        queued_s=job.queued_s,
+        origin=job.origin,
+        context=context,
+    )
 
 
 def _words(error: Exception) -> str:

@@ -16,12 +16,15 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
+from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError, UnavailableError
 from ..nurseries import open_nursery
 from ..planes import (
+    NO_ORIGIN,
     DeadLetter,
     EventPlane,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
@@ -30,7 +33,7 @@ from ..planes import (
     WorkQueue,
 )
 from ..traces.ring import Traces
-from .consumer import Consumer, ConsumerLimits, JobOutcome, open_consumer
+from .consumer import Consumer, ConsumerLimits, Job, JobOutcome, open_consumer
 
 __all__ = ["CountedQueue", "QueueTally", "Queues"]
 
@@ -70,11 +73,15 @@ class QueueTally:
 
 
 class CountedQueue:
-    """A `WorkQueue` that counts how its operations are answered; everything else is the queue's."""
+    """A `WorkQueue` that counts how its operations are answered and writes a leg for each put.
 
-    def __init__(self, queue: WorkQueue, tally: QueueTally) -> None:
+    Everything else is the queue's.
+    """
+
+    def __init__(self, queue: WorkQueue, tally: QueueTally, traces: Traces) -> None:
         self._queue = queue
         self._tally = tally
+        self._traces = traces
 
     @property
     def name(self) -> str:
@@ -90,8 +97,32 @@ class CountedQueue:
         statistics = self._tally.statistics
         return 0 if statistics is None else statistics.ready
 
-    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
-        return await self._counted("put", self._queue.put(job_id, payload, timeout_s=timeout_s))
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        context: Context | None = None,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
+        """As `WorkQueue.put`. The job is a part of the request that `context` is of, if one is given.
+
+        A handler gives its own context, the handler of a job `job.context`; `origin` is for whoever
+        has only what a request left behind. Without either the job begins a trace of its own.
+        """
+        if context is None:
+            trace = self._traces.begin(origin.request_id or job_id, origin.traceparent)
+        else:
+            trace = context.trace
+            origin = JobOrigin(request_id=context.id)
+        with trace.begin("put", queue=self.name, job=job_id) as leg:
+            # Where no spans are made the caller's own context goes on.
+            origin = attrs.evolve(origin, traceparent=leg.traceparent or trace.traceparent)
+            step = self._queue.put(job_id, payload, origin=origin, timeout_s=timeout_s)
+            result = await self._counted("put", step)
+            leg.tell(result=result.value)
+        return result
 
     async def take(self, *, wait_s: float) -> LeasedJob | None:
         try:
@@ -161,7 +192,8 @@ class Queues:
         traces: Traces | None = None,
     ) -> None:
         self._events = events
-        self._traces = traces
+        self._no_traces = Traces(env.clock, 0)
+        self._traces = traces or self._no_traces
         self._env = env
         self._read_interval_s = read_interval_s
         self._tallies: dict[str, QueueTally] = {}
@@ -178,11 +210,13 @@ class Queues:
         *,
         limits: QueueLimits | None = None,
         read_interval_s: float | None = None,
+        has_legs: bool = True,
     ) -> AsyncIterator[CountedQueue]:
         """Open a queue as `EventPlane.work_queue` does, counted and shown while inside.
 
         Its depth is read every `read_interval_s` seconds or a little more or less, a time that
-        whoever decides by it may want to be short.
+        whoever decides by it may want to be short. `trinamo trace JOB` finds each put here, unless
+        whoever puts writes the legs.
 
         A queue opened with `limits` that the broker has lost, with the disk of its server, is made
         again, empty, as soon as that is noticed.
@@ -194,7 +228,7 @@ class Queues:
                 async with open_nursery() as nursery:
                     interval_s = read_interval_s or self._read_interval_s
                     nursery.start_soon(self._look, queue, tally, limits, interval_s)
-                    yield CountedQueue(queue, tally)
+                    yield CountedQueue(queue, tally, self._traces if has_legs else self._no_traces)
                     nursery.cancel_scope.cancel()
             finally:
                 tally.handles -= 1
@@ -206,7 +240,7 @@ class Queues:
     async def consume(
         self,
         name: str,
-        handler: Callable[[LeasedJob, T], Awaitable[object]],
+        handler: Callable[[Job, T], Awaitable[object]],
         *,
         decode: Callable[[bytes], T],
         queue_limits: QueueLimits | None = None,
@@ -217,7 +251,7 @@ class Queues:
 
         `trinamo trace JOB` finds the attempts at a job here, unless its handler writes the legs.
         """
-        async with self.open(name, limits=queue_limits) as queue:
+        async with self.open(name, limits=queue_limits, has_legs=has_legs) as queue:
             tally = self._tally(name)
 
             def count(outcome: JobOutcome) -> None:
@@ -232,7 +266,7 @@ class Queues:
                     env=self._env,
                     limits=limits,
                     on_outcome=count,
-                    traces=self._traces if has_legs else None,
+                    traces=self._traces if has_legs else self._no_traces,
                 ) as opened:
                     tally.consumers.append(opened)
                     yield opened

@@ -117,11 +117,11 @@ class Traces:
         return chain(reversed(self._ring), reversed(self._set_aside))
 
     def find(self, request_id: str) -> ProcessView:
-        """What is kept of a request, by any of its ids."""
+        """What is kept of a request, by any of its ids or by the id of a job that it put."""
         offset = self.offset_s
         root = root_of(request_id)
         kept = chain(self._set_aside, self._ring)
-        fitting = [each for each in kept if _is_of(each.request_id, root)]
+        fitting = [each for each in kept if _is_of(each.request_id, root) or _has_job(each, root)]
         return ProcessView(
             process=self._process,
             traces=[_trace_view(each, offset) for each in fitting[-FOUND_MAX:]],
@@ -155,6 +155,10 @@ def _leg_view(leg: Leg, offset: float) -> LegView:
 def root_of(request_id: str) -> str:
     """The id of a request, of an id that one of its attempts may have."""
     return _ATTEMPTS.sub("", request_id[:ID_CHARACTERS_MAX])
+
+
+def _has_job(trace: Trace, job_id: str) -> bool:
+    return any(leg.facts.get("job") == job_id for leg in trace.legs)
 
 
 def _is_of(known: str, root: str) -> bool:

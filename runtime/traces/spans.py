@@ -1,7 +1,8 @@
 """Legs as OpenTelemetry's spans: of the traces of a cluster, across its processes.
 
 The legs of one request in one process are a tree of two levels: its first leg (`http`, `worker`,
-`caller`, `job`) is the child of whoever asked, all others are its children. What an `attempt` or a
+`caller`, `put`, `job`) and what came before it (`wait`) are children of whoever asked, all others are
+the first one's. What an `attempt`, a `put` or a
 `queue` leg asks of another process is that one's child, by the `traceparent` that travels along. Whether
 a trace is sampled, its root decides; spans of one that is not have ids all the same, so that nobody
 below decides again.
@@ -96,12 +97,20 @@ class SpanTrace(Trace):
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
         """As of any trace; its span goes out when it ends."""
-        start = self._now() if at is None else at
+        return self._begin(name, self._now() if at is None else at, facts)
+
+    def _begin(self, name: str, start: float, facts: dict[str, Fact]) -> _SpanLeg:
         leg = _SpanLeg(self._tracing, self, name, start, facts)
         leg.parent_id = self._root_id or self.parent.span_id
         self._root_id = self._root_id or leg.span_id
         self._keep(leg)
         return leg
+
+    def precede(self, name: str, lasted_s: float, **facts: Fact) -> None:
+        """As of any trace: the caller's child, if there is one, as the first leg is."""
+        leg = self._begin(name, self._now() - lasted_s, facts)
+        leg.parent_id = self.parent.span_id or leg.parent_id
+        leg.finish()
 
 
 class _SpanLeg(Leg):

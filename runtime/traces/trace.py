@@ -106,6 +106,14 @@ class Trace:
         self._keep(leg)
         return leg
 
+    def precede(self, name: str, lasted_s: float, **facts: Fact) -> None:
+        """Write what the request has been through until now, for `lasted_s`, on its way here.
+
+        Only once the first leg has begun, beside which it then stands.
+        """
+        leg = self.begin(name, self._now() - lasted_s, **facts)
+        leg.finish()
+
     def _keep(self, leg: Leg) -> None:
         if len(self.legs) < LEGS_MAX:
             self.legs.append(leg)
@@ -146,6 +154,9 @@ class _NoTrace(Trace):
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:  # noqa: ARG002
         return self._leg
+
+    def precede(self, name: str, lasted_s: float, **facts: Fact) -> None:
+        pass
 
 
 NO_TRACE: Final[Trace] = _NoTrace()

@@ -55,9 +55,11 @@ from .runtime.queues.consumer import (
     Backoff as Backoff,
     Consumer as Consumer,
     ConsumerLimits as ConsumerLimits,
+    Job as Job,
     open_consumer as open_consumer,
 )
 from .runtime.planes.queue import (
+    JobOrigin as JobOrigin,
     LeasedJob as LeasedJob,
     QueueLimits as QueueLimits,
     WorkQueue as WorkQueue,

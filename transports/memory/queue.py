@@ -16,14 +16,17 @@ import trio
 
 from trinamo.runtime.errors import DeadlineError, RequestError, UnavailableError
 from trinamo.runtime.planes.queue import (
+    NO_ORIGIN,
     DeadLetter,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
     QueueStatistics,
     Settlement,
 )
-from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel, check_queue_name
+from trinamo.runtime.protocol.queue.jobs import check_queue_name
+from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 
 __all__ = ["MemoryQueues", "MemoryWorkQueue"]
 
@@ -96,13 +99,20 @@ class MemoryWorkQueue:
         """The queue itself, for tests that count."""
         return self._model
 
-    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
         if len(payload) > self._payload_bytes_max:
             raise RequestError(
                 f"a job of {len(payload)} bytes; {self._payload_bytes_max} fit", param="payload"
             )
         return await self._apply(
-            lambda now: self._model.put(job_id, bytes(payload), now=now), timeout_s
+            lambda now: self._model.put(job_id, bytes(payload), origin, now=now), timeout_s
         )
 
     async def take(self, *, wait_s: float) -> LeasedJob | None:

@@ -33,6 +33,7 @@ _KINDS: Final = {
     "http": SpanKind.SERVER,
     "worker": SpanKind.SERVER,
     "attempt": SpanKind.CLIENT,
+    "put": SpanKind.PRODUCER,
     "queue": SpanKind.PRODUCER,
     "job": SpanKind.CONSUMER,
 }

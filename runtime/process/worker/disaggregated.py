@@ -104,7 +104,11 @@ class DecodeRole(_Role):
             task_status.started(self._engine(flow, prefills))
             await trio.sleep_forever()
         async with runtime.queues.open(
-            self.pairing.queue, limits=QUEUE_LIMITS, read_interval_s=_DEPTH_INTERVAL_S
+            self.pairing.queue,
+            limits=QUEUE_LIMITS,
+            read_interval_s=_DEPTH_INTERVAL_S,
+            # The leg `queue` is of the put and of the wait.
+            has_legs=False,
         ) as queue:
             flow = await self._decode_first(queue, block_tokens, metadata)
             task_status.started(self._engine(flow, prefills))

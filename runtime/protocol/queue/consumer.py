@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from .work_queue import DELAY_S_MAX, REASON_CHARS_MAX, Settlement
+from .jobs import DELAY_S_MAX, REASON_CHARS_MAX, Settlement
 
 __all__ = [
     "Ack",

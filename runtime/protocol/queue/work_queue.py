@@ -21,140 +21,29 @@ from __future__ import annotations
 
 import enum
 import heapq
-import re
 from typing import Final
 
 import attrs
 
-from ...errors import OverloadedError, RequestError
+from ...errors import OverloadedError
+from .jobs import (
+    EXPIRED,
+    NO_ORIGIN,
+    REASON_CHARS_MAX,
+    DeadLetter,
+    JobOrigin,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+    check_delay,
+    check_job_id,
+)
 
-__all__ = [
-    "DELAY_S_MAX",
-    "DeadLetter",
-    "LeasedJob",
-    "PutResult",
-    "QueueCounts",
-    "QueueLimits",
-    "QueueStatistics",
-    "Settlement",
-    "WorkQueueModel",
-    "check_delay",
-    "check_job_id",
-    "check_queue_name",
-]
+__all__ = ["QueueCounts", "WorkQueueModel"]
 
-DELAY_S_MAX: Final = 3600.0
-"""The longest delay of a `nak`."""
-REASON_CHARS_MAX: Final = 512
 _SEEN_MAX: Final = 1_000_000
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-EXPIRED: Final = "its last lease expired"
-
-
-def check_queue_name(name: str) -> None:
-    """Raise `RequestError` unless `name` is 1 to 64 letters, digits, `_` and `-`."""
-    if not _NAME.fullmatch(name):
-        raise RequestError(f"{name[:80]!r} is not the name of a queue", param="name")
-
-
-def check_job_id(job_id: str) -> None:
-    """Raise `RequestError` unless `job_id` is 1 to 128 letters, digits, `_` and `-`."""
-    if not _JOB_ID.fullmatch(job_id):
-        raise RequestError(f"{job_id[:160]!r} is not the id of a job", param="job_id")
-
-
-def check_delay(delay_s: float) -> None:
-    """Raise `RequestError` unless `delay_s` is between 0 and an hour."""
-    if not 0 <= delay_s <= DELAY_S_MAX:
-        raise RequestError(f"a delay of {delay_s:g} s; 0 to {DELAY_S_MAX:g} fit", param="delay_s")
-
-
-@attrs.frozen(kw_only=True)
-class QueueLimits:
-    """The bounds of one queue. All processes that open it should name the same ones."""
-
-    visibility_timeout_s: float = attrs.field(
-        default=30.0, validator=[attrs.validators.gt(0), attrs.validators.le(DELAY_S_MAX)]
-    )
-    """How long a job is invisible after it was taken or extended."""
-    attempts_max: int = attrs.field(
-        default=5, validator=[attrs.validators.ge(1), attrs.validators.le(1000)]
-    )
-    """How often a job may be taken before it is a dead letter."""
-    duplicate_window_s: float = attrs.field(
-        default=120.0, validator=[attrs.validators.gt(0), attrs.validators.le(86_400)]
-    )
-    """How long after its put an id is remembered, also if the job is finished."""
-    depth_max: int = attrs.field(default=100_000, validator=attrs.validators.ge(1))
-    """How many jobs may be ready and leased together; more are refused."""
-    dead_max: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """How many dead letters are kept; the oldest are forgotten."""
-
-
-class PutResult(enum.StrEnum):
-    """What became of a put. Neither is an error: the job is in the queue, or has been."""
-
-    ADDED = "added"
-    DUPLICATE = "duplicate"
-    """The id is in the queue, or was put less than `duplicate_window_s` ago. Nothing changed."""
-
-
-class Settlement(enum.StrEnum):
-    """What became of an `ack`, `nak` or `extend`."""
-
-    APPLIED = "applied"
-    DEAD = "dead"
-    """A nak that used up the last attempt: the job is a dead letter now."""
-    STALE = "stale"
-    """The lease had expired or was settled already: nothing changed, and the effect of the work
-    must not be made (it is, or will be, somebody else's)."""
-
-
-@attrs.frozen
-class LeasedJob:
-    """A job as handed to one taker."""
-
-    id: str
-    payload: bytes = attrs.field(repr=False)
-    attempt: int
-    """1 for the first time; at most `attempts_max`."""
-    token: str
-    """Names this lease, and no other lease of any job."""
-    queued_s: float = 0.0
-    """How long ago it was put."""
-
-
-@attrs.frozen
-class DeadLetter:
-    """A job whose attempts are used up."""
-
-    id: str
-    payload: bytes = attrs.field(repr=False)
-    attempts: int
-    reason: str
-    """The last nak's words, or that the lease expired."""
-    dead_s: float
-    """How long ago it died."""
-
-
-@attrs.frozen
-class QueueStatistics:
-    """A queue at one moment."""
-
-    depth: int
-    """Jobs neither acked nor dead."""
-    leased: int
-    """Those of them that are taken. A broker may also count those that await another attempt."""
-    dead: int
-    """Dead letters kept."""
-    oldest_age_s: float
-    """How long ago the oldest job of `depth` was put; 0 if there is none."""
-
-    @property
-    def ready(self) -> int:
-        """Jobs that nobody has taken."""
-        return self.depth - self.leased
 
 
 @attrs.define
@@ -187,6 +76,7 @@ class _Job:
     number: int
     """Order of arrival; a job that is tried again keeps its place."""
     put_at: float
+    origin: JobOrigin
     state: _State = _State.READY
     attempt: int = 0
     token: str = ""
@@ -201,6 +91,7 @@ class _Dead:
     attempts: int
     reason: str
     died_at: float
+    origin: JobOrigin
 
 
 class WorkQueueModel:
@@ -221,7 +112,9 @@ class WorkQueueModel:
 
     # --- jobs ---
 
-    def put(self, job_id: str, payload: bytes, *, now: float) -> PutResult:
+    def put(
+        self, job_id: str, payload: bytes, origin: JobOrigin = NO_ORIGIN, *, now: float
+    ) -> PutResult:
         """Add a job; raises `RequestError` for a bad id, `OverloadedError` at `depth_max`."""
         check_job_id(job_id)
         self.advance(now)
@@ -229,7 +122,7 @@ class WorkQueueModel:
             self.counts.duplicates += 1
             return PutResult.DUPLICATE
         self._check_depth()
-        self._enter(job_id, payload, now)
+        self._enter(job_id, payload, origin, now)
         return PutResult.ADDED
 
     def take(self, token: str, *, now: float) -> LeasedJob | None:
@@ -243,7 +136,7 @@ class WorkQueueModel:
         job.attempt += 1
         self._leases[token] = job
         self._wait(job, now + self.limits.visibility_timeout_s)
-        return LeasedJob(job.id, job.payload, job.attempt, token, now - job.put_at)
+        return LeasedJob(job.id, job.payload, job.attempt, token, now - job.put_at, job.origin)
 
     def extend(self, token: str, *, now: float) -> Settlement:
         """The lease lasts another `visibility_timeout_s` from now."""
@@ -317,7 +210,7 @@ class WorkQueueModel:
             return False
         if job_id not in self._jobs:
             self._check_depth()
-            self._enter(job_id, dead.payload, now)
+            self._enter(job_id, dead.payload, dead.origin, now)
         del self._dead[job_id]
         return True
 
@@ -338,9 +231,9 @@ class WorkQueueModel:
 
     # --- steps ---
 
-    def _enter(self, job_id: str, payload: bytes, now: float) -> None:
+    def _enter(self, job_id: str, payload: bytes, origin: JobOrigin, now: float) -> None:
         self._number += 1
-        job = self._jobs[job_id] = _Job(job_id, payload, self._number, now)
+        job = self._jobs[job_id] = _Job(job_id, payload, self._number, now, origin)
         self._seen.pop(job_id, None)
         self._seen[job_id] = now
         self.counts.entered += 1
@@ -378,7 +271,7 @@ class WorkQueueModel:
     def _bury(self, job: _Job, reason: str, now: float) -> None:
         self.counts.died += 1
         self._dead.pop(job.id, None)
-        self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, reason, now)
+        self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, reason, now, job.origin)
         while len(self._dead) > self.limits.dead_max:
             del self._dead[next(iter(self._dead))]
             self.counts.forgotten += 1

@@ -20,14 +20,16 @@ from trinamo.runtime.errors import (
     RequestError,
 )
 from trinamo.runtime.planes import (
+    NO_ORIGIN,
     DeadLetter,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
     QueueStatistics,
     Settlement,
 )
-from trinamo.runtime.protocol.queue.work_queue import check_delay, check_job_id, check_queue_name
+from trinamo.runtime.protocol.queue.jobs import check_delay, check_job_id, check_queue_name
 
 from ..wire import Forget, encode
 from .calls import Caller
@@ -68,7 +70,14 @@ class SimulatedWorkQueue:
         """See `WorkQueue.limits`."""
         return self._limits
 
-    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
         """See `WorkQueue.put`."""
         check_job_id(job_id)
         if len(payload) > self._payload_bytes_max:
@@ -77,7 +86,7 @@ class SimulatedWorkQueue:
             )
         try:
             result, is_doubtful = await self._call(
-                "put", (job_id, bytes(payload)), PutResult, timeout_s
+                "put", (job_id, bytes(payload), origin), PutResult, timeout_s
             )
         except OverloadedError as error:
             raise OverloadedError(

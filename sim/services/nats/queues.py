@@ -17,7 +17,7 @@ import attrs
 import msgspec
 
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement
+from trinamo.runtime.planes import JobOrigin, LeasedJob, QueueLimits, Settlement
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.transports.memory.queue import MemoryQueues
 
@@ -32,7 +32,7 @@ TAKES_MAX: Final = 10_000
 _ARGUMENTS: Final = arguments(
     open=tuple[str, QueueLimits | None],
     names=tuple[()],
-    put=tuple[str, str, bytes],
+    put=tuple[str, str, bytes, JobOrigin],
     extend=tuple[str, str],
     ack=tuple[str, str, str],
     nak=tuple[str, str, str, float, str],

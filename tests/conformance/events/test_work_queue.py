@@ -21,6 +21,7 @@ from tests.transports.nats.brokers import (
 from tests.worlds import in_world
 from trinamo.runtime.planes import (
     EventPlane,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
@@ -94,6 +95,31 @@ async def test_jobs_come_out_with_their_payload_in_the_order_they_went_in(
     ]
     assert len({job.token for job in jobs}) == 5
     assert await queue.take(wait_s=0) is None
+
+
+async def test_a_job_says_for_whom_it_was_put_each_time_it_is_taken_and_after_a_requeue(
+    queue: WorkQueue,
+) -> None:
+    origin = JobOrigin(traceparent=f"00-{7:032x}-{9:016x}-01", request_id="mine-0123456789abcdef")
+    await queue.put("of-nobody", b"")
+    nobody_s = await taken(queue)
+    assert nobody_s.origin == JobOrigin()
+    await queue.ack(nobody_s)
+    await queue.put("job", b"payload", origin=origin)
+    told: list[JobOrigin] = []
+    for _ in range(LIMITS.attempts_max):
+        job = await taken(queue)
+        told.append(job.origin)
+        await queue.nak(job, reason="no luck")
+    assert await queue.requeue("job")
+    told.append((await taken(queue)).origin)
+    assert told == [origin] * (LIMITS.attempts_max + 1)
+
+
+async def test_an_origin_that_makes_no_sense_is_as_if_it_were_not_said(queue: WorkQueue) -> None:
+    origin = JobOrigin(traceparent="00-nonsense\r\n", request_id="two words\r\nX: y")
+    await queue.put("job", b"", origin=origin)
+    assert (await taken(queue)).origin == JobOrigin()
 
 
 async def test_an_acked_job_is_gone(queue: WorkQueue) -> None:

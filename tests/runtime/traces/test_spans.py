@@ -16,12 +16,12 @@ from tests.runtime.traces.test_legs import open_cluster
 from tests.transports.tcp.ends import eventually
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.planes import LeasedJob, QueueLimits
+from trinamo.runtime.planes import JobOrigin, LeasedJob, QueueLimits
 from trinamo.runtime.planes.spans import Span
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.traceparent import decode_traceparent
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits
+from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, Job
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.traces.spans import Tracing
 
@@ -180,9 +180,69 @@ async def test_the_attempts_at_a_job_are_found_by_its_id() -> None:
                 with trio.fail_after(20):
                     await done.wait()
             legs = runtime.traces.find("job-1")
-        await eventually(lambda: len(planes.spans) == 2)
-    assert [view.legs[0].facts["attempt"] for view in legs.traces] == [1, 2]
-    assert [span.facts["outcome"] for span in planes.spans] == ["failed", "success"]
+        await eventually(lambda: len(planes.spans) == 4)
+    assert [view.legs[0].name for view in legs.traces] == ["put", "job", "job"]
+    assert [view.legs[0].facts.get("attempt") for view in legs.traces] == [None, 1, 2]
+    ended = [(span.name, span.facts["outcome"]) for span in planes.spans if span.name == "job"]
+    assert ended == [("job", "failed"), ("job", "success")]
+    # The second attempt waited while the first was made.
+    assert sorted(span.name for span in planes.spans) == ["job", "job", "put", "wait"]
+    check_tree(planes.spans)
+
+
+async def test_a_job_that_a_request_puts_and_what_its_handler_asks_are_of_one_trace() -> None:
+    planes = OneProcess()
+    contexts: list[Context] = []
+
+    async with serving(planes) as (worker, caller, asked):
+        client = await caller.client(WORDS)
+
+        async def work(job: Job, words: str) -> None:
+            contexts.append(job.context)
+            await client.call(words, int, context=job.context)
+
+        async with caller.queues.consume(
+            "jobs", work, decode=bytes.decode, queue_limits=QUEUE, limits=AT_ONCE
+        ):
+            with Context("mine-0123456789abcdef") as context:
+                context.trace = worker.traces.begin(context.id, ASKED)
+                with context.trace.begin("worker"):
+                    async with worker.queues.open("jobs") as queue:
+                        await queue.put("job-1", b"two words", context=context)
+            await eventually(lambda: "job" in {span.name for span in planes.spans})
+            by_request = caller.traces.find("mine").traces
+            by_job = caller.traces.find("job-1").traces
+    legs = ["job", "wait", "attempt"]
+    for views in (by_request, by_job):
+        assert [[leg.name for leg in view.legs] for view in views] == [legs]
+    assert contexts[0].id == "mine-0123456789abcdef"
+    assert asked[0].id.startswith(contexts[0].id)
+    spans = {span.name: span for span in planes.spans if span.request_id != asked[0].id}
+    assert sorted(spans) == ["attempt", "job", "put", "wait", "worker"]
+    assert spans["job"].parent_id == spans["wait"].parent_id == spans["put"].span_id
+    assert f"{spans['job'].span_id:016x}" in contexts[0].traceparent
+    assert spans["wait"].end <= spans["job"].end
+    check_tree(planes.spans, root=int(SPAN, 16))
+
+
+async def test_a_job_carries_its_caller_s_context_also_where_nobody_traces() -> None:
+    planes = OneProcess()
+    told: list[str] = []
+    done = trio.Event()
+
+    async def work(job: Job, _: bytes) -> None:
+        told.append(job.context.traceparent)
+        done.set()
+
+    async with (
+        open_process(planes) as runtime,
+        runtime.queues.open("jobs", limits=QUEUE) as queue,
+        runtime.queues.consume("jobs", work, decode=bytes),
+    ):
+        await queue.put("job-1", b"", origin=JobOrigin(traceparent=ASKED, request_id="mine"))
+        with trio.fail_after(20):
+            await done.wait()
+    assert told == [ASKED]
 
 
 def open_legs(served: Served) -> list[str]:

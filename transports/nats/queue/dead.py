@@ -12,7 +12,9 @@ from .records import (
     Delivery,
     StreamNames,
     dead_headers,
+    origin_headers,
     read_dead_headers,
+    read_origin,
 )
 
 __all__ = ["DeadLetters"]
@@ -31,7 +33,7 @@ class DeadLetters:
         await self._stream.store(
             self._names.dead_subject(delivery.job_id),
             delivery.payload,
-            dead_headers(attempts, reason),
+            dead_headers(attempts, reason) | origin_headers(delivery.origin),
             deadline=deadline,
         )
 
@@ -65,7 +67,10 @@ class DeadLetters:
         # An id of its own, because the job's is still remembered as put.
         headers = {"Nats-Msg-Id": f"{job_id}.requeued.{message.sequence}", REQUEUED_HEADER: "1"}
         await self._stream.store(
-            self._names.job_subject(job_id), message.payload, headers, deadline=deadline
+            self._names.job_subject(job_id),
+            message.payload,
+            headers | origin_headers(read_origin(message.headers)),
+            deadline=deadline,
         )
         await self.remove(message.sequence, deadline=deadline)
         return True

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
+import trio
+
 from trinamo.runtime.errors import EventPlaneError
 
 from .api import WRONG_LAST_SEQUENCE, JetStream, JetStreamError
-from .records import Record, StreamNames, decode_record, encode_record
+from .records import Delivery, Record, RecordState, StreamNames, decode_record, encode_record
 
-__all__ = ["Leases"]
+__all__ = ["Held", "Leases"]
 
 TRIES_MAX: Final = 8
 _EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
+
+
+@attrs.define(eq=False)
+class Held:
+    """A lease of ours."""
+
+    delivery: Delivery
+    record: Record
+    revision: int
+    until: float
+    """When it has expired for certain, on trio's clock."""
+
+    def may_become(self, state: RecordState) -> bool:
+        if self.record.state != "leased":
+            return self.record.state == state  # Settled so already, but not to the end.
+        return trio.current_time() < self.until
 
 
 class Leases:

@@ -26,7 +26,13 @@ import attrs
 import msgspec
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.queue.work_queue import DELAY_S_MAX, EXPIRED, QueueLimits
+from trinamo.runtime.protocol.queue.jobs import (
+    DELAY_S_MAX,
+    EXPIRED,
+    NO_ORIGIN,
+    JobOrigin,
+    QueueLimits,
+)
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
 __all__ = [
@@ -43,15 +49,19 @@ __all__ = [
     "decode_record",
     "encode_record",
     "judge",
+    "origin_headers",
     "parse_delivery",
     "queue_limits",
     "read_dead_headers",
+    "read_origin",
     "stream_configs",
 ]
 
 REQUEUED_HEADER: Final = "Trinamo-Requeued"
 _ATTEMPTS_HEADER: Final = "Trinamo-Attempts"
 _REASON_HEADER: Final = "Trinamo-Reason"
+_TRACEPARENT_HEADER: Final = "traceparent"
+_REQUEST_ID_HEADER: Final = "X-Request-Id"
 _NS: Final = 1_000_000_000
 RECORD_AGE_S_MIN: Final = 2 * DELAY_S_MAX
 """Records are kept at least this long after their last change; attempts are forgotten with them."""
@@ -223,6 +233,7 @@ class Delivery:
     """How often the consumer has handed it out; 1 for the first time."""
     put_ns: int
     is_requeued: bool
+    origin: JobOrigin = NO_ORIGIN
 
 
 def parse_delivery(
@@ -240,7 +251,8 @@ def parse_delivery(
         raise RemoteProtocolError(f"not a delivery of JetStream: {reply!r}")
     job_id = subject.rpartition(".")[2]
     is_requeued = REQUEUED_HEADER in headers
-    return Delivery(job_id, payload, reply, number, delivered, put_ns, is_requeued)
+    origin = read_origin(headers)
+    return Delivery(job_id, payload, reply, number, delivered, put_ns, is_requeued, origin)
 
 
 @attrs.frozen
@@ -283,6 +295,23 @@ def judge(delivery: Delivery, record: Record | None, limits: QueueLimits) -> Lea
             return Bury(record.attempt, record.reason or EXPIRED, is_recorded=False)
         case "leased" | "waiting":
             return Lease(record.attempt + 1)
+
+
+# --- origins ------------------------------------------------------------------------------------
+
+
+def origin_headers(origin: JobOrigin) -> dict[str, str]:
+    """The headers of a job's message, or of its dead letter, that say for whom it was put."""
+    headers = {_TRACEPARENT_HEADER: origin.traceparent, _REQUEST_ID_HEADER: origin.request_id}
+    return {name: value for name, value in headers.items() if value}
+
+
+def read_origin(headers: Mapping[str, str]) -> JobOrigin:
+    """For whom a job was put, as far as its message says so."""
+    return JobOrigin(
+        traceparent=headers.get(_TRACEPARENT_HEADER, ""),
+        request_id=headers.get(_REQUEST_ID_HEADER, ""),
+    )
 
 
 # --- dead letters -------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from time import time as wall  # noqa: TID251 -- compared with the server's time stamps
 from typing import Final, Protocol
 
-import attrs
 import msgspec
 import trio
 
@@ -29,14 +28,16 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.queue import (
+    NO_ORIGIN,
     DeadLetter,
+    JobOrigin,
     LeasedJob,
     PutResult,
     QueueLimits,
     QueueStatistics,
     Settlement,
 )
-from trinamo.runtime.protocol.queue.work_queue import (
+from trinamo.runtime.protocol.queue.jobs import (
     REASON_CHARS_MAX,
     check_delay,
     check_job_id,
@@ -46,7 +47,7 @@ from trinamo.runtime.protocol.queue.work_queue import (
 from .api import JetStream, JetStreamError, Requester
 from .dead import DeadLetters
 from .fetching import Fetcher, Puller
-from .leases import Leases
+from .leases import Held, Leases
 from .records import (
     Bury,
     Delivery,
@@ -56,6 +57,7 @@ from .records import (
     RecordState,
     StreamNames,
     judge,
+    origin_headers,
 )
 from .streams import (
     ADMINISTRATION_TIMEOUT_S,
@@ -84,22 +86,6 @@ class QueuePlane(Requester, Puller, Protocol):
 
     @property
     def message_bytes_max(self) -> int: ...
-
-
-@attrs.define(eq=False)
-class _Held:
-    """A lease of ours."""
-
-    delivery: Delivery
-    record: Record
-    revision: int
-    until: float
-    """When it has expired for certain, on trio's clock."""
-
-    def may_become(self, state: RecordState) -> bool:
-        if self.record.state != "leased":
-            return self.record.state == state  # Settled so already, but not to the end.
-        return trio.current_time() < self.until
 
 
 @asynccontextmanager
@@ -149,7 +135,7 @@ class NatsWorkQueue:
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
         self._leases = Leases(stream, names)
         self._dead = DeadLetters(stream, names, wall)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._tokens = itertools.count()
         self._nursery: trio.Nursery | None = None
 
@@ -169,7 +155,14 @@ class NatsWorkQueue:
 
     # --- jobs in ---
 
-    async def put(self, job_id: str, payload: bytes, *, timeout_s: float = 10.0) -> PutResult:
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
         check_job_id(job_id)
         room = self._plane.message_bytes_max - HEADER_BYTES_MAX
         if len(payload) > room:
@@ -177,7 +170,10 @@ class NatsWorkQueue:
         deadline = trio.current_time() + timeout_s
         try:
             answer = await self._stream.store(
-                self._names.job_subject(job_id), payload, {"Nats-Msg-Id": job_id}, deadline=deadline
+                self._names.job_subject(job_id),
+                payload,
+                {"Nats-Msg-Id": job_id} | origin_headers(origin),
+                deadline=deadline,
             )
         except JetStreamError as error:
             return self._refused(error)
@@ -243,14 +239,21 @@ class NatsWorkQueue:
                     leased = self._record(delivery, "leased", attempt)
                     written = await self._write(delivery, leased, revision, until)
                     if written and trio.current_time() < until:
-                        return self._hold(_Held(delivery, leased, written, until))
+                        return self._hold(Held(delivery, leased, written, until))
         return None  # Others are at it: it is theirs, or is delivered again.
 
-    def _hold(self, held: _Held) -> LeasedJob:
+    def _hold(self, held: Held) -> LeasedJob:
         self._held[held.record.token] = held
         delivery, record = held.delivery, held.record
         queued_s = max(0.0, wall() - delivery.put_ns / _NS)
-        return LeasedJob(delivery.job_id, delivery.payload, record.attempt, record.token, queued_s)
+        return LeasedJob(
+            delivery.job_id,
+            delivery.payload,
+            record.attempt,
+            record.token,
+            queued_s,
+            delivery.origin,
+        )
 
     def _record(
         self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""
@@ -321,7 +324,7 @@ class NatsWorkQueue:
 
     async def _settle(
         self, job: LeasedJob, state: RecordState, deadline: float, *, reason: str = ""
-    ) -> _Held | None:
+    ) -> Held | None:
         """Write what became of a lease; None if it is not ours, or no more.
 
         It stays in `_held` until the caller has done what follows from it, so that a settlement

@@ -21,7 +21,7 @@ from trinamo.runtime.protocol.disaggregation.messages import (
     prefill_request,
 )
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
-from trinamo.runtime.protocol.queue.work_queue import check_queue_name
+from trinamo.runtime.protocol.queue.jobs import check_queue_name
 
 ASKED = GenerateRequest(
     model="m", prompt="hello", max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=["x"]

@@ -14,7 +14,7 @@ from trinamo.runtime.protocol.queue.consumer import (
     outcome_of,
     verdict_on,
 )
-from trinamo.runtime.protocol.queue.work_queue import DELAY_S_MAX, REASON_CHARS_MAX, Settlement
+from trinamo.runtime.protocol.queue.jobs import DELAY_S_MAX, REASON_CHARS_MAX, Settlement
 
 
 def test_a_lease_is_extended_at_a_third_and_counted_from_when_that_was_asked() -> None:
