@@ -56,7 +56,7 @@ class Instances:
         grace_s: float,
         stale_grace_s: float | None,
         transports: Collection[str] | None = None,
-        metrics: Metrics | None = None,
+        metrics: Metrics,
         events: EventPlane | None = None,
         kv: KvRouting | None = None,
     ) -> None:
@@ -64,7 +64,9 @@ class Instances:
         self._env = env
         self._grace_s, self._stale_grace_s = grace_s, stale_grace_s
         self._transports = transports
-        self._metrics = metrics
+        self._silent = metrics.counter(
+            "silent_requests", "Requests given up as silent, by why", "endpoint", "reason"
+        )
         self._kv = kv
         self.reports: InstanceReports | None = None
         if events is not None:
@@ -82,8 +84,7 @@ class Instances:
         """Of the next such change."""
         self.joined: list[InstanceRecord] = []
         """Whose task is to be started."""
-        if metrics is not None:
-            metrics.live_set(str(endpoint), self.counts)
+        metrics.live_set(str(endpoint), self.counts)
 
     def __iter__(self) -> Iterator[InstanceRecord]:
         """Those that have not left."""
@@ -309,8 +310,7 @@ class Instances:
                 self._grace_s,
             )
             self._env.note("router.silence", instance=record.instance.id, reason=reason)
-            if self._metrics is not None:
-                self._metrics.silent_request(str(self._endpoint), reason)
+            self._silent.labels(str(self._endpoint), reason).inc()
             request.fail(DisconnectedError(f"instance {record.instance.id} {why}"))
 
     # --- requests ---

@@ -22,7 +22,7 @@ from ..errors import RemoteProtocolError, UnavailableError
 from ..events.busy import BusyLimits
 from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
-from ..metrics.metrics import Metrics
+from ..metrics.metrics import Metrics, entries_refused
 from ..nurseries import open_nursery
 from ..planes import (
     ControlPlane,
@@ -82,7 +82,9 @@ class Router:
         self._env = env
         self._inhibit_s = inhibit_s
         self._stale_grace_s = stale_grace_s or 0.0
+        metrics = metrics or Metrics(env)
         self._metrics = metrics
+        self._refused = entries_refused(metrics)
         self._planes = request_planes or {}
         self._known = Instances(
             endpoint,
@@ -115,8 +117,7 @@ class Router:
                 attempt = partial(self._discover, nursery)
                 await self._discovery.run(attempt, task_status=task_status)
         finally:
-            if self._metrics is not None:
-                self._metrics.endpoint_gone(str(self.endpoint), self._known.counts)
+            self._metrics.endpoint_gone(str(self.endpoint), self._known.counts)
 
     async def _discover(self, nursery: trio.Nursery, begun: Callable[[], None]) -> None:
         async with self._control.watch(self.endpoint.key_prefix) as events:
@@ -144,8 +145,7 @@ class Router:
             return decode_instance(entry.key, entry.value)
         except RemoteProtocolError as error:
             _log.warning("discovery entry refused: %s", error.message)
-            if self._metrics is not None:
-                self._metrics.entry_refused("instance")
+            self._refused.labels("instance").inc()
             return None
 
     # --- what is known ---

@@ -23,7 +23,8 @@ from ..engines.validation import check_features
 from ..errors import RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
-from ..metrics.metrics import SUCCESS, RequestRecord
+from ..metrics.frontend import RequestRecord
+from ..metrics.metrics import SUCCESS
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
 from ..protocol.openai.generate import GenerateRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import EngineError, RequestError
-from ..metrics.metrics import RequestRecord
+from ..metrics.frontend import RequestRecord
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE
 from .exchanges import Headers, HttpExchange, respond_error

@@ -22,7 +22,7 @@ from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..events.busy import BusyLimits
-from ..metrics.metrics import FrontendMetrics
+from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .admission import Admission

@@ -19,7 +19,8 @@ import trio
 from ..config.config import HttpConfig
 from ..context import Context, Reason
 from ..errors import DeadlineError, EngineError, KilledError
-from ..metrics.metrics import SUCCESS, RequestRecord
+from ..metrics.frontend import RequestRecord
+from ..metrics.metrics import SUCCESS
 from ..protocol.openai.answers import AnswerFormat, Usage
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE

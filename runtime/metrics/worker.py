@@ -49,21 +49,19 @@ class WorkerMetrics(Metrics):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._requests = self._counts(
+        self._requests = self.counts(
             "worker_requests", "Requests that ended", "endpoint", "outcome"
         )
-        self._in_flight = self._counts(
+        self._in_flight = self.counts(
             "worker_requests_in_flight", "Requests being served", "endpoint", may_fall=True
         )
-        self._duration = self._histograms(
+        self._duration = self.histograms(
             "worker_request_duration_seconds", "Acceptance to end", DURATION_BUCKETS_S, "endpoint"
         )
         self._items = _Items()
         self.registry.register(self._items)
-        self.streams = self._counts(
-            "worker_streams", "Open response streams", may_fall=True
-        ).tally()
-        self._cancellations = self._counts(
+        self.streams = self.counts("worker_streams", "Open response streams", may_fall=True).tally()
+        self._cancellations = self.counts(
             "worker_cancellations", "Requests stopped or killed", "endpoint", "reason"
         )
 

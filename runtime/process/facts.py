@@ -12,7 +12,8 @@ from ..engines import GenerationEngine
 from ..http.dashboard.facts import FrontendFacts, FrontendTotals, QueueFacts
 from ..http.service import HttpService
 from ..http.survey.overview import describe_planes
-from ..metrics.metrics import SUCCESS, FrontendMetrics
+from ..metrics.frontend import FrontendMetrics
+from ..metrics.metrics import SUCCESS
 from .runtime import Runtime
 
 __all__ = ["frontend_facts", "worker_facts"]

@@ -13,7 +13,7 @@ from ..engines import GenerationEngine
 from ..env import Env
 from ..http.server.hosts import url_of
 from ..http.service import HttpService
-from ..metrics.metrics import FrontendMetrics
+from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .roles import FrontendReady

@@ -28,16 +28,19 @@ from ..config.config import Config
 from ..env import Env
 from ..kv.cache import KvCache
 from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
-from ..metrics.metrics import FrontendMetrics, Metrics
+from ..metrics.frontend import FrontendMetrics
+from ..metrics.metrics import Metrics
 from ..metrics.planes import show_planes
 from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
-from ..planes.spans import SpanSink
+from ..planes import ControlPlane
 from ..planes.transports import DataPlane, Transports
 from ..traces.ring import Traces
 from ..traces.spans import Tracing
+from ..worker.worker import Worker
 from .runtime import Runtime
+from .settings.settings import REQUESTS_MAX, Settings
 
 __all__ = ["open_runtime"]
 
@@ -71,32 +74,20 @@ async def open_runtime(
         metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
     async with AsyncExitStack() as planes:
         everything = planes.enter_context(trio.CancelScope())
-        spans: SpanSink | None = None
-        if config.tracing.enabled:
-            # First, so that it ends last: what ends in an orderly way is told.
-            process = {} if instance_id is None else {"instance": instance_id}
-            spans = await planes.enter_async_context(transports.open_spans(config, env, process))
-        control = await planes.enter_async_context(transports.open_control(config, env))
-        events = await planes.enter_async_context(transports.open_events(config, env))
+        opened = planes.enter_async_context
+        # First, so that it ends last: what ends in an orderly way is told.
+        traces = await opened(_open_traces(config, env, transports, instance_id))
+        control = await opened(transports.open_control(config, env))
+        events = await opened(transports.open_events(config, env))
         data = DataPlane()
         if serving or asks_workers:
-            data = await planes.enter_async_context(
-                transports.open_data(config, env, events, serving=instance_id)
-            )
+            data = await opened(transports.open_data(config, env, events, serving=instance_id))
         show_planes(metrics, control, events, data.request_servers)
-        transfers: EngineTransfers | None = None
-        if kv is not None and instance_id is not None and config.data_plane.transfer.enabled:
-            chain = await planes.enter_async_context(transports.open_transfers(config, env))
-            transfers = await planes.enter_async_context(
-                open_engine_transfers(
-                    chain,
-                    kv,
-                    config,
-                    env,
-                    control,
-                    engine_id=instance_id,
-                    metrics=TransferMetrics(metrics.registry, env.note),
-                )
+        worker = transfers = None
+        if instance_id is not None:
+            worker = _worker(config, env, data, instance_id, metrics, traces)
+            transfers = await opened(
+                _open_transfers(config, env, transports, control, kv, instance_id, metrics)
             )
         async with (
             open_nursery() as control_nursery,
@@ -110,20 +101,20 @@ async def open_runtime(
                 events=events,
                 data=data,
                 metrics=metrics,
-                instance_id=instance_id,
+                worker=worker,
                 control_nursery=control_nursery,
                 event_nursery=event_nursery,
                 transfers=transfers,
-                traces=_traces(config, env, instance_id, spans),
+                traces=traces,
             )
             control_nursery.start_soon(runtime.settings.follow)
             with trio.move_on_after(_SETTINGS_WAIT_S):
                 await runtime.settings.wait_loaded()
-            if runtime.worker is not None:
-                await data_nursery.start(runtime.worker.run)
-                control_nursery.start_soon(runtime.follow_requests_max, runtime.worker)
+            if worker is not None:
+                await data_nursery.start(worker.run)
+                control_nursery.start_soon(_follow_requests_max, runtime.settings, worker)
                 for server in data.request_servers:
-                    await data_nursery.start(server.serve, runtime.worker)
+                    await data_nursery.start(server.serve, worker)
                 await control_nursery.start(runtime.registrar.run)
             if transfers is not None:
                 control_nursery.start_soon(transfers.watch)
@@ -140,8 +131,73 @@ async def open_runtime(
         )
 
 
-def _traces(config: Config, env: Env, instance_id: str | None, spans: SpanSink | None) -> Traces:
-    process = {"role": "frontend"} if instance_id is None else {"instance": instance_id}
-    ratio = config.tracing.sample_ratio
-    tracing = None if spans is None else Tracing(spans, env, sample_ratio=ratio)
-    return Traces(env.clock, config.traces.requests_max, tracing, **process)
+@asynccontextmanager
+async def _open_traces(
+    config: Config, env: Env, transports: Transports, instance_id: str | None
+) -> AsyncIterator[Traces]:
+    """What becomes of requests here, told to a collector too if one is configured."""
+    process = {} if instance_id is None else {"instance": instance_id}
+    async with AsyncExitStack() as spans:
+        tracing: Tracing | None = None
+        if config.tracing.enabled:
+            sink = await spans.enter_async_context(transports.open_spans(config, env, process))
+            tracing = Tracing(sink, env, sample_ratio=config.tracing.sample_ratio)
+        limit = config.traces.requests_max
+        yield Traces(env.clock, limit, tracing, **(process or {"role": "frontend"}))
+
+
+@asynccontextmanager
+async def _open_transfers(
+    config: Config,
+    env: Env,
+    transports: Transports,
+    control: ControlPlane,
+    kv: KvCache[Any] | None,
+    instance_id: str,
+    metrics: Metrics,
+) -> AsyncIterator[EngineTransfers | None]:
+    """The way of KV blocks to and from `kv`, if there are any and they may be moved."""
+    if kv is None or not config.data_plane.transfer.enabled:
+        yield None
+        return
+    counted = TransferMetrics(metrics.registry, env.note)
+    async with (
+        transports.open_transfers(config, env) as chain,
+        open_engine_transfers(
+            chain, kv, config, env, control, engine_id=instance_id, metrics=counted
+        ) as transfers,
+    ):
+        yield transfers
+
+
+def _worker(
+    config: Config,
+    env: Env,
+    data: DataPlane,
+    instance_id: str,
+    metrics: Metrics,
+    traces: Traces,
+) -> Worker:
+    if not isinstance(metrics, WorkerMetrics):
+        raise TypeError("a process that serves counts in `WorkerMetrics`")
+    if data.call_home is None:
+        raise TypeError("a process that serves has a data plane")
+    section = config.worker
+    return Worker(
+        data.call_home,
+        env,
+        instance_id=instance_id,
+        requests_max=section.requests_max,
+        stop_grace_s=section.stop_grace_s,
+        cancelled_ttl_s=section.cancelled_ttl_s,
+        metrics=metrics,
+        traces=traces,
+    )
+
+
+async def _follow_requests_max(settings: Settings, worker: Worker) -> None:
+    """Let the cluster's setting replace the worker's own bound while there is one."""
+    own, value = worker.requests_max, 0
+    while True:
+        value = await settings.wait_change(REQUESTS_MAX, value)
+        worker.requests_max = value or own

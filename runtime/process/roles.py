@@ -24,7 +24,7 @@ from ..http.routes.scraping import ScrapeTargets
 from ..http.server.hosts import url_of
 from ..http.service import HttpService
 from ..http.survey.overview import HasClients, overview
-from ..metrics.metrics import FrontendMetrics
+from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.transports import Transports

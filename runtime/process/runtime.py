@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 import trio
-from msgspec.structs import replace
 
 from ..caller.client import Client
 from ..caller.clients import Clients
@@ -23,23 +22,22 @@ from ..env import Env
 from ..errors import UnavailableError
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.kv import KvSeries
-from ..metrics.metrics import LeaseState, Metrics
+from ..metrics.metrics import Metrics
 from ..metrics.queues import show_queues
-from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
-from ..protocol.discovery.instances import EndpointName, Instance, encode_instance
+from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.routing import TOLD_LOAD, Policy
 from ..queues.queues import Queues
 from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
-from ..worker.registration import HeldLease, Registrar
 from ..worker.reports import Reports
 from ..worker.room import check_waiting_tokens
 from ..worker.worker import Worker
+from .entries import OwnEntries
 from .settings.live import LiveConfig
-from .settings.settings import REQUESTS_MAX, Settings
+from .settings.settings import Settings
 from .shutdown import Step, run_steps
 
 __all__ = ["Runtime"]
@@ -59,7 +57,7 @@ class Runtime:
         events: EventPlane,
         data: DataPlane,
         metrics: Metrics,
-        instance_id: str | None,
+        worker: Worker | None,
         control_nursery: trio.Nursery,
         event_nursery: trio.Nursery,
         transfers: EngineTransfers | None = None,
@@ -70,7 +68,9 @@ class Runtime:
         self.control = control
         self.events = events
         self.metrics = metrics
-        self.instance_id = instance_id
+        self.worker = worker
+        """None in a process that serves nothing."""
+        self.instance_id = None if worker is None else worker.instance_id
         """16 hexadecimal digits, or None in a process that serves nothing."""
         self.transfers = transfers
         """None in a process without KV memory, or with `data_plane.transfer.enabled: false`."""
@@ -84,8 +84,6 @@ class Runtime:
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
         show_queues(metrics, self.queues, env.clock)
         self._data = data
-        self._instances: dict[str, Instance] = {}
-        self._cards: dict[str, None] = {}
         self._reports: Reports | None = None
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self.kv_series = KvSeries(metrics)
@@ -102,46 +100,12 @@ class Runtime:
         )
         self.live.listen(lambda found: self._clients.tune(found.router))
         self._event_nursery = event_nursery
-        self._is_shutting_down = False
         self._has_shut_down = False
         self._shutting_down = trio.Lock()
-        self.registrar = Registrar(
-            control,
-            env,
-            ttl_s=config.control_plane.etcd.lease_ttl_s,
-            on_change=self._on_lease,
-            metrics=metrics,
+        self._entries = OwnEntries(
+            control, env, metrics=metrics, lease_ttl_s=config.control_plane.etcd.lease_ttl_s
         )
-        self.worker: Worker | None = None
-        if instance_id is not None:
-            if not isinstance(metrics, WorkerMetrics):
-                raise TypeError("a process that serves counts in `WorkerMetrics`")
-            if data.call_home is None:
-                raise TypeError("a process that serves has a data plane")
-            self.worker = Worker(
-                data.call_home,
-                env,
-                instance_id=instance_id,
-                requests_max=config.worker.requests_max,
-                stop_grace_s=config.worker.stop_grace_s,
-                cancelled_ttl_s=config.worker.cancelled_ttl_s,
-                metrics=metrics,
-                traces=self.traces,
-            )
-
-    def _on_lease(self, state: HeldLease) -> None:
-        if state.lease_id:
-            self.metrics.lease_state(LeaseState.GRANTED)
-        else:
-            lost = state.lost_count and not self._is_shutting_down
-            self.metrics.lease_state(LeaseState.LOST if lost else LeaseState.NONE)
-
-    async def follow_requests_max(self, worker: Worker) -> None:
-        """Let the cluster's setting replace the worker's own bound while there is one."""
-        value = 0
-        while True:
-            worker.requests_max = value or self.config.worker.requests_max
-            value = await self.settings.wait_change(REQUESTS_MAX, value)
+        self.registrar = self._entries.registrar
 
     # --- calling ---
 
@@ -282,8 +246,7 @@ class Runtime:
             transports={s.transport: s.address for s in self._data.request_servers},
             metadata=dict(metadata or {}),
         )
-        await self._put(instance.key, partial(_render, instance))
-        self._instances[instance.key] = instance
+        await self._entries.put_instance(instance)
         if self._reports is None:
             self._reports = Reports(
                 self.config.router,
@@ -299,8 +262,7 @@ class Runtime:
 
     async def set_draining(self, instance: Instance, *, is_draining: bool) -> None:
         """Have `instance`, which is registered, passed over from now on, or chosen again."""
-        if not self._is_shutting_down:
-            await self._put(instance.key, partial(_render, replace(instance, draining=is_draining)))
+        await self._entries.set_draining(instance, is_draining=is_draining)
 
     async def publish(self, key: str, value: bytes) -> None:
         """Put a key, such as a model card, that lives as long as this process serves.
@@ -308,17 +270,7 @@ class Runtime:
         Cancelled or failed, it is not put, unless it was there before.
         """
         self._serving_worker()
-        await self._put(key, lambda _: value)
-        self._cards[key] = None
-
-    async def _put(self, key: str, render: Callable[[int], bytes]) -> None:
-        is_new = not (key in self._instances or key in self._cards)
-        try:
-            await self.registrar.register(key, render)
-        except BaseException:
-            if is_new:
-                self.registrar.abandon(key)
-            raise
+        await self._entries.put_card(key, value)
 
     def _serving_worker(self) -> Worker:
         if self.worker is None:
@@ -339,7 +291,7 @@ class Runtime:
         Called again it does nothing, or goes on where it was cancelled.
         """
         async with self._shutting_down:
-            self._is_shutting_down = True
+            self._entries.begin_leaving()
             if self.worker is not None and not self._has_shut_down:
                 await run_steps(self._steps(self.worker))
             self._has_shut_down = True
@@ -348,7 +300,7 @@ class Runtime:
         limits = self.config.shutdown
         if self._reports is not None:
             self._reports.drain()
-        yield Step("leave discovery", limits.leave_timeout_s, self._leave_discovery)
+        yield Step("leave discovery", limits.leave_timeout_s, self._entries.leave)
         worker.refuse_new()
         self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
@@ -381,19 +333,3 @@ class Runtime:
             for drain in self._drains:
                 nursery.start_soon(drain)
             await self._serving_worker().wait_idle()
-
-    async def _leave_discovery(self) -> None:
-        """Models go at once; instances stay visible as draining until their work is done.
-
-        In this order: a card that goes while its instance is there, and has not said that it
-        leaves, may have gone with a lost lease only, and frontends keep it for a while.
-        """
-        for instance in list(self._instances.values()):
-            draining = partial(_render, replace(instance, draining=True))
-            await self.registrar.register(instance.key, draining)
-        for card in list(self._cards):
-            await self.registrar.withdraw(card)
-
-
-def _render(instance: Instance, incarnation: int) -> bytes:
-    return encode_instance(replace(instance, incarnation=incarnation))

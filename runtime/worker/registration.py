@@ -76,7 +76,13 @@ class Registrar:
         self._ttl_s = ttl_s
         self._on_change = on_change
         self._keys: dict[str, RegisteredKey] = {}
-        self._metrics = metrics
+        metrics = metrics or Metrics(env)
+        self._fences = metrics.counter(
+            "registrations_fenced", "Writes of our keys refused: another process holds them"
+        )
+        self._restorations = metrics.counter(
+            "registrations_restored", "Keys of ours put back: others had removed or changed them"
+        )
         self._notices = LogNotices(_log)
         self._changed = trio.Event()
         self._progress = trio.Event()
@@ -334,13 +340,11 @@ class Registrar:
     def _restored(self, key: RegisteredKey) -> None:
         self._notices.warn("put back, others had deleted or overwritten it", key.name)
         self._env.note("lease.restored", key=key.name)
-        if self._metrics is not None:
-            self._metrics.registration_restored()
+        self._restorations.inc()
 
     def _fenced(self, key: RegisteredKey, error: FencedError) -> bool:
         """Count it; whether to try again, because the key was ours before."""
-        if self._metrics is not None:
-            self._metrics.registration_fenced()
+        self._fences.inc()
         self._env.note("lease.fenced", key=key.name)
         if key.was_ours:
             return True

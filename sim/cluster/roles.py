@@ -18,7 +18,8 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.metrics.metrics import FrontendMetrics, Metrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.opening import open_runtime

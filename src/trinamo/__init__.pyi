@@ -83,7 +83,7 @@ from .transports.servers.embedded import (
 from .runtime.env import Env as Env, RealEnv as RealEnv
 from .runtime.planes.transports import Transports as Transports
 from .transports.assembly.planes import RealTransports as RealTransports
-from .runtime.metrics.metrics import FrontendMetrics as FrontendMetrics
+from .runtime.metrics.frontend import FrontendMetrics as FrontendMetrics
 from .runtime.metrics.worker import WorkerMetrics as WorkerMetrics
 
 # Errors: one tree, each class with what to do.

@@ -14,14 +14,15 @@ from urllib.request import Request, urlopen
 import attrs
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.cli.places import Place, cluster, wait_for
 from tests.runtime.metrics.test_conventions import SECOND_NAMES
 from tests.session.needs import PROMTOOL
 from tests.sources import ROOT
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.metrics.certificates import CertificateMetrics
+from trinamo.runtime.http.server.tls.series import CertificateSeries
+from trinamo.runtime.metrics.metrics import Metrics
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"
@@ -110,9 +111,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         for address in targets():
             with urlopen(f"http://{address}/metrics", timeout=10) as answer:
                 found.pages[address] = answer.read().decode()
-    registry = CollectorRegistry()
-    CertificateMetrics(registry)
-    for page in (*found.pages.values(), generate_latest(registry).decode()):
+    metrics = Metrics(RealEnv())
+    CertificateSeries(metrics)
+    for page in (*found.pages.values(), metrics.registry.page().decode()):
         found.read(page)
     return found
 

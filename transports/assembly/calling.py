@@ -15,7 +15,7 @@ from trinamo.runtime.engines.generation import forward_of
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, KilledError
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
-from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.frontend.models import follow_models
 from trinamo.runtime.process.opening import open_runtime

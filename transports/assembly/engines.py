@@ -14,8 +14,8 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.engines.own.definition import EngineDefinition, defined
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.lag import lag_measured
-from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.process.one_process import serve_engines
 from trinamo.runtime.process.roles import FrontendReady
 from trinamo.runtime.process.stopping import StopRequest

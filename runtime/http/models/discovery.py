@@ -19,6 +19,7 @@ from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...errors import TrinamoError
 from ...events.busy import BusyLimits
+from ...metrics.metrics import entries_refused
 from ...metrics.migrations import MigrationSeries
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
@@ -252,7 +253,7 @@ class _ModelWatch:
         manager = self._manager
         for why in change.refused:
             _log.warning("model card refused: %s", why)
-            manager.metrics.entry_refused("model")
+            entries_refused(manager.metrics).labels("model").inc()
         for card in (*change.added, *change.updated):
             await self._offer(card)
         for card in change.removed:

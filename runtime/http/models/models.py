@@ -23,7 +23,7 @@ from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError
 from ...events.busy import BusyLimits
-from ...metrics.metrics import FrontendMetrics
+from ...metrics.frontend import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink

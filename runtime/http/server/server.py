@@ -18,7 +18,6 @@ import trio
 from starlette.types import ASGIApp
 
 from ...config.config import HttpConfig
-from ...metrics.certificates import CertificateMetrics
 from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
 from ..exchanges import Handler
@@ -30,6 +29,7 @@ from .phases import Driver
 from .refusals import overload_response
 from .sockets import configure_socket
 from .tls.certificates import Certificates, find_certificate_faults
+from .tls.series import CertificateSeries
 
 __all__ = ["Server"]
 
@@ -62,6 +62,10 @@ class Server:
         handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
+        self._open = metrics.gauge("connections", "Open connections", "kind").labels("http")
+        self._taken = metrics.counter(
+            "connections_taken", "HTTP connections closed for new ones, at the bound"
+        )
         self._config = config
         self._connections = ConnectionTable(config.connections_max)
         hosts = HostPolicy.make(config.host, config.hosts)
@@ -125,7 +129,7 @@ class Server:
             return
         connection = self._driver.open(stream)
         self._connections.add(connection)
-        self._metrics.connection_opened("http")
+        self._open.inc()
         try:
             with contextlib.suppress(OSError):
                 configure_socket(
@@ -143,7 +147,7 @@ class Server:
         finally:
             connection.socket.close()
             self._connections.remove(connection)
-            self._metrics.connection_closed("http")
+            self._open.dec()
             if self._closing.is_set() and not self._connections:
                 self._drained.set()
 
@@ -151,7 +155,7 @@ class Server:
         """Tell of the certificate, and look for a new one from time to time."""
         for fault in find_certificate_faults(self._config.tls):
             log.warning(fault)
-        told = CertificateMetrics(self._metrics.registry)
+        told = CertificateSeries(self._metrics)
         while True:
             told.tell(certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken)
             await trio.sleep(self._config.tls.renewal_interval_s)
@@ -163,7 +167,7 @@ class Server:
         taken = self._connections.take()
         if taken is None:
             return False
-        self._metrics.connection_taken()
+        self._taken.inc()
         taken.abort()
         return True
 

@@ -171,7 +171,7 @@ class Settings:
         self,
         control: ControlPlane,
         *,
-        metrics: Metrics | None = None,
+        metrics: Metrics,
         settings: Mapping[str, Setting[Any]] = SETTINGS,
     ) -> None:
         self._control = control
@@ -179,16 +179,15 @@ class Settings:
         self._values: dict[str, Any] = {}
         self._changed = trio.Event()
         self._loaded = trio.Event()
-        self._refused_count = 0
-        self._metrics = metrics
+        self._refused = metrics.counter(
+            "settings_refused", "Values in the control plane that were refused", "setting"
+        )
+        self._in_force = metrics.gauge(
+            "setting_value", "The value in force, of settings that are numbers", "setting"
+        )
         self._listeners: list[Callable[[], None]] = []
         for setting in settings.values():
             self._show(setting)
-
-    @property
-    def refused_count(self) -> int:
-        """How many values were refused."""
-        return self._refused_count
 
     def get(self, setting: Setting[T]) -> T:
         """The value in force now."""
@@ -286,15 +285,13 @@ class Settings:
 
     def _show(self, setting: Setting[Any]) -> None:
         value = self.get(setting)
-        if self._metrics is not None:
-            number = value if isinstance(value, (int, float)) else None
-            self._metrics.setting_value(setting.name, number)
+        self._in_force.remove_by_labels({"setting": setting.name})
+        if isinstance(value, (int, float)):
+            self._in_force.labels(setting.name).set(value)
 
     def _refuse(self, name: str, why: str) -> None:
         _log.warning("setting refused: %s", why)
-        self._refused_count += 1
-        if self._metrics is not None:
-            self._metrics.setting_refused(name)
+        self._refused.labels(name).inc()
 
 
 @attrs.frozen

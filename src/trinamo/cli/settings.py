@@ -138,13 +138,15 @@ def watch(
     sources: Sources,
 ) -> None:
     """Print the value in force, and each one that follows, until interrupted."""
+    from trinamo.runtime.env import RealEnv
+    from trinamo.runtime.metrics.metrics import Metrics
     from trinamo.runtime.nurseries import open_nursery
     from trinamo.runtime.process.settings.settings import Settings as Followed, find_setting
 
     setting = find_setting(name)
 
     async def follow(control: ControlPlane) -> None:
-        followed = Followed(control)
+        followed = Followed(control, metrics=Metrics(RealEnv()))
         async with open_nursery() as nursery:
             await nursery.start(followed.run)
             value = followed.get(setting)

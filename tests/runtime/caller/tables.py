@@ -8,6 +8,7 @@ from typing import Any
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.record import InstanceRecord, InstanceStatus
 from trinamo.runtime.env import Clock
+from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
 
 
@@ -42,6 +43,7 @@ class Table(Instances):
         super().__init__(
             EndpointName("a", "b", "c"),
             self.env,
+            metrics=Metrics(self.env),
             grace_s=8.0,
             stale_grace_s=10.0 if keeps else None,
         )

@@ -8,6 +8,7 @@ from tests.runtime.caller.requests import Request
 from tests.runtime.caller.tables import HandEnv, Table, instance
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.record import InstanceStatus
+from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
 from trinamo.runtime.protocol.discovery.presence import Presence, Sign
 
@@ -114,7 +115,12 @@ def test_the_same_entry_seen_again_does_not_end_inhibition() -> None:
 
 def test_only_those_without_a_common_transport_are_foreign() -> None:
     table = Instances(
-        EndpointName("a", "b", "c"), HandEnv(), grace_s=8, stale_grace_s=None, transports=["nats"]
+        EndpointName("a", "b", "c"),
+        HandEnv(),
+        metrics=Metrics(HandEnv()),
+        grace_s=8,
+        stale_grace_s=None,
+        transports=["nats"],
     )
     table.put(A)
     assert table.candidates(0) == []

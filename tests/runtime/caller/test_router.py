@@ -15,7 +15,7 @@ from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import RequestError, UnavailableError
 from trinamo.runtime.events.load import LoadReport
-from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.runtime.protocol.discovery.instances import encode_instance
 from trinamo.runtime.protocol.discovery.routing import Policy

@@ -9,7 +9,6 @@ from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
-from trinamo.runtime.metrics.metrics import LeaseState
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.traces.ring import Traces
 
@@ -18,7 +17,7 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
     env = RealEnv()
     metrics, traces = WorkerMetrics(env), Traces(env.clock, 10, instance="7")
     traces.begin("r-1").begin("worker", endpoint="a/b/c").finish()
-    metrics.lease_state(LeaseState.GRANTED)
+    metrics.gauge("lease_state", "The lease", "state").labels("granted").set(1)
     health = Health(is_ready=True, status="ready", facts={"instance": "7"})
     app = build_status_app(metrics, traces, lambda: health)
     server = Server(app, HttpConfig(port=0), metrics=metrics)

@@ -23,7 +23,8 @@ from trinamo.runtime.http.asgi import ExchangeApp
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink
-from trinamo.runtime.metrics.metrics import SUCCESS, FrontendMetrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
 from trinamo.cli.serve.output import LogLosses
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.certificates import CertificateMetrics
+from trinamo.runtime.http.server.tls.series import CertificateSeries
 from trinamo.runtime.metrics.disaggregation import DecodeMetrics, PrefillMetrics
-from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.transfers import ALIASES
 from trinamo.runtime.metrics.weights import WeightsMetrics
 
@@ -95,7 +95,7 @@ async def test_every_name_of_a_frontend_and_a_worker_keeps_to_the_conventions(po
 async def test_names_that_only_some_processes_have_keep_to_them_too() -> None:
     metrics = FrontendMetrics(RealEnv())
     WeightsMetrics(metrics.registry)
-    CertificateMetrics(metrics.registry)
+    CertificateSeries(metrics)
     metrics.registry.register(LogLosses())
     DecodeMetrics(metrics.registry, metrics.clock, "decode_first")
     PrefillMetrics(metrics.registry)

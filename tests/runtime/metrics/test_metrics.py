@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from trinamo.runtime.env import Clock
-from trinamo.runtime.metrics.metrics import (
-    CANCELLED,
-    SUCCESS,
-    FrontendMetrics,
-    LeaseState,
-)
+from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.metrics.metrics import CANCELLED, SUCCESS
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.traces.trace import NO_TRACE
 
@@ -89,14 +85,6 @@ def test_disconnects_cancellations_and_refusals_are_counted() -> None:
     )
 
 
-def test_exactly_one_lease_state_is_set() -> None:
-    metrics = WorkerMetrics(StillEnv())
-    for state in LeaseState:
-        metrics.lease_state(state)
-        values = {known: metrics.value("lease_state", state=known) for known in LeaseState}
-        assert values == {known: float(known is state) for known in LeaseState}
-
-
 def test_the_live_set_is_shown_until_nobody_watches() -> None:
     """The end of a router does not take away what its successor shows."""
     metrics = FrontendMetrics(StillEnv())
@@ -138,19 +126,21 @@ def test_a_worker_s_requests_and_streams_are_counted() -> None:
     assert metrics.value("worker_request_duration_seconds_sum", endpoint="a/b/c") == 2
 
 
-def test_connections_go_up_and_down() -> None:
+def test_what_is_declared_twice_is_one() -> None:
+    """A process may have several of a part: two listeners count their connections in one gauge."""
     metrics = WorkerMetrics(StillEnv())
-    metrics.connection_opened("request")
-    metrics.connection_opened("request")
-    metrics.connection_closed("request")
-    assert metrics.value("connections", kind="request") == 1
+    first = metrics.gauge("connections", "Open connections", "kind")
+    again = metrics.gauge("connections", "Open connections", "kind")
+    first.labels("http").inc()
+    again.labels("http").inc()
+    assert metrics.value("connections", kind="http") == 2
 
 
 def test_the_exposition_is_rendered_once_a_second() -> None:
     env = StillEnv()
     metrics = FrontendMetrics(env)
     first = metrics.render()
-    metrics.connection_opened("http")
+    metrics.gauge("connections", "Open", "kind").labels("http").inc()
     env.hand.at += 0.9
     assert metrics.render() is first
     env.hand.at += 0.2
@@ -169,7 +159,7 @@ def test_every_name_has_the_prefix_and_there_are_no_creation_times() -> None:
 
 def test_two_runtimes_in_one_process_do_not_share_numbers() -> None:
     first, second = FrontendMetrics(StillEnv()), FrontendMetrics(StillEnv())
-    first.connection_opened("http")
+    first.gauge("connections", "Open", "kind").labels("http").inc()
     assert second.value("connections", kind="http") == 0
 
 

@@ -15,7 +15,7 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ControlPlaneError, EventPlaneError, UnavailableError
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelManager
-from trinamo.runtime.metrics.metrics import FrontendMetrics
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import ControlPlane, EventPlane, WatchEvent
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

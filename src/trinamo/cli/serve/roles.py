@@ -14,8 +14,8 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.dashboard.gathering import Place
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.logs.setup import set_log_level
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.lag import lag_measured
-from trinamo.runtime.metrics.metrics import FrontendMetrics
 from trinamo.runtime.metrics.process import show_process
 from trinamo.runtime.metrics.tallies import Counts
 from trinamo.runtime.metrics.weights import WeightsMetrics

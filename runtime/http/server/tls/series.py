@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge
+from ....metrics.metrics import Metrics
 
-__all__ = ["CertificateMetrics"]
+__all__ = ["CertificateSeries"]
 
 
-class CertificateMetrics:
+class CertificateSeries:
     """Of one server that speaks TLS."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._expiry = Gauge(
-            "trinamo_http_certificate_expiry_timestamp_seconds",
+    def __init__(self, metrics: Metrics) -> None:
+        self._expiry = metrics.gauge(
+            "http_certificate_expiry_timestamp_seconds",
             "When the HTTP server's certificate ends, in Unix time",
-            registry=registry,
         )
-        self._is_broken = Gauge(
-            "trinamo_http_certificate_renewal_broken",
+        self._is_broken = metrics.gauge(
+            "http_certificate_renewal_broken",
             "1 while the files of the HTTP server's certificate have changed and cannot be used",
-            registry=registry,
         )
 
     def tell(self, expires_at: float, *, is_renewal_broken: bool) -> None:
