@@ -32,10 +32,13 @@ class Readers:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._listeners: dict[int, Callable[[], None]] = {}
+        self._listeners: dict[int, Callable[[float], None]] = {}
 
-    def add(self, plain: socket.socket, listener: Callable[[], None]) -> None:
-        """Call `listener`, which must not wait, while there is something to read, or the end."""
+    def add(self, plain: socket.socket, listener: Callable[[float], None]) -> None:
+        """Call `listener`, which must not wait, while there is something to read, or the end.
+
+        It is told the time, which is read once for all that can be read together.
+        """
         number = plain.fileno()
         self._epoll.register(number, select.EPOLLIN)
         self._listeners[number] = listener
@@ -52,10 +55,11 @@ class Readers:
         try:
             while True:
                 await trio.lowlevel.wait_readable(epoll.fileno())
+                now = trio.current_time()
                 for number, _ in epoll.poll(0, _EVENTS_MAX):
                     # One before it in this turn may have ended it.
                     if (listener := listeners.get(number)) is not None:
-                        listener()
+                        listener(now)
         finally:
             epoll.close()
 
@@ -115,7 +119,7 @@ class PushedStream:
             self._call.heard()
             self._register()
 
-    def _readable(self) -> None:
+    def _readable(self, now: float) -> None:
         try:
             received = self._plain.recv(_READ_BYTES)
         except BlockingIOError:
@@ -123,7 +127,7 @@ class PushedStream:
         except OSError as error:
             self._end(DisconnectedError(f"the connection to the upstream broke: {error}"))
             return
-        self._call.heard()
+        self._call.heard_at = now
         try:
             if received:
                 self._advance(self._response.feed(received))

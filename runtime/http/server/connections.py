@@ -52,16 +52,19 @@ class ConnectionTable:
 
     def add(self, connection: ServedConnection) -> None:
         """A new connection, idle so far."""
-        self._phases[connection] = connection.phase
-        self._members[connection.phase][connection] = None
+        self._enter(connection, connection.phase)
+
+    def _enter(self, connection: ServedConnection, phase: Phase) -> None:
+        self._phases[connection] = phase
+        self._members[phase][connection] = None
 
     def update(self, connection: ServedConnection) -> None:
         """The connection may have come to another phase. One that was taken stays away."""
-        before = self._phases.get(connection)
-        if before is None or before is connection.phase:
+        before, phase = self._phases.get(connection), connection.phase
+        if before is None or before is phase:
             return
         del self._members[before][connection]
-        self.add(connection)
+        self._enter(connection, phase)
 
     def remove(self, connection: ServedConnection) -> None:
         """The connection is closed; nothing if it was taken."""
