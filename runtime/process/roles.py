@@ -23,7 +23,7 @@ from ..http.dashboard.gathering import Place
 from ..http.routes.scraping import ScrapeTargets
 from ..http.server.hosts import url_of
 from ..http.service import HttpService
-from ..http.survey.overview import HasClients, overview
+from ..http.survey.overview import Overview, overview
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
@@ -157,7 +157,8 @@ async def serve_frontend(
     ):
         upstreams = DirectUpstreams(config, runtime, watching) if is_alone else None
         clients = upstreams or runtime
-        service = _http_service(runtime, metrics, clients)
+        look = partial(overview, runtime, runtime) if upstreams is None else upstreams.overview
+        service = _http_service(runtime, metrics, look)
         opened(runtime, service)
         async with open_nursery() as serving:
             with stop.starting():
@@ -182,10 +183,12 @@ async def serve_frontend(
     env.note("frontend.left")
 
 
-def _http_service(runtime: Runtime, metrics: FrontendMetrics, clients: HasClients) -> HttpService:
+def _http_service(
+    runtime: Runtime, metrics: FrontendMetrics, look: Callable[[], Overview]
+) -> HttpService:
     builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
     targets = ScrapeTargets(runtime.control, runtime.env.clock)
-    looking = builder.look(lambda: overview(runtime, clients)).targets(targets)
+    looking = builder.look(look).targets(targets)
     service = looking.config(runtime.config.http).build()
     runtime.live.listen(lambda found: service.tune(found.http))
     return service

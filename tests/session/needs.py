@@ -19,7 +19,8 @@ import attrs
 import pytest
 
 __all__ = [
-    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "KUBECTL", "LLAMACPP", "MOONCAKE",
+    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "KUBECTL", "LLAMACPP",
+    "LLAMACPP_SERVER", "MOONCAKE",
     "NETWORKS", "NIXL", "OPENSSL", "PROMTOOL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need",
     "can_make_networks", "needs_library_of", "pytest_terminal_summary", "skipped_text",
 ]  # fmt: skip
@@ -71,6 +72,7 @@ SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
 NIXL = Need("NIXL", _BY_HAND, "nixl_cu12")
 MOONCAKE = Need("Mooncake", _BY_HAND, "mooncake.engine")
 LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
+LLAMACPP_SERVER = Need("server of llama.cpp", "pip install -e '.[dev]'", "xllamacpp")
 VULTURE = Need("vulture", "make lint", "vulture")
 PROMTOOL = Need("promtool", _packages("prometheus"))
 KUBECTL = Need("kubectl with kustomize 5", "install kubectl")

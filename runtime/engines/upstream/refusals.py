@@ -1,7 +1,8 @@
 """What an upstream's error is to a client, a router and a migration. Sans-IO.
 
-Four hundreds are the client's to mend, and pass through with their bodies; all others are errors of
-ours, of which the table says whether another instance is asked.
+Four hundreds are the client's to mend, and 501 tells it what the upstream was not opened for, such as
+llama.cpp's of embeddings: these pass through with their bodies. All others are errors of ours, of
+which the table says whether another instance is asked.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def refusal_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Trin
         return RateLimitedError(said, bound="upstream", retry_after_s=retry_after_s)
     if status == 503:
         return OverloadedError(said, bound="upstream", retry_after_s=retry_after_s)
+    if status == 501 or (400 <= status < 500 and status != 408):
+        return None
     if status >= 500 or status == 408:
         return UpstreamError(said)
-    if status >= 400:
-        return None
     return RemoteProtocolError(said)
 
 

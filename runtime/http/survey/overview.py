@@ -8,8 +8,8 @@ ask for this too. The states are those of `protocol/discovery/instances.py`, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from ...planes import (
 )
 
 __all__ = [
+    "AWAY",
     "INSTANCES_MAX",
     "MODELS_MAX",
     "FrontendView",
@@ -36,6 +37,8 @@ __all__ = [
     "overview",
 ]
 
+AWAY: Final = "away"
+"""The state of an upstream that does not answer: it is offered to nobody, and shown all the same."""
 INSTANCES_MAX: Final = 1024
 MODELS_MAX: Final = 1024
 TEXT_CHARACTERS_MAX: Final = 128
@@ -48,12 +51,16 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     id: str
     state: str
-    """An `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`."""
+    """An `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`; or `AWAY`."""
     in_flight: int
     """This process's own requests under way to it."""
     incarnation: int
     model: str = ""
     engine: str = ""
+    active: int | None = None
+    """Requests that it said are running or waiting there, whoever sent them; None if it has not."""
+    kv_used: float | None = None
+    """The fraction of its KV cache that it said is in use."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +124,16 @@ class HasClients(Protocol):
     def clients(self) -> Iterable[HasRouter]: ...
 
 
-def overview(process: HasPlanes, source: HasClients) -> Overview:
+def overview(process: HasPlanes, source: HasClients, away: Sequence[InstanceView] = ()) -> Overview:
     """What `process` and the clients of `source` know now; some microseconds an instance.
 
-    Synchronous and bounded.
+    `away` are those that no client knows any more. Synchronous and bounded.
     """
     control, events = process.control, process.events
     routers = [client.router for client in source.clients]
-    total = sum(len(router.instances) for router in routers)
-    views = [*islice((view for router in routers for view in _views(router)), INSTANCES_MAX)]
+    total = len(away) + sum(len(router.instances) for router in routers)
+    known = (view for router in routers for view in _views(router))
+    views = [*islice(chain(away, known), INSTANCES_MAX)]
     return Overview(
         control=control.statistics() if isinstance(control, CountsControl) else None,
         events=events.statistics() if isinstance(events, CountsEvents) else None,
@@ -136,6 +144,7 @@ def overview(process: HasPlanes, source: HasClients) -> Overview:
 
 def _views(router: Router) -> Iterator[InstanceView]:
     for instance, status, in_flight in router.statuses():
+        report = router.report(instance.id)
         yield InstanceView(
             endpoint=instance.endpoint,
             id=instance.id,
@@ -144,6 +153,12 @@ def _views(router: Router) -> Iterator[InstanceView]:
             incarnation=instance.incarnation,
             model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],
             engine=instance.metadata.get("engine", "")[:TEXT_CHARACTERS_MAX],
+            active=None if report is None else report.active,
+            kv_used=(
+                report.blocks_used / report.blocks_total
+                if report is not None and report.blocks_total
+                else None
+            ),
         )
 
 

@@ -8,7 +8,7 @@ its own, a frontend has one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -23,7 +23,7 @@ from ...protocol.discovery.model_cards import MODEL_PREFIX
 from .frontends import FrontendLook
 from .instances import ASK_TIMEOUT_S, InstanceLook, ask_each, fetch_facts, instance_look
 from .models import ModelLook, look_at_models
-from .overview import FrontendView
+from .overview import AWAY, FrontendView, InstanceView
 
 __all__ = [
     "OwnedProcess",
@@ -128,6 +128,7 @@ async def ask_instances(
         if view is None or view.cluster is None
         else {(each.endpoint, each.id): each for each in view.cluster.instances}
     )
+    _take_away(survey, seen)
     for instance in survey.instances:
         known = seen.get((instance.endpoint, instance.id))
         if known is None:
@@ -137,6 +138,16 @@ async def ask_instances(
             instance.problem = instance.problem or "the frontend has lost its connection to it"
     _tell_instances(survey)
     _count_instances(survey)
+
+
+def _take_away(survey: Survey, seen: Mapping[tuple[str, str], InstanceView]) -> None:
+    """Upstreams that are offered to nobody: discovery names them no more."""
+    named = {(each.endpoint, each.id) for each in survey.instances}
+    for key, each in seen.items():
+        if each.state == AWAY and key not in named:
+            look = _last_known(each)
+            look.problem = "the upstream fails its looks; the frontend's log says why"
+            survey.instances.append(look)
 
 
 async def ask_processes(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
@@ -182,6 +193,20 @@ def tell_frontends(survey: Survey) -> None:
             survey.away.append(f"{each.name} at {each.url} does not answer: {each.problem}")
 
 
+def _last_known(each: InstanceView) -> InstanceLook:
+    return InstanceLook(
+        endpoint=each.endpoint,
+        id=each.id,
+        lease_id="",
+        incarnation=each.incarnation,
+        is_draining=False,
+        transports={},
+        metadata={"model": each.model, "engine": each.engine},
+        seen=each.state,
+        in_flight=each.in_flight,
+    )
+
+
 def take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
     """Take instances and models from what a frontend last knew, as etcd is away: `why`."""
     control = view.cluster.control if view.cluster is not None else None
@@ -193,20 +218,7 @@ def take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
     survey.is_last_known = True
     survey.etcd = ""
     seen = view.cluster.instances if view.cluster is not None else []
-    survey.instances = [
-        InstanceLook(
-            endpoint=each.endpoint,
-            id=each.id,
-            lease_id="",
-            incarnation=each.incarnation,
-            is_draining=False,
-            transports={},
-            metadata={"model": each.model, "engine": each.engine},
-            seen=each.state,
-            in_flight=each.in_flight,
-        )
-        for each in seen
-    ]
+    survey.instances = [_last_known(each) for each in seen]
     counts = Counter(each.model for each in seen)
     survey.models = [
         ModelLook(
@@ -263,7 +275,8 @@ def _count_instances(survey: Survey) -> None:
     silent = Counter(
         (each.metadata.get("model", ""), each.endpoint)
         for each in survey.instances
-        if each.problem or each.seen == InstanceStatus.SUSPECTED
+        # One that is away has taken its cards with it.
+        if (each.problem and each.seen != AWAY) or each.seen == InstanceStatus.SUSPECTED
     )
     for model in survey.models:
         model.instances = max(0, model.registered - silent[model.name, model.endpoint])

@@ -19,6 +19,7 @@ from ...config.router import RouterConfig
 from ...config.worker import endpoint_of_model
 from ...engines.upstream.upstream import Upstream, open_upstream
 from ...events.load import LoadReport
+from ...http.survey.overview import AWAY, InstanceView, Overview, overview
 from ...nurseries import open_nursery
 from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ...protocol.discovery.model_cards import encode_card, model_key
@@ -82,6 +83,8 @@ class DirectUpstreams:
         async with open_upstream(url, self._section) as upstream:
             name = hashlib.blake2b(upstream.address.url.encode(), digest_size=8).hexdigest()
             self._watched[name] = watched = _Watched(upstream, name)
+            # Others than the log know it by its id alone.
+            _log.info("the upstream %s is instance %s", upstream.address.url, name)
             task_status.started()
             await self._follow(watched)
 
@@ -135,6 +138,24 @@ class DirectUpstreams:
                     for client in self.clients:
                         client.router.take_report(watched.instance_id, report)
             await trio.sleep(self._section.health_interval_s)
+
+    def overview(self) -> Overview:
+        """What is known of the upstreams, those included that fail their looks and are not offered."""
+        away = [
+            InstanceView(
+                endpoint=str(_endpoint_of(model)),
+                id=watched.instance_id,
+                state=AWAY,
+                in_flight=0,
+                incarnation=0,
+                model=model,
+                engine="openai",
+            )
+            for watched in self._watched.values()
+            if not watched.upstream.view.is_healthy
+            for model in [each.id for each in watched.upstream.view.models] or [""]
+        ]
+        return overview(self._runtime, self, away)
 
     # --- a `ClientSource` ---
 

@@ -1,8 +1,14 @@
-"""Streams in the forms that the servers' pages document, one for each way in which they differ."""
+"""Streams in the forms in which servers differ: those of llama.cpp recorded, the others as documented.
+
+Recorded are answers of the server of xllamacpp 2026.10.11549, which is llama.cpp's own; `server.py`
+beside the recordings starts it. They are bodies as curl -N wrote them, for `HI` and `BY_TOOL` of
+`test_passing.py` or the prompt "one two three", with 3 tokens at the most and temperature 0.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -10,9 +16,10 @@ import attrs
 from trinamo.runtime.engines.upstream.answers import StreamedAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
-__all__ = ["DIALECTS", "Dialect", "read"]
+__all__ = ["DIALECTS", "RECORDED", "Dialect", "read"]
 
 EVENT_BYTES_MAX = 1 << 16
+RECORDED = Path(__file__).parent / "llamacpp" / "recorded"
 
 
 @attrs.frozen
@@ -40,6 +47,10 @@ def lines(*chunks: Any, end: str = "\n", done: bool = True, space: str = " ") ->
     if done:
         data.append("[DONE]")
     return "".join(f"data:{space}{each}{end}{end}" for each in data).encode()
+
+
+def recorded(name: str) -> bytes:
+    return (RECORDED / name).read_bytes()
 
 
 ROLE = chunk({"role": "assistant", "content": ""})
@@ -87,7 +98,44 @@ DIALECTS = (
         output_tokens=1,
     ),
     Dialect(
-        "llama.cpp, with timings and no [DONE]",
+        "llama.cpp, a chat",
+        recorded("chat.sse"),
+        text='The phrase "',
+        output_tokens=3,
+        finish_reason=FinishReason.LENGTH,
+    ),
+    Dialect(
+        "llama.cpp, a chat with usage",
+        recorded("chat_with_usage.sse"),
+        text='The phrase "',
+        output_tokens=3,
+        prompt_tokens=10,
+        finish_reason=FinishReason.LENGTH,
+    ),
+    Dialect(
+        # Each piece of the arguments is taken for a token, where usage does not say better.
+        "llama.cpp, a tool is called",
+        recorded("tools.sse"),
+        text="",
+        output_tokens=8,
+    ),
+    Dialect(
+        "llama.cpp, a completion",
+        recorded("completions.sse"),
+        text=" years ago,",
+        output_tokens=3,
+        prompt_tokens=3,
+        finish_reason=FinishReason.LENGTH,
+    ),
+    Dialect(
+        "llama.cpp, a response",
+        recorded("responses.sse"),
+        text="",
+        output_tokens=3,
+        prompt_tokens=10,
+    ),
+    Dialect(
+        "with timings and no [DONE]",
         lines(
             ROLE,
             HEL,

@@ -285,3 +285,19 @@ async def open_cluster(*urls: str, **section: Any) -> AsyncIterator[Front]:
         await front.wait_model(section.get("model_name") or "m")
         yield front
         leave.set()
+
+
+@asynccontextmanager
+async def open_hop(*fakes: FakeUpstream, **overrides: Any) -> AsyncIterator[Front]:
+    """A frontend that has found the model of each."""
+    urls = ",".join(each.url for each in fakes)
+    settings: dict[str, Any] = {"worker__upstream__health_interval_s": "0.05", **overrides}
+    async with open_front(OneProcess(), http__upstreams=urls, **settings) as front:
+        await front.wait_model()
+        yield front
+
+
+async def ask_until(front: Front, is_so: Any, **body: Any) -> None:
+    with trio.fail_after(15):
+        while not is_so():
+            assert (await front.chat(stream=True, **body)).content == HELLO

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.engines.upstream.dialects import RECORDED
 from tests.runtime.engines.upstream.fake import FAST, open_cluster, open_fake, says, whole
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.engines.upstream.address import find_address
@@ -102,11 +103,7 @@ sglang:num_running_reqs{model_name="m"} 5
 sglang:num_queue_reqs 1
 sglang:token_usage 0.5
 """,
-    "llamacpp": """
-# HELP llamacpp:requests_processing n
-llamacpp:requests_processing 1
-llamacpp:requests_deferred 2
-""",
+    "llamacpp": (RECORDED / "metrics.txt").read_text(),
     "another": "python_gc_objects_collected_total 3\n",
     "nonsense": "vllm:num_requests_running NaN\n",
 }
@@ -117,7 +114,7 @@ llamacpp:requests_deferred 2
     [
         ("vllm", Load(3, 4, 0.25)),
         ("sglang", Load(5, 1, 0.5)),
-        ("llamacpp", Load(1, 2, 0.0)),
+        ("llamacpp", Load(1, 0, 0.0)),
         ("another", None),
         ("nonsense", None),
     ],

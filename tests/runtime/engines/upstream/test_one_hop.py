@@ -6,8 +6,7 @@ import json
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,17 @@ from tests.runtime.engines.upstream.fake import (
     Asked,
     FakeUpstream,
     Front,
+    ask_until,
     chat_chunk,
     chunk,
     events,
     open_fake,
     open_front,
+    open_hop,
     says,
     until,
     whole,
 )
-from tests.runtime.http.dashboard import pages
 from tests.runtime.one_process import OneProcess, until_tasks
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
@@ -40,22 +40,6 @@ from trinamo.runtime.process.settings.settings import write_setting
 from trinamo.transports.memory.control import MemoryControlPlane
 
 pytestmark = pytest.mark.slow
-
-
-@asynccontextmanager
-async def open_hop(*fakes: FakeUpstream, **overrides: Any) -> AsyncIterator[Front]:
-    """A frontend that has found the model of each."""
-    urls = ",".join(each.url for each in fakes)
-    settings: dict[str, Any] = {"worker__upstream__health_interval_s": "0.05", **overrides}
-    async with open_front(OneProcess(), http__upstreams=urls, **settings) as front:
-        await front.wait_model()
-        yield front
-
-
-async def ask_until(front: Front, is_so: Any, **body: Any) -> None:
-    with trio.fail_after(15):
-        while not is_so():
-            assert (await front.chat(stream=True, **body)).content == HELLO
 
 
 async def test_requests_take_turns_among_upstreams_that_list_the_model() -> None:
@@ -308,28 +292,6 @@ async def test_the_official_client_reads_what_passes() -> None:
     assert vectors.data[0].embedding == [0.5]
     assert fake.asked[0].json["top_k"] == 3
     assert "temperature" not in fake.asked[0].json
-
-
-@pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_status_and_dashboard_show_the_upstreams() -> None:
-    async def hang(_: Asked, stream: trio.SocketStream) -> None:
-        await stream.send_all(STREAM_HEAD + chunk(events(chat_chunk("a"), done=False)))
-        await trio.sleep_forever()
-
-    async with open_fake(hang) as fake, open_hop(fake) as front:
-        body = {"model": "m", "messages": [], "stream": True}
-        async with front.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-            assert answer.status_code == 200
-            (seen,) = (await front.client.get("/status")).json()["cluster"]["instances"]
-            async with pages.page(front.client) as snapshots:
-                snapshot = await anext(snapshots)
-        told = (seen["model"], seen["engine"], seen["state"], seen["in_flight"])
-        assert told == ("m", "openai", "live", 1)
-        (shown,) = snapshot["instances"]
-        assert (shown["id"], shown["in_flight"]) == (seen["id"], 1)
-        assert [each["name"] for each in snapshot["models"]] == ["m"]
-        assert snapshot["away"] == []
 
 
 async def test_no_port_is_opened_for_workers_that_nobody_asks() -> None:

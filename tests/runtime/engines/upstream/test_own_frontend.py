@@ -1,11 +1,8 @@
-"""Upstreams that nobody wrote for these tests: our own frontend, and a server over llama.cpp."""
+"""Our own frontend as the upstream of another one."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -15,11 +12,8 @@ import trio
 
 from tests.runtime.engines.upstream.fake import open_front
 from tests.runtime.one_process import OneProcess, config
-from tests.session import needs
 from trinamo.runtime.engines import open_echo_engine
-from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.process.roles import serve_worker
 from trinamo.runtime.process.stopping import StopRequest
 
@@ -89,47 +83,3 @@ async def test_the_official_client_talks_through_two_frontends() -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 3
     assert completion.choices[0].text == "one two"
-
-
-@pytest.fixture(scope="module")
-def llama_url() -> Iterator[str]:
-    """The server that comes with cyllama, before the small model."""
-    needs.LLAMACPP.imported()
-    try:
-        path = find_model()
-    except ConfigError:
-        needs.A_MODEL.lacking()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "cyllama.llama.server", "-m", str(path)]
-    command += ["--port", str(port), "--ctx-size", "512", "--server-type", "python"]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
-        yield f"http://127.0.0.1:{port}/v1"
-        process.kill()
-
-
-async def test_a_server_over_llamacpp_answers_through_a_frontend(llama_url: str) -> None:
-    """It speaks HTTP/1.0, has no metrics, and does not stream: each is told as it is."""
-    upstream = {"http__upstreams": llama_url, "worker__upstream__health_interval_s": "0.2"}
-    async with open_front(OneProcess(), **upstream) as front, client_of(front.url) as client:
-        with trio.fail_after(60):
-            while not (models := (await client.models.list()).data):
-                await trio.sleep(0.05)
-        answer = await client.chat.completions.create(
-            model=models[0].id, messages=[{"role": "user", "content": "hi"}], max_tokens=4
-        )
-        with pytest.raises(openai.APIStatusError, match="does not stream"):
-            await client.chat.completions.create(
-                model=models[0].id,
-                messages=[{"role": "user", "content": "hi"}],
-                max_tokens=4,
-                stream=True,
-            )
-        with pytest.raises(openai.APIStatusError, match="Embeddings not enabled"):
-            await client.embeddings.create(model=models[0].id, input="a")
-
-    assert answer.choices[0].message.content
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 4
