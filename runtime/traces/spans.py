@@ -21,6 +21,9 @@ __all__ = ["SpanTrace", "Tracing"]
 
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64
+# Where the id of the span stands in a `traceparent`.
+_SPAN_AT: Final = 36
+_SPAN_DIGITS: Final = 16
 _RATIO_MASK: Final = 2**64 - 1
 
 
@@ -29,7 +32,9 @@ class Tracing:
 
     def __init__(self, sink: SpanSink, env: Env, *, sample_ratio: float) -> None:
         self._sink = sink
-        self._clock, self._rng = env.clock, env.rng
+        self._wall, self._rng = env.clock.wall, env.rng
+        self.now = env.clock.now
+        """The process's clock."""
         # Of the id's lower half, as OpenTelemetry's own samplers decide, so that they agree.
         self._sampled_below = round(sample_ratio * 2**64)
 
@@ -42,10 +47,6 @@ class Tracing:
             parent = TraceParent(trace_id, 0, is_sampled)
         return SpanTrace(self, request_id, parent)
 
-    def now(self) -> float:
-        """The process's clock."""
-        return self._clock.now()
-
     def new_span_id(self) -> int:
         """Of a leg that begins."""
         return self._rng.getrandbits(_SPAN_BITS) or 1
@@ -54,8 +55,9 @@ class Tracing:
         """A leg is over: its span goes out."""
         if not trace.parent.is_sampled:
             return
-        offset = self._clock.wall() - self._clock.now()
         assert leg.end is not None
+        # It ended just now; see `Traces.offset_s`.
+        offset = self._wall() - leg.end
         self._sink.take(
             Span(
                 name=leg.name,
@@ -74,13 +76,15 @@ class Tracing:
 class SpanTrace(Trace):
     """A trace whose legs are spans."""
 
-    __slots__ = ("_root_id", "_tracing", "parent")
+    __slots__ = ("_prefix", "_root_id", "_suffix", "_tracing", "parent")
 
     def __init__(self, tracing: Tracing, request_id: str, parent: TraceParent) -> None:
         super().__init__(tracing.now, request_id)
         self._tracing = tracing
         self.parent = parent
         """Who asked; span 0 of a trace that begins here."""
+        known = encode_traceparent(parent)
+        self._prefix, self._suffix = known[:_SPAN_AT], known[_SPAN_AT + _SPAN_DIGITS :]
         self._root_id = 0
 
     @property
@@ -92,8 +96,7 @@ class SpanTrace(Trace):
         """What travels to whoever works for that span; empty before there is any."""
         if not span_id:
             return ""
-        parent = TraceParent(self.parent.trace_id, span_id, self.parent.is_sampled)
-        return encode_traceparent(parent)
+        return f"{self._prefix}{span_id:016x}{self._suffix}"
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
         """As of any trace; its span goes out when it ends."""

@@ -32,6 +32,9 @@ KNOWN = {
         yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
         flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
         syncMode""",
+    "protobuf writes it: OTLP's messages": """
+        parent_span_id start_time_unix_nano end_time_unix_nano string_value int_value
+        double_value""",
     "llhttp calls it": "on_header on_headers_complete on_body on_message_complete",
     "starlette and hypercorn read it, or call it": """
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog

@@ -1,83 +1,84 @@
 """Spans to a collector: OTLP over HTTP, by OpenTelemetry's own exporter in a thread of its own.
 
-The ids, the parents and what is sampled are decided before (`runtime/traces/spans.py`); here a span is
-only put into the SDK's words. The batch processor keeps at most `OTEL_BSP_MAX_QUEUE_SIZE` (2048) of them
-and drops the oldest over that, and its thread sends them every few seconds, so nothing here waits
-for a collector but the end of the process, and that not for long.
+The ids, the parents and what is sampled are decided before (`runtime/traces/spans.py`). In the loop's
+thread a span is only put into the batch processor's queue; the SDK's thread has it encoded
+(`encoding.py`) and sends it every few seconds, with the SDK's retries, certificates and headers. The
+queue keeps at most `OTEL_BSP_MAX_QUEUE_SIZE` (2048) and drops the oldest over that, so nothing here
+waits for a collector but the end of the process, and that not for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, ClassVar, Final
 
+import attrs
 import trio
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
-from opentelemetry.trace.status import Status, StatusCode
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from trinamo.runtime.config.config import TracingConfig
 from trinamo.runtime.planes.spans import Span
 
+from .encoding import SpanEncoder
+
 __all__ = ["OtlpSpans", "open_spans"]
 
-_NS: Final = 1_000_000_000
-_SCOPE: Final = InstrumentationScope("trinamo")
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_KINDS: Final = {
-    "http": SpanKind.SERVER,
-    "worker": SpanKind.SERVER,
-    "attempt": SpanKind.CLIENT,
-    "put": SpanKind.PRODUCER,
-    "queue": SpanKind.PRODUCER,
-    "job": SpanKind.CONSUMER,
-}
-_GOOD: Final = ("success", "adopted", "done")
-_UNSET: Final = Status(StatusCode.UNSET)
+BATCH_BYTES_MAX: Final = 64 << 20
+"""Of one request; a batch of 512 spans has some 300 KB."""
+SENDER: Final = "_client"
+"""What the SDK's exporter calls whoever sends bytes."""
+_SAMPLED: Final = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+@attrs.define
+class _Waiting:
+    """A span in the processor's queue, which asks one thing of it: whether it is sampled."""
+
+    span: Span
+    context: ClassVar[SpanContext] = _SAMPLED
+
+
+class _Exporter(OTLPSpanExporter):
+    """The SDK's, with an encoder that takes our spans."""
+
+    def __init__(self, endpoint: str | None, encoder: SpanEncoder) -> None:
+        super().__init__(endpoint=endpoint)
+        self._encoder = encoder
+        # No part of its public face; of an exporter without it the public way is taken, which is slower.
+        self._send: Any = getattr(getattr(self, SENDER, None), "export", None)
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
+        """Send `spans`, all of them `_Waiting`. Called in the processor's thread."""
+        waiting: list[Span] = [each.span for each in spans]
+        if self._send is None:
+            return super().export([self._encoder.readable(span) for span in waiting])
+        body = self._encoder.encode(waiting)
+        is_sent = len(body) <= BATCH_BYTES_MAX and self._send(body).success
+        return SpanExportResult.SUCCESS if is_sent else SpanExportResult.FAILURE
 
 
 class OtlpSpans:
     """A `SpanSink` that hands spans to a batch processor."""
 
-    def __init__(self, processor: BatchSpanProcessor, process: Mapping[str, str]) -> None:
+    def __init__(self, processor: BatchSpanProcessor) -> None:
         self._processor = processor
-        named = {"service.name": "trinamo", **{f"trinamo.{key}": process[key] for key in process}}
-        if "instance" in process:
-            named["service.instance.id"] = process["instance"]
-        # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
-        self._resource = Resource.create(named).merge(OTELResourceDetector().detect())
 
     def take(self, span: Span) -> None:
         """Queue one; over the processor's bound the oldest is dropped."""
-        self._processor.on_end(self.readable(span))
+        waiting: Any = _Waiting(span)
+        self._processor.on_end(waiting)
 
-    def readable(self, span: Span) -> ReadableSpan:
-        """The same in the SDK's words."""
-        outcome = span.facts.get("outcome", "success")
-        parent = None
-        if span.parent_id:
-            parent = SpanContext(span.trace_id, span.parent_id, is_remote=False)
-        return ReadableSpan(
-            name=span.name,
-            context=SpanContext(span.trace_id, span.span_id, is_remote=False, trace_flags=_SAMPLED),
-            parent=parent,
-            resource=self._resource,
-            attributes={
-                "trinamo.request_id": span.request_id,
-                **{f"trinamo.{name}": value for name, value in span.facts.items()},
-            },
-            events=[Event(name, timestamp=int(at * _NS)) for name, at in span.marks],
-            kind=_KINDS.get(span.name, SpanKind.INTERNAL),
-            status=_UNSET if outcome in _GOOD else Status(StatusCode.ERROR, str(outcome)),
-            start_time=int(span.start * _NS),
-            end_time=int(span.end * _NS),
-            instrumentation_scope=_SCOPE,
-        )
+
+def _resource(process: Mapping[str, str]) -> Resource:
+    named = {"service.name": "trinamo", **{f"trinamo.{key}": process[key] for key in process}}
+    if "instance" in process:
+        named["service.instance.id"] = process["instance"]
+    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
+    return Resource.create(named).merge(OTELResourceDetector().detect())
 
 
 @asynccontextmanager
@@ -91,11 +92,11 @@ async def open_spans(
     endpoint = None
     if section.endpoint is not None:
         endpoint = f"{section.endpoint.rstrip('/')}/v1/traces"
-    exporter = OTLPSpanExporter(endpoint=endpoint)
+    exporter = _Exporter(endpoint, SpanEncoder(_resource(process)))
     processor = BatchSpanProcessor(exporter)
     is_sent = False
     try:
-        yield OtlpSpans(processor, process)
+        yield OtlpSpans(processor)
         with trio.move_on_after(section.flush_timeout_s):
             await trio.to_thread.run_sync(processor.shutdown, abandon_on_cancel=True)
             is_sent = True

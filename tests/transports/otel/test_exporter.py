@@ -9,7 +9,7 @@ from tests.transports.otel.collector import open_collector
 from trinamo.runtime.config.config import TracingConfig, load_config
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.planes.spans import Span
-from trinamo.transports.otel import open_spans
+from trinamo.transports.otel import exporter, open_spans
 
 pytestmark = pytest.mark.slow
 WORKER = {"instance": "abcd"}
@@ -29,7 +29,9 @@ def span(number: int = 1, *, name: str = "worker", outcome: str = "success") -> 
     )
 
 
-async def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sender", [exporter.SENDER, "_of_another_version"])
+async def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch, sender: str) -> None:
+    monkeypatch.setattr(exporter, "SENDER", sender)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     with open_collector() as collector:
