@@ -13,7 +13,6 @@ import attrs
 import trio
 
 from ..config.config import Config
-from ..config.router import RouterConfig
 from ..env import Env
 from ..errors import UnavailableError
 from ..metrics.kv import KvSeries
@@ -61,7 +60,7 @@ class Clients:
         nursery: trio.Nursery,
     ) -> None:
         self._config = config
-        self._section = config.router
+        self._found = config
         """What is in force."""
         self._env = env
         self._control = control
@@ -73,11 +72,16 @@ class Clients:
         self._nursery = nursery
         self._slots: dict[str, _Slot] = {}
 
-    def tune(self, section: RouterConfig) -> None:
-        """Choose as `section` says from now on, in the clients that are open and in new ones."""
-        self._section = section
+    def tune(self, found: Config) -> None:
+        """Choose as `found` says from now on, in the clients that are open and in new ones."""
+        self._found = found
         for client in self:
-            client.tune(section)
+            self._tune(client)
+
+    def _tune(self, client: Client) -> None:
+        client.tune(self._found.router)
+        if self._found.http.sheds_load:
+            client.router.follow_load()
 
     def __iter__(self) -> Iterator[Client]:
         """Those that are open, in the order in which they were asked for."""
@@ -93,12 +97,12 @@ class Clients:
         with self._held_on_success(str(endpoint), slot):
             async with slot.opening:
                 if slot.client is None:
-                    before = self._section
+                    before = self._found
                     opened: _Opened = await self._nursery.start(self._run, endpoint)
                     slot.client, slot.scope = opened
-                    if self._section is not before:
+                    if self._found is not before:
                         # Changed while it was being opened, when nobody could tell it.
-                        slot.client.tune(self._section)
+                        self._tune(slot.client)
             return slot.client
 
     @contextmanager
@@ -135,7 +139,7 @@ class Clients:
         task_status: trio.TaskStatus[_Opened],
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
-        config = self._section
+        config = self._found.router
         policy = Policy(config.policy)
         kv: KvRouting | None = None
         if Policy(self._config.router.policy) is Policy.KV:
@@ -154,7 +158,7 @@ class Clients:
             metrics=self._metrics,
             request_planes=self._data.request_planes,
             events=self._events,
-            follows_load=self._config.http.sheds_load,
+            follows_load=self._found.http.sheds_load,
             kv=kv,
         )
         client = Client(

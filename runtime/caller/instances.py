@@ -57,7 +57,6 @@ class Instances:
         stale_grace_s: float | None,
         transports: Collection[str] | None = None,
         metrics: Metrics,
-        events: EventPlane | None = None,
         kv: KvRouting | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -69,8 +68,7 @@ class Instances:
         )
         self._kv = kv
         self.reports: InstanceReports | None = None
-        if events is not None:
-            self.reports = InstanceReports(events, endpoint, self.get, self._drains)
+        """What the instances say of themselves, once somebody wants it (`follow`)."""
         self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._records: dict[str, InstanceRecord] = {}
         self._open: list[InstanceRecord] | None = None
@@ -92,6 +90,11 @@ class Instances:
 
     def __contains__(self, instance_id: str) -> bool:
         return self.get(instance_id) is not None
+
+    def follow(self, events: EventPlane) -> None:
+        """Have `reports`, which the caller runs, from now on."""
+        if self.reports is None:
+            self.reports = InstanceReports(events, self._endpoint, self.get, self._drains)
 
     def get(self, instance_id: str) -> InstanceRecord | None:
         """The record of an instance that has not left."""

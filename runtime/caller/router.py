@@ -54,8 +54,8 @@ _log = logging.getLogger("trinamo.router")
 class Router:
     """The instances of one endpoint, and the choice among them.
 
-    With `events`, instances are asked to tell their load under the policies `TOLD_LOAD`, or under any
-    if it `follows_load`; the policy
+    With `events`, what instances tell of their load is followed under the policies `TOLD_LOAD`, under
+    any if it `follows_load`, and from the first time on that it is told to; the policy
     `kv` needs `kv`, which the caller runs.
     """
 
@@ -93,14 +93,17 @@ class Router:
             stale_grace_s=stale_grace_s,
             transports=request_planes,
             metrics=metrics,
-            events=events if follows_load or policy in TOLD_LOAD else None,
             kv=kv,
         )
+        self._events = events
+        self._follows_load = trio.Event()
         self._monitor = Monitor(self._known, self._planes, env)
         self._discovery = Retries(_log, f"the instances of {endpoint} are not followed")
         self.kv = kv
         """What the policy `kv` knows; None under others."""
         self._turn = 0
+        if follows_load or policy in TOLD_LOAD:
+            self.follow_load()
 
     # --- discovery in ---
 
@@ -114,10 +117,17 @@ class Router:
             async with open_nursery() as nursery:
                 if self._known.reports is not None:
                     await nursery.start(self._known.reports.run)
+                else:
+                    nursery.start_soon(self._follow_once_told)
                 attempt = partial(self._discover, nursery)
                 await self._discovery.run(attempt, task_status=task_status)
         finally:
             self._metrics.endpoint_gone(str(self.endpoint), self._known.counts)
+
+    async def _follow_once_told(self) -> None:
+        await self._follows_load.wait()
+        if self._known.reports is not None:
+            await self._known.reports.run()
 
     async def _discover(self, nursery: trio.Nursery, begun: Callable[[], None]) -> None:
         async with self._control.watch(self.endpoint.key_prefix) as events:
@@ -152,7 +162,7 @@ class Router:
 
     @property
     def reports(self) -> InstanceReports | None:
-        """Where instances say how busy they are and whether they drain, if the policy asks for it."""
+        """Where instances say how busy they are and whether they drain; None while nobody wants it."""
         return self._known.reports
 
     def report(self, instance_id: str) -> LoadReport | None:
@@ -249,8 +259,16 @@ class Router:
     def tune(self, section: RouterConfig) -> None:
         """Choose as `section` says from now on."""
         self.policy, self._inhibit_s = Policy(section.policy), section.inhibit_s
+        if self.policy in TOLD_LOAD:
+            self.follow_load()
         if self.kv is not None:
             self.kv.weigh(section.kv)
+
+    def follow_load(self) -> None:
+        """Follow what instances tell of their load from now on, whatever the policy; for good."""
+        if self._events is not None:
+            self._known.follow(self._events)
+            self._follows_load.set()
 
     def inhibit(self, instance: Instance, *, is_nonsensical: bool = False) -> None:
         """The instance failed a request: do not choose it for a while, if there is another.

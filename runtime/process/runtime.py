@@ -98,7 +98,8 @@ class Runtime:
             series=self.kv_series,
             nursery=control_nursery,
         )
-        self.live.listen(lambda found: self._clients.tune(found.router))
+        self.live.listen(self._clients.tune)
+        self.live.listen(lambda _: self._tell_load())
         self._event_nursery = event_nursery
         self._has_shut_down = False
         self._shutting_down = trio.Lock()
@@ -255,8 +256,8 @@ class Runtime:
                 self._event_nursery,
                 worker,
                 self.kv_series,
-                tells_load=self.tells_load,
             )
+            self._tell_load()
         self._reports.begin(endpoint, engine)
         return instance
 
@@ -280,8 +281,12 @@ class Runtime:
     @property
     def tells_load(self) -> bool:
         """Whether an engine's load is told: to routers whose policy asks for it, and who shed load."""
-        config = self.config
+        config = self.live.config
         return config.http.sheds_load or Policy(config.router.policy) in TOLD_LOAD
+
+    def _tell_load(self) -> None:
+        if self._reports is not None and self.tells_load:
+            self._reports.tell_load()
 
     # --- the end, in order ---
 

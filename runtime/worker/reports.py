@@ -2,7 +2,8 @@
 
 All are for routers that want them, so they go by the configuration, which workers and callers must
 share: load and state with `router.policy` `kv` and `least_loaded`, blocks with `kv` unless
-`router.kv.events` is false; frontends that shed load want it under any policy. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
+`router.kv.events` is false; frontends that shed load want it under any policy. A setting that changes
+while the process runs makes it tell its load from then on. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
 """
 
 from __future__ import annotations
@@ -38,16 +39,15 @@ class Reports:
         nursery: trio.Nursery,
         worker: Worker,
         series: KvSeries,
-        *,
-        tells_load: bool,
     ) -> None:
         self._config = config
-        self._tells_load = tells_load
+        self._tells_load = False
         self._events = events
         self._nursery = nursery
         self._worker = worker
         self._series = series
-        self._begun: dict[str, None] = {}
+        self._is_draining = False
+        self._begun: dict[str, tuple[EndpointName, GenerationEngine | None]] = {}
         self._states: list[StatusSource] = []
         # New in every process, and growing should one ever come back under the same instance id.
         self._incarnation = int(env.clock.wall() * 1e3)
@@ -60,7 +60,7 @@ class Reports:
         """
         if str(endpoint) in self._begun:
             return
-        self._begun[str(endpoint)] = None
+        self._begun[str(endpoint)] = (endpoint, engine)
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
         if self._tells_load:
@@ -72,8 +72,18 @@ class Reports:
         if tells and isinstance(teller, TellsBlocks):
             self._tell_blocks(endpoint, teller)
 
+    def tell_load(self) -> None:
+        """Tell load and state of every endpoint from now on. Synchronous, for good."""
+        if self._tells_load or self._is_draining:
+            return
+        self._tells_load = True
+        for endpoint, engine in self._begun.values():
+            self._tell_load(endpoint, engine)
+            self._tell_state(endpoint)
+
     def drain(self) -> None:
         """Tell that this process takes no more requests. Synchronous, final."""
+        self._is_draining = True
         for state in self._states:
             state.drain()
 

@@ -116,20 +116,26 @@ QUEUE_DEPTH_MAX: Final[Setting[int]] = Setting(
     "While so many prompts wait for prefill workers none goes there. -1: as each is configured.",
 )
 
-_LIVE_POLICIES: Final = Literal["round_robin", "random", "least_loaded"]
-"""Those that need nothing that a running router may lack."""
+_LivePolicy = Literal["round_robin", "random", "least_loaded", "power_of_two"]
+"""Those that need nothing that a running router may lack: `kv` keeps account of blocks from the start."""
+_ABOUT_POLICY: Final = (
+    "How an instance is chosen; `power_of_two` draws two and takes the less loaded. `kv` and `direct`"
+    " are for the configuration alone."
+)
 
 
-def _of_key(key: str, kind: Any = None) -> Setting[Any]:
+def _of_key(key: str, kind: Any = None, about: str = "") -> Setting[Any]:
     field = config_fields(Config)[key]
-    # What `null` means in a file is not what it means here.
-    text = field.text.replace(" null: no bound.", "")
+    # What is said of a file is not all true here: `null` means another thing, and workers are told.
+    text = about or field.text
+    for elsewhere in (" null: no bound.", " Workers must be told it, too."):
+        text = text.replace(elsewhere, "")
     about = f"{text} null: as each is configured."
     return Setting(key, Optional[kind or field.type], None, about)  # noqa: UP045 -- of a value
 
 
 LIVE_KEYS: Final[Sequence[Setting[Any]]] = (
-    _of_key("router.policy", _LIVE_POLICIES),
+    _of_key("router.policy", _LivePolicy, _ABOUT_POLICY),
     *map(
         _of_key,
         (

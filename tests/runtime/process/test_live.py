@@ -148,7 +148,7 @@ def test_text_needs_no_quotes_and_a_key_that_is_not_live_is_told_from_one_that_i
     assert find_setting("router.policy").read("random") == "random"
     assert find_setting("router.policy").read('"random"') == "random"
     assert set(find_setting("log.access").choices) == {"all", "failures", "none"}
-    with pytest.raises(RequestError, match="it takes round_robin, random, least_loaded"):
+    with pytest.raises(RequestError, match="it takes round_robin, random, least_loaded, power"):
         find_setting("router.policy").read("kv")
     with pytest.raises(RequestError, match="read once, at the start"):
         find_setting("http.port")
