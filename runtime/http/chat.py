@@ -258,7 +258,9 @@ class Inference:
         if not self._manager.passes_through(model):
             return None
         self._shedding.check([engine])
-        generate = GenerateRequest(model=model, body=bytes(data), path=self._endpoint.path)
+        generate = GenerateRequest(
+            model=model, body=bytes(data), path=self._endpoint.path, passed=asked
+        )
         return _Parsed(
             generate,
             engine,

@@ -14,9 +14,8 @@ from ...config.upstream import UpstreamConfig
 from ...context import Context
 from ...errors import RequestError
 from ...nurseries import open_nursery
-from ...protocol.openai.generate import GenerateRequest
+from ...protocol.openai.generate import GenerateRequest, PassedRequest
 from ...protocol.openai.passing import (
-    PassedRequest,
     Renaming,
     decode_passed,
     with_assistant_prefix,
@@ -71,7 +70,7 @@ class Upstream:
         """
         if request.path not in _PATHS:
             raise RequestError("this model takes requests of OpenAI's API alone, with their bodies")
-        asked = decode_passed(request.body)
+        asked = request.passed or decode_passed(request.body)
         body = self._body(request, asked.model, model)
         head = request_head(
             self.address,

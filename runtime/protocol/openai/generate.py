@@ -29,6 +29,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "ModelCard",
+    "PassedRequest",
     "TokenLogprob",
     "bounded_request_type",
     "features_of",
@@ -103,6 +104,13 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the tool that answers."""
 
 
+class PassedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is read of a body that is passed through: whom it is for, and the form of the answer."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Exactly one of `messages`, `prompt` and `token_ids` is set.
 
@@ -121,9 +129,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     `none`, `required`, or `TOOL_NAMED` and a function's name.
 
     For a model that passes requests through, `body` is the client's own JSON and `path` where it
-    was sent, such as `/v1/chat/completions`: nothing else but `model` is set then, and
-    `delivered_text`, of `delivered_tokens`, takes the place of `delivered_ids`. `is_begun` says that
-    the client has what opens the answer, if nothing else.
+    was sent, such as `/v1/chat/completions`; `passed` is what was read of the body, so that it is
+    read once. Nothing else but `model` is set then, and `delivered_text`, of `delivered_tokens`,
+    takes the place of `delivered_ids`. `is_begun` says that the client has what opens the answer, if
+    nothing else.
     """
 
     model: str
@@ -150,6 +159,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     parallel_tool_calls: bool = True
     body: bytes = b""
     path: str = ""
+    passed: PassedRequest | None = None
     delivered_text: str = ""
     delivered_tokens: int = 0
     is_begun: bool = False

@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Raw
 from typing_extensions import Buffer
 
-from .generate import GenerateRequest
+from .generate import GenerateRequest, PassedRequest
 from .json_parts import decode_json, decode_part
 
 __all__ = [
-    "PassedRequest",
     "Renaming",
     "decode_passed",
     "prompt_of",
@@ -26,13 +25,6 @@ __all__ = [
 ]
 
 _ABSENT: Final = Raw()
-
-
-class PassedRequest(msgspec.Struct, frozen=True):
-    """What a frontend reads of a body: whom it is for, and in which form the answer comes."""
-
-    model: str | None = None
-    stream: bool | None = None
 
 
 class _Prompt(msgspec.Struct, frozen=True):
