@@ -7,9 +7,9 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, note, settings, strategies as st
 
+from tests.sim.programs.response_stream import Fault, Plan, run
 from trinamo.runtime.errors import ConnectError
 from trinamo.sim import ReplayChoices, SeedChoices
-from trinamo.sim.programs.response_stream import Fault, Plan, run
 from trinamo.transports.tcp import TcpClient
 
 PROCESS_FAULTS = ("kill worker", "kill caller", "pause worker", "pause caller")

@@ -11,8 +11,9 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.sim.programs import echo, response_stream
 from trinamo.sim import Fault, Policy, ReplayChoices, SeedChoices, first_difference
-from trinamo.sim.programs import echo, leased_queue, response_stream
+from trinamo.sim.programs import leased_queue
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

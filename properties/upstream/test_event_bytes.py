@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from tests.runtime.engines.upstream.dialects import DIALECTS, Dialect, read
 from trinamo.runtime.engines.upstream.events import EventSplitter
@@ -55,6 +55,7 @@ def test_the_answer_is_the_same_however_its_bytes_are_cut(
     ends=st.lists(st.sampled_from(["\n", "\r\n", "\r"]), min_size=12, max_size=12),
     places=st.lists(st.integers(0, 1 << 16), max_size=20),
 )
+@example(lines=["data: {}"], ends=["\r\n"] * 12, places=[10, 10, 11, 11])
 def test_bytes_and_text_are_cut_into_the_same_events(
     lines: list[str], ends: list[str], places: list[int]
 ) -> None:

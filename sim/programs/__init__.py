@@ -1,6 +1,4 @@
-"""Scenarios: a small cluster of real code in a world, a plan of faults, and what must hold.
+"""Scenarios of the catalogue that are no cluster: a work queue in two sizes.
 
-A scenario module offers a frozen plan, a `run` that plays it on given choices, and an outcome
-whose `violations` name the broken invariants of the protocol. Tests fix plans, properties draw
-them. First one: `response_stream.py`.
+Each module has a `run` that plays it on given choices; what its rules find broken is raised.
 """

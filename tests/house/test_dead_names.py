@@ -57,7 +57,7 @@ KNOWN = {
     "tests of anybody's protocol call it": "fault_plans schedules Linearizability",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference version_changes HOLD unread
-        cut_count load_started_s seeds_max mutants""",
+        cut_count load_started_s seeds_max mutants task_count open_sockets""",
 }  # fmt: skip
 # Whoever is decorated so is called by its decorator's table.
 DECORATORS = ["@bug", "@*.command", "@*.callback", "@command"]

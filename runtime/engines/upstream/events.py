@@ -60,6 +60,8 @@ class EventSplitter:
     def feed(self, data: bytes) -> list[Received]:
         """The events that `data` completes, in order."""
         if self._kept:
+            if not data:
+                return []
             near = self._kept[-1][-_ENDING_BYTES:] + data
             self._keep(data)
             # The bytes are looked through once an event, not once a line.

@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 import trio
 
+from tests.sim.programs import echo, response_stream
 from trinamo.sim import Policy, ReplayChoices, SeedChoices, World, first_difference
-from trinamo.sim.programs import echo, leased_queue, response_stream
+from trinamo.sim.programs import leased_queue
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, run
 from trinamo.sim import SeedChoices, first_difference
-from trinamo.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, run
 from trinamo.transports.tcp import TcpStreamServer
 from trinamo.transports.tcp.streams.carrier import ItemLane
 from trinamo.transports.tcp.streams.channel import Channel

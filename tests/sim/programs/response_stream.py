@@ -18,10 +18,17 @@ from collections.abc import Callable
 
 import trio
 
+from tests.sim.programs.stream_outcome import CALLER, WORKER, Fault, FaultKind, Outcome, Plan
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConnectError, DisconnectedError, KilledError, TrinamoError
 from trinamo.runtime.planes import ResponseChannel
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
+from trinamo.sim.cluster.membership import SECRET
+from trinamo.sim.core.choices import Choices
+from trinamo.sim.core.env import SimEnv
+from trinamo.sim.core.host import Host, HostState
+from trinamo.sim.core.world import World
+from trinamo.sim.net.network import Network
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
@@ -29,14 +36,6 @@ from trinamo.transports.tcp import (
     open_client,
     open_stream_server,
 )
-
-from ..cluster.membership import SECRET
-from ..core.choices import Choices
-from ..core.env import SimEnv
-from ..core.host import Host, HostState
-from ..core.world import World
-from ..net.network import Network
-from ._stream_outcome import CALLER, WORKER, Fault, FaultKind, Outcome, Plan
 
 __all__ = ["Fault", "FaultKind", "Outcome", "Plan", "run"]
 
@@ -93,7 +92,7 @@ class _Scenario:
             self.outcome.leftovers.append(f"I15: streams have not ended\n{world.waiting()}")
         with trio.move_on_after(SETTLE_S):
             # Quiescence is no event anybody could set: it is looked for.
-            while self._leftover(baseline):  # noqa: ASYNC110
+            while self._leftover(baseline):
                 await trio.sleep(0.25)
         if self._leftover(baseline):
             self.outcome.leftovers.append(f"I5: left {self._leftover(baseline)}\n{world.waiting()}")
@@ -158,7 +157,7 @@ class _Scenario:
     async def _caller(self) -> None:
         env = SimEnv(self.world, CALLER)
         options = TcpOptions(
-            host="0.0.0.0",  # noqa: S104 -- simulated
+            host="0.0.0.0",
             advertise_host=CALLER,
             secret=SECRET,
             streams=self.plan.carrier,

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..core.choices import Choices
-from ..core.env import SimEnv
-from ..core.scheduler import Policy
-from ..core.world import World
-from ..net.network import Network
+from trinamo.sim.core.choices import Choices
+from trinamo.sim.core.env import SimEnv
+from trinamo.sim.core.scheduler import Policy
+from trinamo.sim.core.world import World
+from trinamo.sim.net.network import Network
 
 __all__ = ["EchoRun", "run"]
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..core.host import HostState
-from ..core.scheduler import Policy
-from ..core.world import World
+from trinamo.sim.core.host import HostState
+from trinamo.sim.core.scheduler import Policy
+from trinamo.sim.core.world import World
 
 __all__ = ["CALLER", "WORKER", "Fault", "FaultKind", "Outcome", "Plan"]
 
