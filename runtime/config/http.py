@@ -107,12 +107,25 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     backlog_bytes_max: Annotated[
         Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
     ] = 65_536
-    requests_max: Annotated[Count, about("Requests at once; one more is a 503.")] = 4096
+    requests_max: Annotated[
+        Count, about("Requests at once; one more waits (`queue_max`) or is a 503.")
+    ] = 4096
+    queue_max: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000)],
+        about(
+            "How many requests may wait, first come first served, while `requests_max` are under"
+            " way or all workers of their model are busy. 0: none, they are a 503 at once."
+        ),
+    ] = 0
+    queue_timeout_s: Annotated[
+        Seconds, about("How long each of them may wait before it is a 503.")
+    ] = 60.0
     busy_blocks: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
         about(
             "A worker with this fraction of its KV blocks in use is busy; while all that could answer"
-            " are, requests are a 503. null: no bound. Workers must be told it, too."
+            " are, requests wait (`queue_max`) or are a 503. null: no bound. Workers must be told"
+            " it, too."
         ),
     ] = None
     busy_waiting_tokens: Annotated[

@@ -18,7 +18,7 @@ from ..errors import RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
-from .admission import Admission
+from .admission.admission import Admission
 from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
 from .exchanges import Handler
@@ -89,6 +89,7 @@ def build_app(
                 "status": told,
                 "models": manager.models(),
                 "in_flight": admission.in_flight,
+                "waiting": admission.queue.length,
             },
             200 if told == "ready" else 503,
         )

@@ -116,10 +116,11 @@ class AsgiExchange(HttpExchange):
         return self._is_gone
 
     def on_gone(self, listener: Callable[[], None]) -> None:
+        is_watched = self._gone is not None
         self._gone = listener
         if self._is_gone:
             listener()
-        else:
+        elif not is_watched:
             self._nursery.start_soon(self._watch)
 
     async def _watch(self) -> None:

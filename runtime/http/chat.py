@@ -18,9 +18,10 @@ import attrs
 from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
+from ..context import Context
 from ..engines.generation import Forward, forward_of
 from ..engines.validation import check_features
-from ..errors import RequestError, TrinamoError
+from ..errors import OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.frontend import RequestRecord
@@ -39,7 +40,7 @@ from ..protocol.openai.requests import (
 from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
-from .admission import Admission
+from .admission.admission import Admission
 from .bodies import Body
 from .deadlines import find_deadline
 from .exchanges import (
@@ -53,7 +54,6 @@ from .exchanges import (
 )
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .passing import PassedBody, PassedEvents
-from .shedding import Shedding
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerSink, BodySink, Delivery, EventSink
 
@@ -139,7 +139,6 @@ class Inference:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._access = AccessLog(manager.env.clock)
-        self._shedding = Shedding(admission)
         self._ids = RequestIds(manager.env.rng)
 
     async def __call__(self, exchange: HttpExchange) -> None:
@@ -175,6 +174,8 @@ class Inference:
             self._refused(exchange, arrived, CLIENT_GONE, "client_disconnect")
         except TrinamoError as error:
             refusal = self._explain(arrived.id)(error)
+            if isinstance(error, OverloadedError):
+                self._admission.refused(error)
             self._refused(exchange, arrived, refusal.status, refusal.code, str(error))
             if self._admission.is_draining:
                 headers.append((b"connection", b"close"))
@@ -228,8 +229,7 @@ class Inference:
 
     async def _parse(self, exchange: HttpExchange, body: Body) -> _Parsed:
         with self._admission.arriving():
-            # Which model it is for, the body says; if all are busy, nobody need read it.
-            self._shedding.check(self._manager.engines(self._endpoint.kind))
+            self._admission.check_load(self._manager.engines(self._endpoint.kind))
             check_json(exchange.headers)
             data = await exchange.read_body(
                 body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
@@ -242,7 +242,6 @@ class Inference:
         request = own.decode(data)
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
-        self._shedding.check([engine])
         context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
         check_features(generate, self._manager.features(model))
@@ -257,7 +256,6 @@ class Inference:
         model, engine = self._manager.find(asked.model, self._endpoint.kind)
         if not self._manager.passes_through(model):
             return None
-        self._shedding.check([engine])
         generate = GenerateRequest(
             model=model, body=bytes(data), path=self._endpoint.path, passed=asked
         )
@@ -279,22 +277,39 @@ class Inference:
         deadline: float,
     ) -> RequestRecord:
         generate, inner_id = parsed.generate, arrived.id
-        with (
-            self._admission.admit(inner_id) as context,
-            self._manager.metrics.request(generate.model, self._endpoint.kind) as record,
-        ):
-            context.limit(deadline)
-            context.trace = arrived.trace
-            sink = self._sink(parsed, exchange, inner_id, record, headers)
-            forward = _directed(parsed.engine, exchange.headers, headers)
-            explain = self._explain(inner_id)
-            delivery = Delivery(exchange, sink, context, record, self._config, explain)
-            await delivery.run(partial(forward, generate, context))
+        metrics, came_at = self._manager.metrics, None
+        context = self._admission.enter(inner_id, parsed.engine)
+        if context is None:
+            came_at = metrics.now()
+            context = await self._wait(parsed.engine, exchange, arrived, deadline)
+        try:
+            with metrics.request(generate.model, self._endpoint.kind, came_at) as record:
+                context.limit(deadline)
+                context.trace = arrived.trace
+                sink = self._sink(parsed, exchange, inner_id, record, headers)
+                forward = _directed(parsed.engine, exchange.headers, headers)
+                explain = self._explain(inner_id)
+                delivery = Delivery(exchange, sink, context, record, self._config, explain)
+                await delivery.run(partial(forward, generate, context))
+        finally:
+            self._admission.leave(context)
         if record.first_token_at is not None:
             arrived.leg.mark("first_token", record.first_token_at)
         arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
         self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
         return record
+
+    async def _wait(
+        self, engine: Engine, exchange: HttpExchange, arrived: _Arrived, deadline: float
+    ) -> Context:
+        """Wait for a place, as `AdmissionQueue.wait` does; how long, the request's line tells."""
+        metrics = self._manager.metrics
+        began_at = metrics.now()
+        try:
+            with arrived.trace.begin("admission", began_at):
+                return await self._admission.queue.wait(arrived.id, engine, exchange, deadline)
+        finally:
+            add_fields(waited_s=round(metrics.now() - began_at, 4))
 
     def _sink(
         self,

@@ -73,7 +73,7 @@ class HttpExchange(Protocol):
     def on_gone(self, listener: Callable[[], None]) -> None:
         """Call `listener`, once, when the client leaves before the answer is complete.
 
-        By FIN, RST, a cut connection or a write that failed; at once if it has left already. It is
+        The last one given is called. By FIN, RST, a cut connection or a write that failed; at once if it has left already. It is
         called by the connection's reader and must not wait.
         """
         ...

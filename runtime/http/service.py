@@ -25,7 +25,7 @@ from ..events.busy import BusyLimits
 from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
-from .admission import Admission
+from .admission.admission import Admission
 from .app import build_app, build_handlers, exchange_routes, status_of
 from .exchanges import Handler
 from .models.models import ModelManager
@@ -54,7 +54,9 @@ class HttpService:
         self.config = config
         self.metrics = metrics
         self.admission = Admission(
-            requests_max=config.requests_max, bodies_bytes_max=config.bodies_bytes_max
+            metrics,
+            requests_max=config.requests_max,
+            bodies_bytes_max=config.bodies_bytes_max,
         )
         self.tune(config)
         self.port: int | None = None
@@ -97,6 +99,7 @@ class HttpService:
         return FrontendView(
             status=self.status,
             in_flight=self.admission.in_flight,
+            waiting=self.admission.queue.length,
             models=self._manager.views(),
             cluster=None if self._look is None else self._look(),
         )
@@ -117,6 +120,10 @@ class HttpService:
             if section.sheds_load
             else None
         )
+        queue = self.admission.queue
+        queue.length_max, queue.timeout_s = section.queue_max, section.queue_timeout_s
+        # Whom the new bounds let in need wait no longer.
+        queue.settle()
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""
@@ -139,7 +146,10 @@ class HttpService:
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)
-            await self._stopping.wait()
+            async with open_nursery() as looking:
+                looking.start_soon(self.admission.queue.look)
+                await self._stopping.wait()
+                looking.cancel_scope.cancel()
             await self._drain()
             server.close()
 

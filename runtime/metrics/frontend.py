@@ -83,9 +83,11 @@ class FrontendMetrics(Metrics):
             "cancellations", "Requests stopped or killed", "model", "reason"
         )
 
-    def request(self, model: str, endpoint: str) -> RequestRecord:
-        """Count one request while inside; set `outcome` before leaving."""
-        return RequestRecord(self, model, endpoint, self.clock.now())
+    def request(self, model: str, endpoint: str, came_at: float | None = None) -> RequestRecord:
+        """Count one request, which came now or at `came_at`; set `outcome` before leaving."""
+        return RequestRecord(
+            self, model, endpoint, self.clock.now() if came_at is None else came_at
+        )
 
     def ended(self, record: RequestRecord) -> None:
         """A request is over."""

@@ -57,6 +57,7 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
         yield "blocks", statistics.blocks_used
     if process.service is not None:
         yield "admitted requests", process.service.admission.in_flight
+        yield "waiting requests", process.service.admission.queue.length
     if runtime is not None:
         if runtime.transfers is not None:
             yield "transfers", runtime.transfers.leases.in_flight_count
@@ -108,6 +109,8 @@ def overflows(outcome: Outcome) -> Iterator[str]:
         yield from _slow_clients(process, config.http)
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"
+        if service is not None and service.admission.queue.length > config.http.queue_max:
+            yield f"{name} lets {service.admission.queue.length} requests wait"
 
 
 def _slow_clients(process: Process, http: HttpConfig) -> Iterator[str]:

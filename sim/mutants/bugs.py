@@ -19,7 +19,6 @@ from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http.server import server
-from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
@@ -37,12 +36,20 @@ from trinamo.transports.tcp.streams.response_registration import ResponseRegistr
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
-from . import disaggregation_bugs, link_bugs, migration_bugs, plane_bugs, transfer_bugs
+from . import (
+    disaggregation_bugs,
+    edge_bugs,
+    link_bugs,
+    migration_bugs,
+    plane_bugs,
+    transfer_bugs,
+)
 from .planting import BUGS, Patch, bug, planted
 
 __all__ = [
     "BUGS",
     "disaggregation_bugs",
+    "edge_bugs",
     "link_bugs",
     "migration_bugs",
     "plane_bugs",
@@ -373,16 +380,6 @@ def answers_unheard() -> list[Patch]:
         return Sign.UNANSWERED
 
     return [(liveness, "probe", ask)]
-
-
-@bug
-def disconnect_unseen() -> list[Patch]:
-    """Nobody hears that the HTTP client has left while its answer is made."""
-
-    def deaf(self: object) -> None:
-        pass
-
-    return [(Delivery, "_client_left", deaf)]
 
 
 # --- the small queue ---------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Health(msgspec.Struct):
     status: Literal["ready", "unavailable", "draining"]
     models: list[str]
     in_flight: int
+    waiting: int
 
 
 class Live(msgspec.Struct):

@@ -93,7 +93,9 @@ class FrontendView(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """`ready`, `draining`, or `unavailable` without a live instance of any model."""
     in_flight: int
-    """Requests of its clients."""
+    """Requests of its clients that are being answered."""
+    waiting: int = 0
+    """Requests that wait for a place (`http.queue_max`)."""
     models: list[ModelView]
     """At most `MODELS_MAX`, the oldest first."""
     cluster: Overview | None = None

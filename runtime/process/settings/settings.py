@@ -145,6 +145,7 @@ LIVE_KEYS: Final[Sequence[Setting[Any]]] = (
             *("router.kv.prefill_load_scale", "router.kv.active_request_weight"),
             *("router.kv.temperature", "http.requests_max"),
             *("http.busy_blocks", "http.busy_waiting_tokens"),
+            *("http.queue_max", "http.queue_timeout_s"),
             *("log.level", "log.access"),
         ),
     ),

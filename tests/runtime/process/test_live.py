@@ -39,11 +39,12 @@ async def put(cluster: SmallCluster, name: str, text: str | None) -> None:
 async def test_the_bound_of_requests_changes_while_a_frontend_runs() -> None:
     async with open_small_cluster() as cluster:
         await put(cluster, "http.requests_max", "1")
-        with cluster.service.admission.admit("a request that holds the only place"):
+        admission = cluster.service.admission
+        with admission.begin("a request that holds the only place"):
             assert (await cluster.ask()).status_code == 503
         assert (await cluster.ask()).status_code == 200
         await put(cluster, "http.requests_max", None)
-        with cluster.service.admission.admit("a request beside others"):
+        with admission.begin("a request beside others"):
             assert (await cluster.ask()).status_code == 200
 
 

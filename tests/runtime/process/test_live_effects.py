@@ -105,11 +105,38 @@ async def requests_of_a_worker(_: pytest.MonkeyPatch) -> None:
 @effect_of("http.requests_max")
 async def requests_of_a_frontend(_: pytest.MonkeyPatch) -> None:
     async with open_small_cluster() as cluster:
-        with cluster.service.admission.admit("a request beside others"):
+        with cluster.service.admission.begin("a request beside others"):
             await put("http.requests_max", "1", cluster.frontend)
             await answers_with(cluster, 503)
             await put("http.requests_max", None, cluster.frontend)
             await answers_with(cluster, 200)
+
+
+@effect_of("http.queue_max")
+async def requests_that_wait(_: pytest.MonkeyPatch) -> None:
+    async with open_small_cluster(http__requests_max=1) as cluster:
+        queue = cluster.service.admission.queue
+        with cluster.service.admission.begin("a request that holds the only place"):
+            await answers_with(cluster, 503)
+            await put("http.queue_max", "1", cluster.frontend)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cluster.ask)
+                with trio.fail_after(TIMEOUT_S):
+                    while not queue.length:
+                        await trio.sleep(0.005)
+                await put("http.queue_max", None, cluster.frontend)
+                await answers_with(cluster, 503)
+                cluster.service.stop()
+
+
+@effect_of("http.queue_timeout_s")
+async def how_long_requests_wait(_: pytest.MonkeyPatch) -> None:
+    async with open_small_cluster(
+        http__requests_max=1, http__queue_max=1, http__queue_timeout_s=3600
+    ) as cluster:
+        with cluster.service.admission.begin("a request that holds the only place"):
+            await put("http.queue_timeout_s", "0.01", cluster.frontend)
+            await answers_with(cluster, 503)
 
 
 async def busy_workers(monkeypatch: pytest.MonkeyPatch, *, name: str, value: str) -> None:

@@ -138,10 +138,11 @@ async def test_health_status_live_and_metrics_answer(serve: Any) -> None:
         status = await client.get("/status")
         live = await client.get("/live")
         metrics = await client.get("/metrics")
-    assert health.json() == {"status": "ready", "models": ["local"], "in_flight": 0}
+    assert health.json() == {"status": "ready", "models": ["local"], "in_flight": 0, "waiting": 0}
     assert status.json() == {
         "status": "ready",
         "in_flight": 0,
+        "waiting": 0,
         "models": [
             {
                 "name": "local",

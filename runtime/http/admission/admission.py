@@ -1,0 +1,181 @@
+"""Who gets in: requests in flight, their bound, who waits for a place, and the drain.
+
+Every inference request is a child context of one root, so that a shutdown reaches all of them.
+Decided synchronously; the service (`service.py`) owns the deadlines, and `queue.py` those who wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+import trio
+
+from ...context import Context, Reason
+from ...errors import OverloadedError, UnavailableError
+from ...events.busy import BusyLimits
+from ...metrics.metrics import Metrics
+from ..bodies import Bodies
+from ..models.models import Engine, RemoteEngine
+from .queue import AdmissionQueue
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """The requests of one service: those that arrive, those that wait and those in flight."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        requests_max: int = 4096,
+        bodies_bytes_max: int = 256 << 20,
+    ) -> None:
+        self.bodies = Bodies(bodies_bytes_max)
+        self.requests_max = requests_max
+        """So many are in flight at once."""
+        self.busy: BusyLimits | None = None
+        """From which load on workers are given no new requests; None: from none."""
+        self.queue = AdmissionQueue(self, metrics)
+        """Whoever is to wait where the bounds let nobody in."""
+        waiting = metrics.gauge("requests_waiting", "Requests that wait for a place")
+        waiting.set_function(lambda: self.queue.length)
+        self._refused = metrics.counts(
+            "requests_refused", "Requests that the frontend itself refused, by the bound", "bound"
+        )
+        self._places = _Places(self)
+        self._root = Context("http")
+        self._idle: trio.Event | None = None
+        self.is_draining = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are admitted and not over; zero at quiescence."""
+        return self._root.child_count
+
+    def check_arrival(self) -> None:
+        """Raise `UnavailableError` while draining, `OverloadedError` where not even to wait is room."""
+        if self.is_draining:
+            raise _draining()
+        queue = self.queue
+        if (
+            self.in_flight + self._places.count + queue.length
+            >= self.requests_max + queue.length_max
+        ):
+            raise self._over()
+
+    def check_load(self, engines: Iterable[Engine]) -> None:
+        """Raise `OverloadedError` if all of `engines` are busy, and nobody more may wait for them.
+
+        Which of them a request is for, its body says; where it is all the same, nobody need read it.
+        """
+        if self.busy is None or not self.queue.is_full:
+            return
+        asked = list(engines)
+        if asked and all(map(self.is_busy, asked)):
+            raise _all_busy()
+
+    def arriving(self) -> AbstractContextManager[None]:
+        """Hold a place for a request whose body arrives; entering it raises as `check_arrival` does.
+
+        A drain does not wait for it: it is in flight once it is admitted.
+        """
+        return self._places
+
+    def enter(self, request_id: str, engine: Engine) -> Context | None:
+        """One more in flight, for `leave`; None: there is no place now, and it may wait for one.
+
+        Raises `UnavailableError` while draining, `OverloadedError` if it may not wait, either.
+        """
+        if self.is_draining:
+            raise _draining()
+        queue = self.queue
+        if queue.length:
+            # Whoever came before it, and needs wait no longer, has the place.
+            queue.settle()
+        if self.has_room and not self.is_busy(engine):
+            return self.begin(request_id)
+        if not queue.is_full:
+            return None
+        raise _all_busy() if self.has_room else self._over()
+
+    def begin(self, request_id: str) -> Context:
+        """One more in flight, whatever the bounds say."""
+        return Context(request_id, parent=self._root)
+
+    def leave(self, context: Context) -> None:
+        """One less in flight: who waits for its place gets it."""
+        context.close()
+        if self.queue.length:
+            self.queue.settle()
+        if self._idle is not None and not self.in_flight:
+            self._idle.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more is within `requests_max`."""
+        return self.in_flight < self.requests_max
+
+    def is_busy(self, engine: Engine) -> bool:
+        """Whether every worker of `engine` has said that it is busy.
+
+        Nobody is busy of whom no report has come lately, and no engine that is in this process.
+        """
+        limits = self.busy
+        return limits is not None and isinstance(engine, RemoteEngine) and engine.is_busy(limits)
+
+    def _over(self) -> OverloadedError:
+        waiting = f" and {self.queue.length_max} may wait" if self.queue.length_max else ""
+        return OverloadedError(
+            f"{self.requests_max} requests are under way{waiting}, which is the limit",
+            bound="requests_max",
+            value=self.requests_max,
+        )
+
+    def refused(self, error: OverloadedError) -> None:
+        """Count a request that was refused at a bound, whoever found it reached."""
+        self._refused.tally(error.bound).value += 1
+
+    def drain(self) -> None:
+        """Admit nothing from now on, and nobody who waits."""
+        self.is_draining = True
+        self.queue.refuse_all(_draining)
+
+    def stop(self, reason: Reason) -> None:
+        """Ask every request in flight to finish early."""
+        self._root.stop(reason)
+
+    def kill(self, reason: Reason) -> None:
+        """End every request in flight now."""
+        self._root.kill(reason)
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is in flight. For one waiter at a time."""
+        if not self.in_flight:
+            return
+        self._idle = trio.Event()
+        await self._idle.wait()
+
+
+def _draining() -> UnavailableError:
+    return UnavailableError("the server is shutting down; ask another one")
+
+
+def _all_busy() -> OverloadedError:
+    return OverloadedError("every worker that could answer is busy", bound="busy")
+
+
+class _Places(AbstractContextManager[None]):
+    """Those that arrive: entered and left by many at once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self._admission.check_arrival()
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1

@@ -1,0 +1,48 @@
+"""Mistakes of a frontend towards its clients: those that leave, and those that wait (see `bugs.py`)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from trinamo.runtime.http.admission.queue import AdmissionQueue
+from trinamo.runtime.http.streaming import Delivery
+
+from .planting import Patch, bug
+
+__all__ = ["disconnect_unseen", "place_lost", "waiter_stays"]
+
+
+@bug
+def waiter_stays() -> list[Patch]:
+    """Nobody hears that a client has left while its request waits: it has a place when its turn comes."""
+    wait = AdmissionQueue.wait
+
+    async def wait_deaf(
+        self: Any, request_id: str, engine: Any, exchange: Any, deadline: float
+    ) -> Any:
+        deaf: Any = SimpleNamespace(on_gone=lambda _: None)
+        ended = await wait(self, request_id, engine, deaf, deadline)
+        if exchange.is_gone:
+            await trio.sleep_forever()
+        return ended
+
+    return [(AdmissionQueue, "wait", wait_deaf)]
+
+
+@bug
+def place_lost() -> list[Patch]:
+    """Nobody who waits is given the place of a request that ends: each waits until its time is up."""
+    return [(AdmissionQueue, "settle", lambda _: None)]
+
+
+@bug
+def disconnect_unseen() -> list[Patch]:
+    """Nobody hears that the HTTP client has left while its answer is made."""
+
+    def deaf(self: object) -> None:
+        pass
+
+    return [(Delivery, "_client_left", deaf)]

@@ -1,0 +1,198 @@
+"""Requests that wait for a place, as their clients see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import httpx
+import msgspec
+import pytest
+import trio
+
+from tests.runtime.http.models.test_migrating import open_house
+from tests.runtime.http.models.test_shedding import BUSY, IDLE, ask as ask_house, tell
+from tests.runtime.http.running import on_every_server
+from tests.runtime.small_cluster import open_small_cluster
+from trinamo.runtime.context import Context
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+PATH = "/v1/chat/completions"
+
+
+@attrs.define
+class Held:
+    """A service of one place, and an engine that answers when it is told."""
+
+    running: Any
+    nursery: trio.Nursery
+    client: httpx.AsyncClient
+    may_finish: trio.Event = attrs.Factory(trio.Event)
+    responses: dict[str, httpx.Response] = attrs.Factory(dict)
+    asked: list[str] = attrs.Factory(list)
+    """Prompts, in the order in which the engine was asked."""
+
+    @property
+    def waiting(self) -> int:
+        length: int = self.running.service.admission.queue.length
+        return length
+
+    async def generate(self, request: GenerateRequest, _: Context) -> AsyncGenerator[Delta, None]:
+        assert request.messages is not None
+        self.asked.append(str(request.messages[-1].content))
+        await self.may_finish.wait()
+        yield Delta("done", [1], FinishReason.STOP, 1)
+
+    async def ask(self, name: str, **headers: str) -> None:
+        body = {"messages": [{"role": "user", "content": name}]}
+        self.responses[name] = await self.client.post(PATH, json=body, headers=headers)
+
+    async def begin(self, *names: str, **headers: str) -> None:
+        """Ask one after the other; all but the first have to wait."""
+        for name in names:
+            held = len(self.asked), self.waiting
+            self.nursery.start_soon(self.ask_as, name, headers)
+            await self.running.wait_for(lambda h=held: (len(self.asked), self.waiting) != h)
+
+    async def ask_as(self, name: str, headers: dict[str, str]) -> None:
+        await self.ask(name, **headers)
+
+    async def response(self, name: str) -> httpx.Response:
+        await self.running.wait_for(lambda: name in self.responses)
+        return self.responses[name]
+
+
+@pytest.fixture
+def hold(serve: Any) -> Any:
+    @asynccontextmanager
+    async def open_held(**settings: Any) -> AsyncIterator[Held]:
+        held: Any = None
+
+        async def generate(request: GenerateRequest, context: Context) -> Any:
+            async for delta in held.generate(request, context):
+                yield delta
+
+        running = await serve(generate, **{"requests_max": 1, "queue_max": 2, **settings})
+        async with running.client() as client, trio.open_nursery() as nursery:
+            held = Held(running, nursery, client)
+            try:
+                yield held
+            finally:
+                held.may_finish.set()
+        assert held.waiting == 0
+        assert running.value("requests_waiting") == 0
+
+    return open_held
+
+
+@on_every_server
+async def test_requests_wait_in_the_order_in_which_they_came(hold: Any) -> None:
+    async with hold() as held:
+        await held.begin("first", "second", "third")
+        assert held.waiting == held.running.value("requests_waiting") == 2
+        full = await held.client.post(PATH, json=HELLO)
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+        assert "1 requests are under way and 2 may wait" in full.json()["error"]["message"]
+        assert held.running.value("requests_refused_total", bound="requests_max") == 1
+        view = (await held.client.get("/status")).json()
+        assert (view["in_flight"], view["waiting"]) == (1, 2)
+        held.may_finish.set()
+        for name in ("first", "second", "third"):
+            assert (await held.response(name)).status_code == 200
+        assert held.asked == ["first", "second", "third"]
+        assert held.running.value("request_wait_seconds_count") == 2
+
+
+@on_every_server
+async def test_a_client_that_leaves_gives_its_place_in_the_queue_away(hold: Any) -> None:
+    async with hold() as held:
+        await held.begin("first")
+        stream = await held.running.connect()
+        await stream.send_all(held.running.post())
+        await held.running.wait_for(lambda: held.waiting == 1)
+        await held.begin("third")
+        (getattr(stream, "plain", stream)).socket.close()
+        await held.running.wait_for(lambda: held.waiting == 1)
+        assert (
+            held.running.value(
+                "requests_total", model="unknown", endpoint="chat", outcome="client_disconnect"
+            )
+            == 1
+        )
+        held.may_finish.set()
+        assert (await held.response("third")).status_code == 200
+        assert held.asked == ["first", "third"]
+
+
+@on_every_server
+async def test_waiting_has_an_end(hold: Any) -> None:
+    """The time-out is a 503 that says when to come back; a deadline of the client's is a 504."""
+    async with hold(queue_timeout_s=0.05) as held:
+        await held.begin("first")
+        late = await held.client.post(PATH, json=HELLO)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "overloaded")
+        assert late.headers["retry-after"] == "1"
+        assert held.running.value("requests_refused_total", bound="queue_timeout") == 1
+        limit = {"x-trinamo-timeout": "0.02"}
+        late = await held.client.post(PATH, json=HELLO, headers=limit)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+
+
+@on_every_server
+async def test_a_drain_refuses_those_who_wait_and_nobody_else(hold: Any) -> None:
+    async with hold() as held:
+        await held.begin("first", "second")
+        held.running.service.stop()
+        refused = await held.response("second")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert refused.headers["retry-after"] == "1"
+        held.may_finish.set()
+        assert (await held.response("first")).status_code == 200
+
+
+async def test_more_places_let_in_who_waits(hold: Any) -> None:
+    async with hold() as held:
+        await held.begin("first", "second")
+        section = held.running.service.config
+        held.running.service.tune(msgspec.structs.replace(section, requests_max=2))
+        await held.running.wait_for(lambda: held.asked == ["first", "second"])
+
+
+async def test_a_wait_is_a_leg_and_stands_in_the_line_of_the_request() -> None:
+    async with open_small_cluster(http__queue_max=1, http__requests_max=1) as cluster:
+        admission = cluster.service.admission
+        held = admission.begin("a request that holds the only place")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.ask)
+            with trio.fail_after(10):
+                while not admission.queue.length:
+                    await trio.sleep(0.002)
+            admission.leave(held)
+        (trace, *_) = cluster.frontend.traces.newest_first()
+        http, admitted, *_ = trace.legs
+        assert (http.name, admitted.name) == ("http", "admission")
+        assert admitted.facts["outcome"] == "success"
+
+
+@pytest.mark.slow
+async def test_requests_wait_while_all_workers_are_busy() -> None:
+    async with open_house(http__busy_waiting_tokens=400, http__queue_max=1) as house:
+        tell(house, BUSY, BUSY)
+        responses: list[httpx.Response] = []
+
+        async def ask() -> None:
+            responses.append(await ask_house(house))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+            with trio.fail_after(10):
+                while not responses:
+                    await trio.sleep(0.002)
+            # There is room for one to wait.
+            assert [each.status_code for each in responses] == [503]
+            tell(house, BUSY, IDLE)
+        assert [each.status_code for each in responses] == [503, 200]
