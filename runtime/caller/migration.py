@@ -26,6 +26,7 @@ from ..metrics.migrations import MigrationSeries
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
 from .client import ELSEWHERE
@@ -201,7 +202,9 @@ class MigratingAnswer(Sink[Delta]):
         super().__init__()
         self._client, self._context, self._policy = client, context, policy
         self._instance_id, self._servers, self._tell = instance_id, servers, tell
-        self._can_resume = can_resume and request.path in ("", _CHAT_PATH)
+        self._can_resume = can_resume and (
+            not request.body or (request.path == _CHAT_PATH and can_go_on(request.body))
+        )
         self._hint = hint
         self._request = _seeded(request, client.env) if can_resume else request
         self._sink, self._take = sink, sink.take

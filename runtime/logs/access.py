@@ -1,7 +1,7 @@
 """One line about each HTTP request, on the logger `trinamo.access`, when its answer has ended.
 
-`log.access` says which: all, those that failed, none; questions of monitors (`/health`, `/metrics`)
-leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
+`log.access` says which: all, those that failed, none; questions of monitors (`/health`, `/metrics`),
+and the looks of a frontend whose upstream this is, leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
 a usual one's time: a frontend writes thousands a second. They are not held back as a flood is, for
 each costs its client a whole request; a reader that is too slow loses lines as with any other
 (`trinamo_log_lines_lost_total`). Who asked, who answered and which model come from the scope
@@ -17,9 +17,11 @@ from ..env import Clock
 from .masking import mask_text
 from .text import cut
 
-__all__ = ["ACCESS_LOGGER", "AccessLog", "AccessRecord", "access_level"]
+__all__ = ["ACCESS_LOGGER", "LOOK_AGENT", "AccessLog", "AccessRecord", "access_level"]
 
 ACCESS_LOGGER: Final = "trinamo.access"
+LOOK_AGENT: Final = "trinamo-look"
+"""The user agent of a frontend that looks after its upstreams, every two seconds."""
 FAILED: Final = logging.INFO + 1
 """The number of a failure's level, so that the logger's own can leave out successes only."""
 _OFF: Final = logging.CRITICAL + 1

@@ -1,7 +1,8 @@
 """Answers of an upstream as deltas: its bytes as they are, and beside them what we need to know.
 
 A streamed answer is complete at `[DONE]`, or at its proper end once every choice that has begun has
-a finish reason: an upstream that dies leaves neither. Sans-IO.
+a finish reason: an upstream that dies leaves neither. Of a chat it is known how many choices it has,
+so that its last finish reason is its end already, and only usage may follow. Sans-IO.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class StreamedAnswer:
     """One streamed answer. After `error` is set it takes nothing more."""
 
     __slots__ = (
+        "_choices",
         "_finished",
         "_is_resumed",
         "_is_told",
@@ -113,9 +115,12 @@ class StreamedAnswer:
         event_bytes_max: int,
         renaming: Renaming | None = None,
         *,
+        choices: int = 0,
         is_resumed: bool = False,
     ) -> None:
         self._splitter = EventSplitter(event_bytes_max)
+        self._choices = choices
+        """How many there will be; 0 if that is not known."""
         self._is_resumed = is_resumed
         """The client has the beginning: what opens an answer again is left out."""
         self._renaming = renaming
@@ -144,7 +149,7 @@ class StreamedAnswer:
         deltas = self._take(self._splitter.finish())
         if self.is_done or self.error is not None:
             return deltas
-        if self._finished and not self._open:
+        if self._finished and not self._open and len(self._finished) >= self._choices:
             return [*deltas, self._end()]
         self.error = DisconnectedError("the upstream ended its answer in the middle")
         return deltas
@@ -201,6 +206,7 @@ class StreamedAnswer:
             prompt_tokens=prompt_tokens,
             output_tokens=count,
             raw=event.to_bytes() if raw is None else raw,
+            finish_reason=self._finish_reason() if self._finished else None,
         )
         if told.type in _RESPONSE_ENDS:
             self.is_done = True
@@ -219,6 +225,12 @@ class StreamedAnswer:
         text = (choice.text if delta is None else delta.content) or ""
         is_any = bool(text) or (delta is not None and delta.is_other)
         return text if index == 0 else "", is_any
+
+    def _finish_reason(self) -> FinishReason | None:
+        """Once every choice has one: whoever dies between it and `[DONE]` has said all."""
+        if self._open or len(self._finished) != self._choices:
+            return None
+        return _reason(self._finished.get(0))
 
     def _end(self) -> Delta:
         self.is_done = True

@@ -203,8 +203,12 @@ class Connections:
     ) -> tuple[Connection, Response, bytes]:
         """Send a request; returns once the head of its answer is there, with the body's beginning.
 
-        An idle connection that turns out to be closed is replaced, once: nothing of the request was
-        taken then. Raises `ConnectError`, `DisconnectedError` or `RemoteProtocolError`.
+        A connection that was used before, and closes before a byte of this answer, is replaced, once:
+        most likely it was closed as idle, before the request was read. It may have been read all the same,
+        and RFC 9110 (9.2.2) lets a client repeat a POST unasked only where that means the same. It
+        does: what is asked of an upstream is computed, at worst twice; only `/v1/responses` with
+        `store` may keep two answers. Raises `ConnectError`, `DisconnectedError` or
+        `RemoteProtocolError`.
         """
         connection = await self.take()
         try:

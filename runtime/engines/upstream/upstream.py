@@ -111,8 +111,8 @@ class Upstream:
         # Of embeddings no server streams, whatever the body says.
         if not asked.stream or request.path == _EMBEDDINGS:
             return WholeAnswer(self.section.answer_bytes_max, renaming)
-        limit = self.section.event_bytes_max
-        return StreamedAnswer(limit, renaming, is_resumed=request.is_begun)
+        limit, choices = self.section.event_bytes_max, asked.choices if request.path == _CHAT else 0
+        return StreamedAnswer(limit, renaming, choices=choices, is_resumed=request.is_begun)
 
     async def run(self) -> None:
         """Look after health and stalls until cancelled; then close what is idle."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import math
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -10,6 +11,7 @@ import msgspec
 import trio
 
 from ...errors import ConnectError, RemoteProtocolError, TrinamoError
+from ...logs.access import LOOK_AGENT
 from .answers import WholeAnswer
 from .connections import Connections, request_head
 from .refusals import refusal_of
@@ -17,9 +19,13 @@ from .refusals import refusal_of
 __all__ = ["ListedModel", "Load", "UpstreamView", "list_models"]
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
+_METRICS_BYTES_MAX: Final = 1 << 20
+"""A longer page tells nothing: it is read in one turn of the loop, between the tokens of others."""
 _TIMEOUT_S: Final = 5.0
+_ABSENT_S: Final = 60.0
+"""Who has no health or metrics is asked for them again after this: another server may listen then."""
 _MODELS_MAX: Final = 1024
-_SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+(\S+)", re.MULTILINE)
+_HEADERS: Final = {"accept": "*/*", "user-agent": LOOK_AGENT}
 _GAUGES: Final = {
     b"vllm:num_requests_running": "running",
     b"vllm:num_requests_waiting": "waiting",
@@ -48,18 +54,11 @@ class Load:
 def parse_load(page: bytes) -> Load | None:
     """The load on a page of metrics; None if it names none that we know."""
     found: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(page):
-        gauge = _GAUGES.get(name)
-        if gauge is None:
-            continue
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if not 0 <= number < 1e9:
-            continue
-        before = found.get(gauge, 0.0)
-        found[gauge] = max(before, number) if gauge == "kv_used" else before + number
+    page = b"\n" + page
+    for name, gauge in _GAUGES.items():
+        for number in _samples(page, name):
+            before = found.get(gauge, 0.0)
+            found[gauge] = max(before, number) if gauge == "kv_used" else before + number
     if not found:
         return None
     return Load(
@@ -67,6 +66,23 @@ def parse_load(page: bytes) -> Load | None:
         waiting=int(found.get("waiting", 0)),
         kv_used=min(found.get("kv_used", 0.0), 1.0),
     )
+
+
+def _samples(page: bytes, name: bytes) -> Iterator[float]:
+    """The sensible values of one gauge, of lines that begin with `name`. Each line is read once."""
+    start, at = b"\n" + name, -1
+    while (at := page.find(start, at + 1)) >= 0:
+        end = page.find(b"\n", at + 1)
+        line = page[at + len(start) : end if end >= 0 else None]
+        told = line.partition(b"}")[2] if line.startswith(b"{") else line
+        if not told.startswith((b" ", b"\t")):
+            continue
+        try:
+            number = float(told.split(None, 1)[0])
+        except (ValueError, IndexError):
+            continue
+        if 0 <= number < 1e9:
+            yield number
 
 
 class ListedModel(msgspec.Struct, frozen=True):
@@ -92,12 +108,14 @@ class _Listed(msgspec.Struct, frozen=True):
 _models_decoder = msgspec.json.Decoder(_Listed)
 
 
-async def fetch(connections: Connections, path: str) -> tuple[int, bytes]:
+async def fetch(
+    connections: Connections, path: str, bytes_max: int = _ANSWER_BYTES_MAX
+) -> tuple[int, bytes]:
     """The status and the body of a GET; raises `TransportError` or `RemoteProtocolError`."""
-    head = request_head(connections.address, "GET", path, 0, {"accept": "*/*"})
+    head = request_head(connections.address, "GET", path, 0, _HEADERS)
     with trio.move_on_after(_TIMEOUT_S):
         connection, response, body = await connections.request(head, b"")
-        whole = WholeAnswer(_ANSWER_BYTES_MAX)
+        whole = WholeAnswer(bytes_max)
         try:
             whole.feed(body)
             while not response.is_complete:
@@ -145,8 +163,9 @@ class UpstreamView:
     changed: trio.Event = attrs.field(factory=trio.Event)
     """Of the next change of health or models."""
     _failures: int = 0
-    _has_health: bool = True
-    _has_metrics: bool = True
+    _health_from: float = -math.inf
+    _metrics_from: float = -math.inf
+    """From when on it is asked for these: whoever had none is not asked at every look."""
 
     async def look(self) -> None:
         """Ask once for health, models and load. Safe to cancel."""
@@ -169,28 +188,28 @@ class UpstreamView:
         await self._read_load(root)
 
     async def _check_health(self, root: str) -> None:
-        if not self._has_health:
+        if trio.current_time() < self._health_from:
             return
         status, body = await fetch(self.connections, f"{root}/health")
         if status in (404, 405):
             # Ollama has none; that it lists its models must do.
-            self._has_health = False
+            self._health_from = trio.current_time() + _ABSENT_S
         elif status >= 300:
             raise refusal_of(status, {}, body) or RemoteProtocolError(
                 f"the upstream answers {status} to /health"
             )
 
     async def _read_load(self, root: str) -> None:
-        if not self._has_metrics:
+        if trio.current_time() < self._metrics_from:
             return
         try:
-            status, page = await fetch(self.connections, f"{root}/metrics")
+            status, page = await fetch(self.connections, f"{root}/metrics", _METRICS_BYTES_MAX)
         except TrinamoError:
             self.load = None
             return
         self.load = parse_load(page) if status == 200 else None
-        # Only who never had any is not asked again.
-        self._has_metrics = status not in (404, 405, 501)
+        if status in (404, 405, 501):
+            self._metrics_from = trio.current_time() + _ABSENT_S
 
     def _tell(self) -> None:
         self.changed.set()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...logs.access import AccessLog
+from ...logs.access import LOOK_AGENT, AccessLog
 from ...metrics.metrics import SUCCESS
 
 __all__ = ["OUTCOME", "TellsRequests"]
@@ -19,6 +19,7 @@ OUTCOME: Final = "trinamo.outcome"
 """Where an application leaves the code of an error in the scope."""
 PROBES: Final = frozenset({"/health", "/live", "/metrics", "/status", "/sd"})
 """What monitors ask again and again."""
+_LOOK: Final = (b"user-agent", LOOK_AGENT.encode())
 
 
 class TellsRequests:
@@ -56,5 +57,5 @@ class TellsRequests:
                 SUCCESS if is_success else scope.get(OUTCOME, "cancelled"),
                 began_at=began_at,
                 is_success=is_success,
-                is_probe=path in PROBES,
+                is_probe=path in PROBES or _LOOK in scope["headers"],
             )

@@ -109,6 +109,8 @@ class PassedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     model: str | None = None
     stream: bool | None = None
+    choices: int = 1
+    """How many answers a chat asks for; 0 if only the upstream can tell."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

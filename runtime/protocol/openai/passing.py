@@ -7,17 +7,19 @@ client, as it was written; what was not set stays unset. Sans-IO.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw
 from typing_extensions import Buffer
 
+from ...errors import RequestError
 from .generate import GenerateRequest, PassedRequest
 from .json_parts import decode_json, decode_part
 
 __all__ = [
     "Renaming",
+    "can_go_on",
     "decode_passed",
     "prompt_of",
     "with_assistant_prefix",
@@ -25,6 +27,36 @@ __all__ = [
 ]
 
 _ABSENT: Final = Raw()
+_FORMS: Final = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "grammar", "regex", "ebnf"),
+)
+"""What gives an answer a form, besides `response_format`: in vLLM, llama.cpp and SGLang."""
+
+
+class _Passed(msgspec.Struct, frozen=True):
+    model: str | None = None
+    stream: bool | None = None
+    n: Any = None
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    role: str = ""
+
+
+class _Format(msgspec.Struct, frozen=True):
+    type: str = ""
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    """Of a chat, what says whether its answer can go on elsewhere."""
+
+    messages: list[_Turn]
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: _Format | None = None
+    tool_choice: Literal["auto", "none"] | None = None
 
 
 class _Prompt(msgspec.Struct, frozen=True):
@@ -33,16 +65,20 @@ class _Prompt(msgspec.Struct, frozen=True):
     input: Raw = _ABSENT
 
 
-_passed_decoder = msgspec.json.Decoder(PassedRequest)
+_passed_decoder = msgspec.json.Decoder(_Passed)
 _prompt_decoder = msgspec.json.Decoder(_Prompt)
+_chat_decoder = msgspec.json.Decoder(_Chat)
 _members_decoder = msgspec.json.Decoder(dict[str, Raw])
+_turns_decoder = msgspec.json.Decoder(list[Raw])
 _count_decoder: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
 _encode = msgspec.json.Encoder().encode
 
 
 def decode_passed(body: Buffer) -> PassedRequest:
     """What is read of `body`; `RequestError` if it is no JSON object, or names no model by text."""
-    return decode_json(_passed_decoder, body)
+    found = decode_json(_passed_decoder, body)
+    n = 1 if found.n is None else found.n
+    return PassedRequest(found.model, found.stream, n if type(n) is int and n > 0 else 0)
 
 
 def prompt_of(request: GenerateRequest) -> bytes:
@@ -61,14 +97,35 @@ def with_model(body: bytes, model: str) -> bytes:
     return _encode(members)
 
 
+def can_go_on(body: bytes) -> bool:
+    """Whether a chat can be gone on with behind a part of its answer: see `with_assistant_prefix`.
+
+    Not one of several answers, nor one in a form that would begin anew, nor one that goes on with a
+    turn of the client's own; nor what we do not understand, though an upstream may.
+    """
+    try:
+        chat, members = _chat_decoder.decode(body), _members_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if chat.response_format is not None and chat.response_format.type != "text":
+        return False
+    if any(bytes(members.get(name, _ABSENT)) not in (b"", b"null") for name in _FORMS):
+        return False
+    has_turn = bool(chat.messages) and chat.messages[-1].role != "assistant"
+    return has_turn and chat.n in (None, 1)
+
+
 def with_assistant_prefix(body: bytes, text: str, tokens: int, extra: dict[str, Any]) -> bytes:
     """A chat whose answer goes on behind `text`: the last turn is the answer so far.
 
     `extra` are members that say so to the upstream, such as vLLM's `continue_final_message`. The
-    `tokens` that were delivered count for what the client has allowed.
+    `tokens` that were delivered count for what the client has allowed. `RequestError` for a body of
+    which `can_go_on` is false.
     """
+    if not can_go_on(body):
+        raise RequestError("this chat cannot go on behind a part of its answer")
     members = decode_json(_members_decoder, body)
-    turns = msgspec.json.decode(members["messages"], type=list[Raw])
+    turns = decode_part(_turns_decoder, members["messages"], "messages")
     turns.append(Raw(_encode({"role": "assistant", "content": text})))
     members["messages"] = Raw(_encode(turns))
     for name in ("max_tokens", "max_completion_tokens"):

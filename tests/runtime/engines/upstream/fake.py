@@ -301,3 +301,22 @@ async def ask_until(front: Front, is_so: Any, **body: Any) -> None:
     with trio.fail_after(15):
         while not is_so():
             assert (await front.chat(stream=True, **body)).content == HELLO
+
+
+@asynccontextmanager
+async def open_two(**section: Any) -> AsyncIterator[tuple[Front, FakeUpstream, FakeUpstream]]:
+    async with (
+        open_fake() as one,
+        open_fake() as other,
+        open_cluster(one.url, other.url, **section) as front,
+    ):
+        # Both are chosen among from here on.
+        await until(lambda: one.port and other.port)
+        yield front, one, other
+
+
+def texts_of(answer: str) -> str:
+    data = [line[6:] for line in answer.splitlines() if line.startswith("data: {")]
+    found = [json.loads(each) for each in data]
+    choices = [choice for each in found for choice in each.get("choices", ())]
+    return "".join(each["delta"].get("content") or "" for each in choices)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.engines.upstream.dialects import RECORDED
-from tests.runtime.engines.upstream.fake import FAST, open_cluster, open_fake, says, whole
+from tests.runtime.engines.upstream.fake import FAST, open_cluster, open_fake, says, until, whole
 from trinamo.runtime.config.upstream import UpstreamConfig
+from trinamo.runtime.engines.upstream import watch
 from trinamo.runtime.engines.upstream.address import find_address
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
 from trinamo.runtime.engines.upstream.upstream import open_upstream
@@ -121,3 +122,28 @@ sglang:token_usage 0.5
 )
 def test_load_is_read_off_the_metrics_of_each_server(server: str, load: Load | None) -> None:
     assert parse_load(PAGES[server].encode()) == load
+
+
+async def test_a_page_of_metrics_that_is_too_long_tells_nothing() -> None:
+    """It would be read between the tokens of others."""
+    async with open_fake() as fake, open_upstream(fake.url, UpstreamConfig(**FAST)) as upstream:
+        fake.metrics = PAGES["sglang"].encode()
+        await until(lambda: upstream.view.load == Load(5, 1, 0.5))
+        fake.metrics += b"# more\n" * (1 << 18)
+        await until(lambda: upstream.view.load is None)
+        assert upstream.view.is_healthy
+
+
+async def test_what_an_upstream_has_not_is_asked_for_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may be replaced by another kind, or have been asked before it was whole."""
+    monkeypatch.setattr(watch, "_ABSENT_S", 0.1)
+    async with open_fake() as fake, open_upstream(fake.url, UpstreamConfig(**FAST)) as upstream:
+        fake.health = 404
+        await until(lambda: upstream.view.models)
+        assert (upstream.view.is_healthy, upstream.view.load) == (True, None)
+        fake.metrics = PAGES["llamacpp"].encode()
+        await until(lambda: upstream.view.load == Load(1, 0, 0.0))
+        fake.health = 503
+        await until(lambda: not upstream.view.is_healthy)

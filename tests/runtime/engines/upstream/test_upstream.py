@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,41 +12,20 @@ from tests.runtime.engines.upstream.fake import (
     HELLO,
     STREAM_HEAD,
     Asked,
-    FakeUpstream,
-    Front,
     chat_chunk,
     chunk,
     events,
     open_cluster,
     open_fake,
+    open_two,
     says,
-    streams,
-    until,
+    texts_of,
     whole,
 )
 
 pytestmark = pytest.mark.slow
 
 REFUSAL = {"error": {"message": "top_p must be in (0, 1]", "type": "BadRequestError", "code": 400}}
-
-
-@asynccontextmanager
-async def open_two(**section: Any) -> AsyncIterator[tuple[Front, FakeUpstream, FakeUpstream]]:
-    async with (
-        open_fake() as one,
-        open_fake() as other,
-        open_cluster(one.url, other.url, **section) as front,
-    ):
-        # Both are chosen among from here on.
-        await until(lambda: one.port and other.port)
-        yield front, one, other
-
-
-def texts_of(answer: str) -> str:
-    data = [line[6:] for line in answer.splitlines() if line.startswith("data: {")]
-    found = [json.loads(each) for each in data]
-    choices = [choice for each in found for choice in each.get("choices", ())]
-    return "".join(each["delta"].get("content") or "" for each in choices)
 
 
 async def test_the_body_reaches_the_upstream_as_the_client_wrote_it() -> None:
@@ -197,50 +174,6 @@ async def test_an_upstream_that_dies_in_the_middle_ends_the_answer_with_an_error
     *_, last = answer.text.strip().splitlines()
     assert texts_of(answer.text) == "Hel"
     assert json.loads(last[6:])["error"]["code"] == "disconnected"
-
-
-async def test_a_broken_chat_goes_on_elsewhere_where_that_is_switched_on() -> None:
-    """Behind the text that the client has, with what is left of its tokens, and one beginning."""
-
-    async def die(_: Asked, stream: trio.SocketStream) -> None:
-        begun = events(
-            chat_chunk("", delta_role="assistant"), chat_chunk("Hel"), chat_chunk("lo"), done=False
-        )
-        await stream.send_all(STREAM_HEAD + chunk(begun))
-        await stream.aclose()
-
-    rest = events(chat_chunk(""), chat_chunk(" you"), chat_chunk(finish="stop"))
-    async with open_two(resume="vllm") as (front, one, other):
-        one.answer, other.answer = die, streams(rest)
-        answer = None
-        with trio.fail_after(15):
-            while not one.asked:
-                answer = await front.chat(stream=True, max_tokens=10)
-
-    assert answer is not None
-    assert texts_of(answer.text) == "Hello you"
-    assert answer.text.endswith("data: [DONE]\n\n")
-    resumed = other.asked[-1].json
-    assert resumed["messages"][-1] == {"role": "assistant", "content": "Hello"}
-    assert resumed["continue_final_message"] is True
-    assert resumed["add_generation_prompt"] is False
-    assert resumed["max_tokens"] == 8
-
-
-async def test_a_call_of_a_tool_is_not_gone_on_with() -> None:
-    tool = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
-    broken = chat_chunk(choices=[{"index": 0, "delta": {"tool_calls": [tool]}}])
-
-    async def die(_: Asked, stream: trio.SocketStream) -> None:
-        await stream.send_all(STREAM_HEAD + chunk(events(broken, done=False)))
-        await stream.aclose()
-
-    async with open_two(resume="vllm") as (front, one, other):
-        one.answer = other.answer = die
-        answer = await front.chat(stream=True)
-
-    assert answer.text.count("tool_calls") == 1
-    assert '"code":"disconnected"' in answer.text
 
 
 async def test_a_silent_upstream_is_given_up() -> None:

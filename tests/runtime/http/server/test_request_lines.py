@@ -17,7 +17,7 @@ import trio
 from tests.runtime.http.running import on_every_server
 from trinamo.runtime.config.config import LogConfig
 from trinamo.runtime.context import Context
-from trinamo.runtime.logs.access import ACCESS_LOGGER
+from trinamo.runtime.logs.access import ACCESS_LOGGER, LOOK_AGENT
 from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
@@ -133,6 +133,7 @@ async def test_whatever_else_is_asked_has_a_line_and_monitors_have_none(
     async with running.client() as client:
         await client.get("/health")
         await client.get("/metrics")
+        await client.get("/v1/models", headers={"User-Agent": LOOK_AGENT})
         await client.get("/v1/models")
         await client.get("/nowhere%1b%0aelse")
         await client.get(CHAT)
