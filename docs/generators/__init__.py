@@ -12,6 +12,7 @@ from typing import Final
 
 from .api import api_page
 from .configuration import configuration_page
+from .index import index_page
 from .protocols import TABLES, protocol_page
 
 __all__ = ["PAGES"]
@@ -20,5 +21,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "api.md": api_page,
     "configuration.md": configuration_page,
     **{f"protocols/{name}.md": partial(protocol_page, tables) for name, tables in TABLES.items()},
+    # Last: it reads the others.
+    "index.md": index_page,
 }
 """Path below `docs/` to what makes the page."""

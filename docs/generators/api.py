@@ -18,6 +18,8 @@ _INTRO: Final = """\
 
 <!-- Written by `make docs` from `src/trinamo/__init__.pyi` and the docstrings; edit those. -->
 
+All that `import trinamo` offers, made from the code.
+
 All that is public is `trinamo.<name>`.
 Deeper modules may change between releases; what is here changes with an entry in the changelog.
 A name is imported when it is first used, so that `import trinamo` loads nothing else.

@@ -30,6 +30,8 @@ TABLES: Final[Mapping[str, Tables | PresenceTable]] = {
 
 
 _PREFACE: Final = """\
+What each end may send, and what it may receive, in every state.
+
 Made from the tables in the code by `make docs`. A step that is
 not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
 the peer took it.
@@ -59,6 +61,8 @@ _MEANINGS: Final = {
 
 
 _PRESENCE_PREFACE: Final = """\
+When a router takes a worker for gone, and what becomes of its requests.
+
 Made from the table in the code by `make docs`; why is in
 decisions [0009](../decisions/0009-silence-of-the-vanished.md),
 [0011](../decisions/0011-deleted-but-reached.md) and

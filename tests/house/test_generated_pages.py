@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import trinamo
 from docs.generators import PAGES
 from docs.generators.api import public_names
+from docs.generators.index import index_page
 from docs.generators.protocols import protocol_page
 from tests.sources import ROOT
 from trinamo.runtime.protocol.streams.machine import Role, Tables
@@ -31,6 +33,18 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     assert sorted(names) == dir(trinamo)
     assert [name for name in names if f"| `{name}` | " not in page] == []
     assert [title for title in sections if f"## {title}\n" not in page] == []
+
+
+def test_every_page_is_in_the_index_with_a_sentence_of_its_own() -> None:
+    rows = [line for line in index_page().splitlines() if line.startswith("* [")]
+    names = {re.findall(r"\]\(([^)]+)\)", row)[0] for row in rows}
+    docs = ROOT / "docs"
+
+    assert names == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {
+        "index.md"
+    }
+    told = [row.partition(".md): ")[2] for row in rows if "(decisions/" not in row]
+    assert [each for each in told if not re.fullmatch(r"[^#>|!`].*[.:]", each)] == []
 
 
 @pytest.mark.parametrize("tables", [RESPONSE_STREAM, REQUEST_STREAM])

@@ -272,17 +272,6 @@ def test_every_link_inside_the_repository_leads_somewhere() -> None:
     assert not wrong, listed(wrong)
 
 
-def test_every_page_of_the_docs_is_linked_from_the_index() -> None:
-    index = ROOT / "docs" / "index.md"
-    linked = {
-        (index.parent / link.partition("#")[0]).resolve()
-        for link in LINK.findall(index.read_text("utf-8"))
-    }
-    pages = {page for page in (ROOT / "docs").rglob("*.md") if page != index}
-
-    assert {name_of(page) for page in pages if linked.isdisjoint({page, page.parent})} == set()
-
-
 def error_classes(root: type[TrinamoError] = TrinamoError) -> Iterator[type[TrinamoError]]:
     yield root
     for child in root.__subclasses__():
