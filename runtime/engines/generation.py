@@ -106,6 +106,8 @@ class EngineStatistics:
     completion_tokens: int = 0
     hit_tokens: int = 0
     """Of prompts, tokens that were not computed because blocks held them, likewise."""
+    sought_tokens: int = 0
+    """Tokens of which that was asked, those included that other workers computed."""
     preemptions: int = 0
     cancellations: int = 0
     """Requests that ended by Stop, Kill or an abandoned generator."""

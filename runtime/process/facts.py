@@ -16,7 +16,7 @@ from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import SUCCESS
 from .runtime import Runtime
 
-__all__ = ["frontend_facts", "worker_facts"]
+__all__ = ["engines_facts", "frontend_facts", "worker_facts"]
 
 STREAMS_MAX: Final = 1024
 
@@ -47,6 +47,19 @@ def frontend_facts(
         totals=_totals(metrics),
         streams=streams,
         queues=_queues(runtime),
+    )
+
+
+def engines_facts(
+    service: HttpService, metrics: FrontendMetrics, engines: Sequence[GenerationEngine]
+) -> FrontendFacts:
+    """Of a frontend whose engines are in its own process, each an instance called as its model."""
+    statistics = {each.info.model: each.statistics() for each in engines}
+    return FrontendFacts(
+        status=service.status,
+        in_flight=service.admission.in_flight,
+        totals=_totals(metrics),
+        streams={model: each.running + each.waiting for model, each in statistics.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Engines and HTTP in one process, and nothing else: no etcd, no NATS, no worker.
+"""Engines and HTTP in one process, with a dashboard, and nothing else: no etcd, no NATS, no worker.
 
 For an engine on one machine, and for trying one. What a request does here it does in a cluster, but
 for the way from the frontend to the worker (`roles.py`).
@@ -16,6 +16,7 @@ from ..http.service import HttpService
 from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
+from .frontend.dashboard import dashboard_url, open_own_dashboard
 from .roles import FrontendReady
 from .stopping import StopRequest
 
@@ -42,9 +43,15 @@ async def serve_engines(
     for engine in engines:
         card = engine.info.card("", created=int(env.clock.wall()))
         service.model_manager().add_model(card, engine)
-    async with open_nursery() as serving:
-        with stop.starting():
-            port = await serving.start(service.run)
-            ready(FrontendReady(url_of(config.http.host, port, config.http.scheme), ""))
-        await stop.wait()
-        service.stop()
+    async with open_nursery() as watching:
+        dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)
+        async with open_nursery() as serving:
+            with stop.starting():
+                port = await serving.start(service.run)
+                url = url_of(config.http.host, port, config.http.scheme)
+                if dashboard is not None:
+                    dashboard.serves_at(url)
+                ready(FrontendReady(url, "", dashboard_url(config.http, url, "")))
+            await stop.wait()
+            service.stop()
+        watching.cancel_scope.cancel()

@@ -74,7 +74,18 @@ async def test_a_cluster_under_load_is_shown_and_a_killed_worker_is_in_the_time_
                 each["tokens_per_s"] for each in snapshot["instances"] if each["role"] == "decode"
             ]
             done = [each["done"] for one in snapshot["instances"] for each in one["backends"]]
-            return len(rates) == 2 and all(rates) and any(done)
+            return len(rates) == 2 and all(rates) and any(done) and has_pairs(snapshot)
+
+        def has_pairs(snapshot: Any) -> bool:
+            """Whoever began, a line is between a prefill worker and a decode worker."""
+            roles = {each["id"]: each["role"] for each in snapshot["instances"]}
+            pairs = [
+                {each["role"], roles.get(peer)}
+                for each in snapshot["instances"]
+                for peer in each["moves"]
+            ]
+            assert all(pair == {"prefill", "decode"} for pair in pairs)
+            return bool(pairs)
 
         snapshot = await until(events, is_at_work, "both decode workers generate, and blocks move")
         assert snapshot["away"] == []

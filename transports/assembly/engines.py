@@ -95,3 +95,5 @@ async def _opened(engine: AnyEngine, stack: AsyncExitStack) -> GenerationEngine:
 
 def _tell(models: str, ready: FrontendReady) -> None:
     print(f"{models} is served: {ready.url}/v1", flush=True)  # noqa: T201 -- for who started a script
+    if ready.dashboard_url:
+        print(f"Its dashboard: {ready.dashboard_url}", flush=True)  # noqa: T201 -- likewise

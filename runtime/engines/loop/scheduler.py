@@ -106,6 +106,8 @@ class Scheduler:
         self.preemptions = 0
         self.hit_tokens = 0
         """Tokens that sequences found in blocks as they were given a place."""
+        self.sought_tokens = 0
+        """All tokens that they had then."""
         self._block_tokens = block_tokens
         self._running_max = running_max
         self._waiting_max = waiting_max
@@ -281,6 +283,7 @@ class Scheduler:
         sequence.stored_blocks = len(found)
         sequence.cached_tokens = len(found) * self._block_tokens
         self.hit_tokens += sequence.cached_tokens
+        self.sought_tokens += len(sequence.token_ids)
         return True
 
     def find_prefix(self, token_ids: Sequence[int], hashes: list[bytes]) -> list[int]:

@@ -69,6 +69,7 @@ class StepLoop:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             hit_tokens=scheduler.hit_tokens,
+            sought_tokens=scheduler.sought_tokens,
             preemptions=scheduler.preemptions,
             cancellations=self._cancellations,
             failures=self._failures,

@@ -1,4 +1,4 @@
-"""The dashboard of one frontend: looks once a second while a page is open, and tells all pages.
+"""The dashboard of one frontend: looks every second or so while a page is open, and tells all pages.
 
 A look is made and encoded once, however many pages there are. While none is open nobody is asked
 anything: only what this process knows anyway is compared with what it knew, every few seconds, so
@@ -23,24 +23,25 @@ from ...caller.record import InstanceStatus
 from ...config.config import Config
 from ...env import Clock
 from ...errors import RequestError
-from ...planes import ControlPlane
 from ...traces.requests import view_requests
 from ...traces.ring import ID_CHARACTERS_MAX, Traces
 from ..exchanges import Handler
-from ..survey.overview import FrontendView, Overview
+from ..survey.overview import AWAY, FrontendView, Overview
 from .facts import FrontendFacts
 from .files import HEADERS, file_routes
-from .gathering import Gatherer, Look, Place
+from .gathering import Look, Looks, Place
 from .legs import ask_legs, legs_view
 from .rows import ServerRow, Snapshot
-from .snapshot import Own, Snapshots
+from .snapshot import Own, Snapshots, role_of
 from .tabs import Tabs
 from .timeline import Seen, Timeline
 
-__all__ = ["PREFIX", "Dashboard"]
+__all__ = ["PREFIX", "Dashboard", "interval_s"]
 
 PREFIX: Final = "/dashboard"
 INTERVAL_S: Final = 1.0
+ASKED_PER_S_MAX: Final = 64
+"""Processes asked a second, be there ever so many: looks are rarer then."""
 IDLE_INTERVAL_S: Final = 2.0
 _REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:\-]{{1,{ID_CHARACTERS_MAX}}}\Z")
 NOTED_MAX: Final = 4096
@@ -50,8 +51,14 @@ _STATES: Final = {
     InstanceStatus.STALE.value: "no longer in etcd",
     InstanceStatus.INHIBITED.value: "failed, and is passed over",
     InstanceStatus.FOREIGN.value: "speaks no transport of this frontend",
+    AWAY: "does not answer",
 }
 """What is wrong with an instance; a live one, and one that drains, is well."""
+_ABOUTS: Final = {
+    "prefill": "prefill worker",
+    "decode": "decode worker",
+    "upstream": "upstream",
+}
 _encode: Final = msgspec.json.Encoder().encode
 log = logging.getLogger("trinamo.http")
 
@@ -64,7 +71,7 @@ class Dashboard:
         config: Config,
         clock: Clock,
         *,
-        control: ControlPlane,
+        looks: Looks,
         view: Callable[[], FrontendView],
         facts: Callable[[], FrontendFacts],
         traces: Traces,
@@ -72,8 +79,8 @@ class Dashboard:
     ) -> None:
         self._config, self._clock = config, clock
         self._view, self._facts, self._traces, self._place = view, facts, traces, place
-        self._gatherer = Gatherer(config, control, view, place)
-        self._snapshots = Snapshots(INTERVAL_S)
+        self._looks = looks
+        self._snapshots = Snapshots()
         self._timeline = Timeline()
         self._tabs = Tabs()
         self._names: OrderedDict[str, str] = OrderedDict()
@@ -82,6 +89,7 @@ class Dashboard:
         """What it is, likewise."""
         self._answering: OrderedDict[str, str] = OrderedDict()
         """Instances that this frontend asks, or has asked."""
+        self._url = ""
         self._places: dict[str, str] = {}
         """Whom to ask for the legs of a request, their names by URL."""
         self.handlers: Mapping[tuple[bytes, bytes], Handler] = {
@@ -94,7 +102,7 @@ class Dashboard:
 
     def serves_at(self, url: str) -> None:
         """The frontend answers there from now on."""
-        self._gatherer.url = url
+        self._url = url
 
     async def run(self) -> None:
         """Look while somebody looks at it, until cancelled."""
@@ -102,22 +110,24 @@ class Dashboard:
             if not await self._tabs.wait_any(IDLE_INTERVAL_S):
                 self._observe_own(self._view().cluster, {})
                 continue
-            began = trio.current_time()
+            began, pause_s = trio.current_time(), INTERVAL_S
             try:
-                self._tabs.send(_event(await self._look()))
+                snapshot = await self._look()
+                pause_s = snapshot.interval_s
+                self._tabs.send(_event(snapshot))
             except* Exception as errors:
                 # A mistake in what is only shown must not end who answers requests.
                 log.exception("the dashboard's look has failed", exc_info=errors)
-            await trio.sleep_until(began + INTERVAL_S)
+            await trio.sleep_until(began + pause_s)
 
     async def _look(self) -> Snapshot:
-        look = await self._gatherer.look()
+        look = await self._looks.look(self._url)
         self._remember(look)
         self._observe(look)
         own = Own(
             name=self._place.name,
             pid=self._place.pid,
-            url=self._gatherer.url,
+            url=self._url,
             facts=self._facts(),
             requests=view_requests(self._traces),
         )
@@ -126,6 +136,7 @@ class Dashboard:
             own,
             self._servers(look),
             self._timeline.events,
+            interval_s=interval_s(look.asked),
             now_s=self._clock.now(),
             wall=self._clock.wall(),
         )
@@ -163,8 +174,7 @@ class Dashboard:
         survey, known = look.survey, self._view().cluster
         problems, others = {}, {}
         for each in survey.instances:
-            about = {"prefill": "prefill worker", "decode": "decode worker"}
-            _note(self._abouts, each.id, about.get(each.metadata.get("role", ""), "worker"))
+            _note(self._abouts, each.id, _ABOUTS.get(role_of(each), "worker"))
             state = "does not answer" if each.problem else ""
             if state:
                 problems[each.id] = state
@@ -188,11 +198,12 @@ class Dashboard:
 
     def _remember(self, look: Look) -> None:
         """Who is called what, and who may be asked for the legs of a request."""
-        names = {str(each.pid): each.name for each in look.neighbours.processes if each.pid}
         places: dict[str, str] = {}
         for each in look.survey.instances:
-            if name := names.get(each.metadata.get("pid", "")):
-                _note(self._names, each.id, name)
+            if each.name:
+                _note(self._names, each.id, each.name)
+            # Of one that discovery names no more, what it was called is known all the same.
+            each.name = self._name(each.id)
             if url := each.metadata.get("status"):
                 places.setdefault(url, self._name(each.id))
         for frontend in look.survey.frontends:
@@ -243,6 +254,11 @@ class Dashboard:
             media_type="application/json",
             headers={**HEADERS, "cache-control": "no-store"},
         )
+
+
+def interval_s(asked: int) -> float:
+    """From one look to the next, of a cluster in which a look asks so many processes."""
+    return max(INTERVAL_S, asked / ASKED_PER_S_MAX)
 
 
 def _event(snapshot: Snapshot) -> bytes:

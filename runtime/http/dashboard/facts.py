@@ -41,6 +41,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     hit_tokens: _Count = 0
+    sought_tokens: _Count = 0
     preemptions: _Count = 0
     failures: _Count = 0
 
@@ -71,6 +72,8 @@ class Transfers(msgspec.Struct, kw_only=True):
     """The chain in its order."""
 
     chain: list[Backend] = []
+    moved_bytes: dict[str, _Count] = {}
+    """By the instance id of the peer: from it and to it, by transfers that were begun here."""
     fallbacks: _Count = 0
     quarantined_blocks: _Count = 0
 

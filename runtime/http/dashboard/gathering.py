@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -39,13 +39,13 @@ from ..survey.survey import (
     why_away,
 )
 
-__all__ = ["INSTANCES_MAX", "Gatherer", "Neighbours", "Place", "alone"]
+__all__ = ["INSTANCES_MAX", "Gatherer", "Look", "Looks", "Neighbours", "Place", "alone"]
 
 ETCD_TIMEOUT_S: Final = 0.8
 ASK_TIMEOUT_S: Final = 0.8
 REQUESTS_BYTES_MAX: Final = 1 << 20
 INSTANCES_MAX: Final = 256
-"""Asked and shown: who looks every second must not keep a frontend of a large cluster busy with it."""
+"""Asked and shown: who looks again and again must not keep a frontend of a large cluster busy with it."""
 
 
 @attrs.define
@@ -83,6 +83,19 @@ class Look:
     requests: list[tuple[str, RequestsView]] = attrs.field(factory=list)
     """Of the other frontends, each with its name."""
 
+    @property
+    def asked(self) -> int:
+        """How many processes were asked for it, about."""
+        return len(self.survey.frontends) + min(len(self.survey.instances), INSTANCES_MAX)
+
+
+class Looks(Protocol):
+    """Whoever looks for the dashboard."""
+
+    async def look(self, url: str) -> Look:
+        """One look of the frontend that answers at `url`; raises nothing but bugs."""
+        ...
+
 
 @attrs.define
 class _Discovered:
@@ -100,14 +113,12 @@ class Gatherer:
     ) -> None:
         self._config, self._control, self._view, self._place = config, control, view, place
         self._last: _Discovered | None = None
-        self.url = ""
-        """Where the frontend answers."""
 
-    async def look(self) -> Look:
-        """One look; takes at most some seconds, and raises nothing but bugs."""
+    async def look(self, url: str) -> Look:
+        """See `Looks`; takes at most some seconds."""
         view, neighbours = self._view(), self._place.find_neighbours()
         survey = Survey(etcd="", cluster=neighbours.cluster, frontend=None)
-        take_view(survey, self.url, view)
+        take_view(survey, url, view)
         survey.frontends = neighbours.frontends
         look = Look(survey, neighbours)
         others = [each for each in survey.frontends if each.pid != self._place.pid]

@@ -74,7 +74,9 @@ class InstanceRow(msgspec.Struct, kw_only=True):
     in_flight: int = 0
     """Of all frontends."""
     active: int | None = None
-    """What it says itself; None if it says nothing."""
+    """What it says itself, or has told a frontend; None if it says nothing."""
+    kv_used: float | None = None
+    """The fraction of its KV cache in use, of one that tells no blocks."""
     lease_id: str = ""
     incarnation: int = 0
     addresses: list[str] = []
@@ -86,6 +88,8 @@ class InstanceRow(msgspec.Struct, kw_only=True):
     tokens_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
     backends: list[BackendRow] = []
+    moves: dict[str, float] = {}
+    """Bytes a second from and to each peer that it has moved blocks from or to, by instance id."""
     fallbacks: int = 0
     quarantined_blocks: int = 0
 
@@ -117,8 +121,9 @@ class Traffic(msgspec.Struct, kw_only=True):
     requests_per_s: float
     failures_per_s: float
     tokens_per_s: float
-    history: list[tuple[float, float, int]]
-    """Requests a second, tokens a second, requests in flight: one a look, the oldest first."""
+    history: list[tuple[float, float, int, float]]
+    """Requests a second, tokens a second, requests in flight, and the fraction of all KV blocks in
+    use: one a look, the oldest first."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
@@ -127,6 +132,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     number: int
     at: float
     interval_s: float
+    """The time to the next look."""
     cluster: str
     """What `trinamo up` says of it; empty for one started otherwise."""
     etcd_text: str

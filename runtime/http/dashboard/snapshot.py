@@ -16,6 +16,7 @@ import msgspec
 from ...traces.requests import RequestsView, RequestView
 from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
+from ..survey.overview import AWAY
 from ..survey.rates import Rates
 from .facts import ENTRIES_MAX, EngineFacts, FrontendFacts, WorkerFacts, cut_text, read_facts
 from .gathering import INSTANCES_MAX, Look
@@ -31,7 +32,7 @@ from .rows import (
 )
 from .timeline import Event
 
-__all__ = ["Own", "Snapshots"]
+__all__ = ["Own", "Snapshots", "role_of"]
 
 MODELS_MAX: Final = 128
 REQUESTS_MAX: Final = 64
@@ -53,11 +54,10 @@ class Own(msgspec.Struct, kw_only=True):
 class Snapshots:
     """Makes them, each with what has changed since the one before."""
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    def __init__(self) -> None:
         self._rates = Rates()
         self._hits: dict[str, tuple[int, int, float | None]] = {}
-        self._history: deque[tuple[float, float, int]] = deque(maxlen=HISTORY_MAX)
+        self._history: deque[tuple[float, float, int, float]] = deque(maxlen=HISTORY_MAX)
         self._number = 0
 
     def make(
@@ -67,6 +67,7 @@ class Snapshots:
         servers: list[ServerRow],
         events: list[Event],
         *,
+        interval_s: float,
         now_s: float,
         wall: float,
     ) -> Snapshot:
@@ -75,10 +76,9 @@ class Snapshots:
         self._number += 1
         self._rates.forget(now_s - RATES_KEPT_S)
         frontends = [*self._frontends(survey.frontends, own, now_s)]
-        names = {str(each.pid): each.name for each in look.neighbours.processes if each.pid}
         streams = _sum_streams(frontends)
         shown = survey.instances[:INSTANCES_MAX]
-        instances = [self._instance(each, names, streams, now_s) for each in shown]
+        instances = [self._instance(each, streams, now_s) for each in shown]
         # By name, the shorter one first, as `worker-2` before `worker-10`: one that was started
         # again has another id, and stays where it was.
         instances.sort(key=lambda row: (row.endpoint, len(row.name), row.name))
@@ -89,7 +89,7 @@ class Snapshots:
         return Snapshot(
             number=self._number,
             at=wall,
-            interval_s=self._interval_s,
+            interval_s=interval_s,
             cluster=f"trinamo up, pid {cluster['pid']}, {cluster['state']}" if cluster else "",
             etcd_text=cut_text(survey.etcd),
             away=[cut_text(each) for each in survey.away[:ENTRIES_MAX]],
@@ -113,7 +113,7 @@ class Snapshots:
                 for each in survey.models[:MODELS_MAX]
             ],
             queues=_queues(survey.instances, own),
-            traffic=self._traffic(frontends),
+            traffic=self._traffic(frontends, instances),
             under_way=_newest(told, lambda view: view.under_way),
             under_way_left_out=sum(view.under_way_left_out for _, view in told),
             failed=_newest(told, lambda view: view.failed),
@@ -170,22 +170,22 @@ class Snapshots:
             is_own=is_own,
         )
 
-    def _instance(
-        self, look: InstanceLook, names: dict[str, str], streams: dict[str, int], now_s: float
-    ) -> InstanceRow:
+    def _instance(self, look: InstanceLook, streams: dict[str, int], now_s: float) -> InstanceRow:
         metadata = look.metadata
         pid, model = metadata.get("pid", ""), metadata.get("model", "")
         row = InstanceRow(
             id=cut_text(look.id),
-            name=names.get(pid, cut_text(look.id)[:8]),
+            name=cut_text(look.name or look.id[:8]),
             endpoint=cut_text(look.endpoint),
             model=cut_text(model),
             engine=cut_text(metadata.get("engine", "")),
-            role=cut_text(metadata.get("role", "")),
+            role=cut_text(role_of(look)),
             pid=cut_text(pid),
             state="away" if look.problem else "draining" if look.is_draining else "registered",
             problem=cut_text(look.problem),
             in_flight=streams.get(look.id, look.in_flight or 0),
+            active=look.active,
+            kv_used=look.kv_used,
             lease_id=cut_text(look.lease_id),
             incarnation=look.incarnation,
             addresses=[cut_text(f"{name} {address}") for name, address in look.transports.items()][
@@ -195,7 +195,7 @@ class Snapshots:
         facts = read_facts(look.health, WorkerFacts) if look.health is not None else None
         if facts is not None:
             self._add_facts(row, facts, model, now_s)
-        elif look.seen:
+        elif look.seen and not look.problem:
             row.state = look.seen
         return row
 
@@ -218,6 +218,11 @@ class Snapshots:
         if facts.transfers is not None:
             row.fallbacks = facts.transfers.fallbacks
             row.quarantined_blocks = facts.transfers.quarantined_blocks
+            row.moves = {
+                cut_text(peer): self._rate(f"{key} {peer[:32]}", count, now_s)
+                for peer, count in islice(facts.transfers.moved_bytes.items(), INSTANCES_MAX)
+                if count
+            }
             row.backends = [
                 BackendRow(
                     backend=cut_text(each.backend),
@@ -233,20 +238,27 @@ class Snapshots:
         return round(self._rates.update(key, value, now_s), 1)
 
     def _hit_rate(self, key: str, engine: EngineFacts) -> float | None:
-        found, asked = engine.hit_tokens, engine.hit_tokens + engine.prompt_tokens
+        # What another worker computed was sought here and is neither found nor computed.
+        found = engine.hit_tokens
+        asked = engine.sought_tokens or found + engine.prompt_tokens
         asked_before, found_before, before = self._hits.get(key, (0, 0, None))
         if asked > asked_before and found >= found_before:
             before = min(1.0, round((found - found_before) / (asked - asked_before), 4))
         self._hits[key] = (asked, found, before)
         return before
 
-    def _traffic(self, frontends: Sequence[FrontendRow]) -> Traffic:
+    def _traffic(
+        self, frontends: Sequence[FrontendRow], instances: Sequence[InstanceRow]
+    ) -> Traffic:
         requests = round(sum(each.requests_per_s for each in frontends), 2)
         tokens = round(sum(each.tokens_per_s for each in frontends), 1)
         in_flight = sum(each.in_flight for each in frontends)
         if self._number > 1:
             # The first look has no rates.
-            self._history.append((requests, tokens, in_flight))
+            total = sum(each.blocks_total or 0 for each in instances)
+            used = sum(each.blocks_used or 0 for each in instances)
+            share = round(used / total, 4) if total else 0.0
+            self._history.append((requests, tokens, in_flight, share))
         return Traffic(
             in_flight=in_flight,
             requests_per_s=requests,
@@ -254,6 +266,12 @@ class Snapshots:
             tokens_per_s=tokens,
             history=list(self._history),
         )
+
+
+def role_of(look: InstanceLook) -> str:
+    """`prefill`, `decode`, `upstream`, or nothing for a plain worker."""
+    is_upstream = "upstream" in look.metadata or look.seen == AWAY
+    return look.metadata.get("role", "") or ("upstream" if is_upstream else "")
 
 
 def _sum_streams(frontends: Iterable[FrontendRow]) -> dict[str, int]:

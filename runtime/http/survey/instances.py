@@ -36,9 +36,15 @@ class InstanceLook:
     health: dict[str, Any] | None = None
     problem: str = ""
     seen: str = ""
-    """How the frontend sees it, if it is asked instead of etcd."""
+    """How the frontend sees it, if it is asked instead of etcd, or instead of the instance itself."""
     in_flight: int | None = None
     """The frontend's requests under way to it, if it is asked."""
+    active: int | None = None
+    """Requests that it has, whoever sent them, as the frontend was told; None if it was not."""
+    kv_used: float | None = None
+    """The fraction of its KV cache in use, likewise."""
+    name: str = ""
+    """What people call it, as far as anybody has said."""
 
 
 def instance_look(instance: Instance, entry: Entry) -> InstanceLook:
@@ -51,6 +57,7 @@ def instance_look(instance: Instance, entry: Entry) -> InstanceLook:
         is_draining=instance.draining,
         transports=dict(instance.transports),
         metadata=dict(instance.metadata),
+        name=instance.transports.get("http", "") if "upstream" in instance.metadata else "",
     )
 
 

@@ -134,6 +134,10 @@ async def ask_instances(
         if known is None:
             continue
         instance.in_flight = known.in_flight
+        instance.active, instance.kv_used = known.active, known.kv_used
+        if instance.health is None and "status" not in instance.metadata:
+            # It has no port to be asked at, as an upstream, so the frontend's word counts.
+            instance.seen = known.state
         if known.state == InstanceStatus.SUSPECTED and instance.health is None:
             instance.problem = instance.problem or "the frontend has lost its connection to it"
     _tell_instances(survey)
@@ -151,7 +155,10 @@ def _take_away(survey: Survey, seen: Mapping[tuple[str, str], InstanceView]) -> 
 
 
 async def ask_processes(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
-    """Ask the workers that `trinamo up` runs and that discovery does not name."""
+    """Name the workers that `trinamo up` runs, and ask those that discovery does not name."""
+    names = {str(each.pid): each.name for each in processes if each.pid}
+    for instance in survey.instances:
+        instance.name = names.get(instance.metadata.get("pid", ""), instance.name)
     missing: list[str] = []
     async with open_nursery() as nursery:
         for process in processes:
@@ -173,6 +180,7 @@ async def _ask_process(survey: Survey, process: OwnedProcess, missing: list[str]
             instance.health = health
             instance.lease_id = str(health.get("lease_id", ""))
             instance.metadata["pid"] = str(process.pid)
+            instance.name = process.name
             return
     if not survey.is_last_known:
         what = "is not registered" if process.pid else "does not run"

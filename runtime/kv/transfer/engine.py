@@ -150,6 +150,7 @@ class EngineTransfers(EnginePeers):
             found,
             chain=[by_name[backend] for backend in self._chain.order],
             blocks_in_flight=self.kv.pool.in_flight_count,
+            moved_bytes=self.moved_bytes,
         )
 
     async def drain(self) -> None:
@@ -235,7 +236,7 @@ class EngineTransfers(EnginePeers):
             raise ConnectError(f"engine {engine_id} could not be connected to in time") from None
         count = peer.description.pool_blocks
         theirs = regions.range_ids(peer_blocks, block_count=count, layers=layers)
-        return await self.router.move(
+        reports = await self.router.move(
             direction,
             self.memory,
             ours,
@@ -245,6 +246,8 @@ class EngineTransfers(EnginePeers):
             notify=notify,
             ticket=ticket,
         )
+        self.count(engine_id, sum(report.byte_count for report in reports))
+        return reports
 
 
 @asynccontextmanager

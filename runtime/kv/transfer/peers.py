@@ -52,6 +52,8 @@ class _Engine:
     routed: RoutedPeer | None = None
     is_gone: bool = False
     """Whether that process ended while it was being connected to."""
+    moved_bytes: int = 0
+    """What was read from it and written to it, by us."""
 
 
 class EnginePeers:
@@ -122,6 +124,17 @@ class EnginePeers:
             return None
         _log.info("engine %s is connected by %s", engine_id, ", ".join(routed.usable))
         return routed
+
+    def count(self, engine_id: str, byte_count: int) -> None:
+        """So many bytes have been moved from or to that peer."""
+        peer = self._peers.get(engine_id)
+        if peer is not None:
+            peer.moved_bytes += byte_count
+
+    @property
+    def moved_bytes(self) -> dict[str, int]:
+        """By engine id, as long as the peer is there."""
+        return {engine_id: peer.moved_bytes for engine_id, peer in self._peers.items()}
 
     async def watch(self) -> None:
         """Forget peers that are gone; runs until cancelled.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -42,3 +42,5 @@ class TransferStatistics:
     """Transfers and grants that hold blocks."""
     blocks_in_flight: int = 0
     quarantined_blocks: int = 0
+    moved_bytes: Mapping[str, int] = {}
+    """By the engine id of a peer that is connected to, what we have read from it and written to it."""

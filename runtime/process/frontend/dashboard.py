@@ -7,19 +7,27 @@ operators bind where they want it, has it unless it is switched off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
+from ...config.config import Config
 from ...config.http import HttpConfig
+from ...engines import GenerationEngine
+from ...env import Env
 from ...http.dashboard.dashboard import PREFIX, Dashboard
+from ...http.dashboard.engines import EnginesLook
 from ...http.dashboard.facts import FrontendFacts
-from ...http.dashboard.gathering import Place
+from ...http.dashboard.gathering import Gatherer, Place
 from ...http.server.hosts import is_loopback
 from ...http.service import HttpService
+from ...metrics.frontend import FrontendMetrics
+from ...traces.ring import Traces
+from ..facts import engines_facts
 from ..runtime import Runtime
 
-__all__ = ["dashboard_url", "open_dashboard"]
+__all__ = ["dashboard_url", "open_dashboard", "open_own_dashboard"]
 
 
 def open_dashboard(
@@ -36,7 +44,7 @@ def open_dashboard(
     dashboard = Dashboard(
         runtime.config,
         runtime.env.clock,
-        control=runtime.control,
+        looks=Gatherer(runtime.config, runtime.control, service.view, place),
         view=service.view,
         facts=facts,
         traces=runtime.traces,
@@ -44,6 +52,32 @@ def open_dashboard(
     )
     if _is_public(section):
         service.add(dashboard.handlers, dashboard.routes)
+    nursery.start_soon(dashboard.run)
+    return dashboard
+
+
+def open_own_dashboard(
+    nursery: trio.Nursery,
+    config: Config,
+    env: Env,
+    service: HttpService,
+    engines: Sequence[GenerationEngine],
+    traces: Traces,
+    metrics: FrontendMetrics,
+) -> Dashboard | None:
+    """As `open_dashboard`, of a process that has engines and no cluster around it."""
+    if not _is_public(config.http):
+        return None
+    dashboard = Dashboard(
+        config,
+        env.clock,
+        looks=EnginesLook(service.view, engines),
+        view=service.view,
+        facts=partial(engines_facts, service, metrics, engines),
+        traces=traces,
+        place=Place(name="this process"),
+    )
+    service.add(dashboard.handlers, dashboard.routes)
     nursery.start_soon(dashboard.run)
     return dashboard
 

@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
 import trinamo
+from tests.runtime.http.dashboard import pages
 from trinamo import (
     ConfigError,
     Context,
@@ -48,13 +50,13 @@ async def parrot(request: GenerateRequest, context: Context) -> AsyncGenerator[s
 
 
 @asynccontextmanager
-async def served(engine: Any) -> AsyncIterator[tuple[str, StopRequest]]:
+async def served(engine: Any, **settings: Any) -> AsyncIterator[tuple[str, StopRequest]]:
     """The URL and what asks it to stop; it has ended in order once the body is left."""
     stop = StopRequest()
     async with trio.open_nursery() as nursery:
 
         async def serve(*, task_status: trio.TaskStatus[FrontendReady]) -> None:
-            config = trinamo.load_config(environ={})
+            config = trinamo.load_config(environ={}, overrides=settings)
             ready = task_status.started
             await trinamo.serve(engine, port=0, config=config, ready=ready, stop=stop)
 
@@ -87,6 +89,40 @@ async def test_an_engine_answers_without_a_cluster() -> None:
     assert status == 200
     assert answer["choices"][0]["message"]["content"] == "HELLO THERE "
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_it_has_the_dashboard_too() -> None:
+    async with (
+        trinamo.open_echo_engine(model="echo") as echo,
+        served([parrot, echo]) as (url, _),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client,
+    ):
+        assert "<h1>" in (await client.get("/dashboard")).text
+        status, _answer = await asked(url, "raise")
+        assert status == 500
+        async with pages.page(client) as events:
+            snapshot = await anext(events)
+            while not snapshot["failed"]:
+                snapshot = await anext(events)
+    assert snapshot["away"] == []
+    assert snapshot["servers"] == []
+    shown = {(each["name"], each["model"], each["state"]) for each in snapshot["instances"]}
+    assert shown == {("parrot", "parrot", "ready"), ("echo", "echo", "ready")}
+    assert [each["name"] for each in snapshot["models"]] == ["parrot", "echo"]
+    assert [each["instances"] for each in snapshot["models"]] == [1, 1]
+    (frontend,) = snapshot["frontends"]
+    assert (frontend["name"], frontend["url"]) == ("this process", url)
+    assert "a secret" not in json.dumps(snapshot)
+
+
+async def test_its_dashboard_has_the_same_switch() -> None:
+    async with served(parrot, **{"http.dashboard": False}) as (url, _):
+        asking = partial(httpx.get, f"{url}/dashboard", trust_env=False, timeout=20)
+        answer = await trio.to_thread.run_sync(asking)
+    assert answer.status_code == 404
 
 
 async def test_several_engines_are_models_side_by_side_open_ones_among_them() -> None:

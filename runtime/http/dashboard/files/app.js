@@ -14,7 +14,6 @@ const topology = new Topology($("#topology .drawing"));
 const happenings = new Happenings($("#happened"));
 const legs = new Legs($("#legs"));
 const away = new Keyed($("#away ul"), () => el("li"));
-const history = [];
 let last = null;
 
 const openLegs = (id) => legs.open(id);
@@ -29,8 +28,10 @@ const instances = new Rows($("#instances tbody"), [
   (row) => (row.engine_facts ? String(row.engine_facts.waiting) : "–"),
   (row) => figure(row.engine_facts ? row.tokens_per_s : null),
   (row) => figure(row.engine_facts ? row.prompt_tokens_per_s : null),
-  (row, cell) => bar(cell, row.blocks_used, row.blocks_total,
-    row.blocks_total ? `${percent(row.blocks_used / row.blocks_total)} of ${figure(row.blocks_total)}` : "–"),
+  (row, cell) => (row.blocks_total || row.kv_used === null
+    ? bar(cell, row.blocks_used, row.blocks_total,
+      row.blocks_total ? `${percent(row.blocks_used / row.blocks_total)} of ${figure(row.blocks_total)}` : "–")
+    : bar(cell, row.kv_used, 1, percent(row.kv_used))),
   (row) => percent(row.hit_rate),
   (row) => (row.engine_facts ? String(row.engine_facts.preemptions) : "–"),
   (row) => row.addresses.join(", "),
@@ -112,14 +113,12 @@ function showFigures(snapshot) {
   const traffic = snapshot.traffic;
   const used = snapshot.instances.reduce((sum, each) => sum + (each.blocks_used ?? 0), 0);
   const total = snapshot.instances.reduce((sum, each) => sum + (each.blocks_total ?? 0), 0);
-  history.push(total ? used / total : 0);
-  if (history.length > 180) history.shift();
   const told = traffic.history;
   value("#tokens", figure(traffic.tokens_per_s), told.map((each) => each[1]));
   value("#requests", figure(traffic.requests_per_s), told.map((each) => each[0]),
     traffic.failures_per_s ? `${figure(traffic.failures_per_s)} a second fail` : "");
   value("#flight", figure(traffic.in_flight), told.map((each) => each[2]));
-  value("#blocks", total ? percent(used / total) : "–", history.map((each) => each * 100),
+  value("#blocks", total ? percent(used / total) : "–", told.map((each) => each[3] * 100),
     total ? `${figure(used)} of ${figure(total)}` : "");
 }
 
@@ -127,7 +126,8 @@ function value(place, text, values, more = "") {
   const output = $(`${place} output`);
   write(output, text);
   set(output, { "data-more": more || null });
-  spark($(`${place} .spark`), values, `the last ${values.length} seconds; now ${text}${more ? `, ${more}` : ""}`);
+  const seconds = lasting(values.length * last.interval_s);
+  spark($(`${place} .spark`), values, `the last ${seconds}; now ${text}${more ? `, ${more}` : ""}`);
 }
 
 function transferRows(snapshot) {

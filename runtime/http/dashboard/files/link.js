@@ -2,6 +2,7 @@
 
 const RETRY_MS = [500, 1000, 2000, 3000, 5000];
 const SILENT_MS = 4500;
+const LOOKS_MISSED = 3.5;
 const HIDDEN_MS = 10000;
 
 export class Link {
@@ -11,6 +12,7 @@ export class Link {
     this.onSnapshot = onSnapshot;
     this.onState = onState;
     this.failures = 0;
+    this.patienceMs = SILENT_MS;
     this.stream = null;
     this.timers = {};
     document.addEventListener("visibilitychange", () => this.look());
@@ -34,9 +36,12 @@ export class Link {
     this.stream = new EventSource(this.url);
     this.stream.addEventListener("snapshot", (event) => {
       this.failures = 0;
+      const snapshot = JSON.parse(event.data);
+      // Of a large cluster looks are rarer.
+      this.patienceMs = Math.max(SILENT_MS, snapshot.interval_s * 1000 * LOOKS_MISSED);
       this.onState("live");
       this.listen();
-      this.onSnapshot(JSON.parse(event.data));
+      this.onSnapshot(snapshot);
     });
     // The browser's own way gives up for good at an answer that is no stream.
     this.stream.addEventListener("error", () => this.again());
@@ -44,7 +49,7 @@ export class Link {
   }
 
   listen() {
-    this.after("silence", SILENT_MS, () => { this.onState("silent"); this.again(); });
+    this.after("silence", this.patienceMs, () => { this.onState("silent"); this.again(); });
   }
 
   again() {

@@ -5,6 +5,7 @@ import { Keyed, bytes, figure, glyph, kindOf, percent, set, svg, write } from ".
 
 const NARROW = 620;
 const MANY = 28;
+const PAIRS_MAX = 256;
 
 export class Topology {
   constructor(place) {
@@ -38,7 +39,9 @@ export class Topology {
     set(this.chart, { viewBox: `0 0 ${width} ${plan.height}`, width, height: plan.height });
     this.keyedNodes.show(nodes, (node) => node.key, drawNode);
     this.keyedEdges.show(edges, (edge) => edge.key, (path, edge) => drawEdge(path, edge, isNarrow));
-    this.keyedLabels.show(edges.filter((edge) => edge.label), (edge) => edge.key,
+    // On a phone workers stand in rows, and their lines behind each other: there their boxes tell it alone.
+    const isTold = (edge) => edge.label && (!isNarrow || edge.key.startsWith("clients"));
+    this.keyedLabels.show(edges.filter(isTold), (edge) => edge.key,
       (text, edge) => drawLabel(text, edge, isNarrow));
     this.keyedTitles.show(plan.titles, (title) => title.text, (text, title) => {
       set(text, { x: title.x, y: title.y, class: "layer" });
@@ -68,10 +71,11 @@ function layersOf(snapshot) {
   const prefill = workers.filter((each) => each.data.role === "prefill");
   const others = workers.filter((each) => each.data.role !== "prefill");
   const isSplit = prefill.length > 0 || others.some((each) => each.data.role === "decode");
+  const isHop = others.length > 0 && others.every((each) => each.data.role === "upstream");
   return [
     { title: "", nodes: clients },
     { title: frontends.length > 1 ? "frontends" : "frontend", nodes: frontends },
-    { title: isSplit ? "decode workers" : "workers", nodes: others },
+    { title: isSplit ? "decode workers" : isHop ? "upstreams" : "workers", nodes: others },
     ...(prefill.length ? [{ title: "prefill workers", nodes: prefill }] : []),
   ];
 }
@@ -87,7 +91,7 @@ function linesOf(instance) {
 }
 
 function shareOf(instance) {
-  return instance.blocks_total ? instance.blocks_used / instance.blocks_total : null;
+  return instance.blocks_total ? instance.blocks_used / instance.blocks_total : instance.kv_used;
 }
 
 // --- places ---
@@ -99,14 +103,18 @@ function sideBySide(layers, width) {
   const columns = layers.map((layer) => Math.max(1, Math.ceil(layer.nodes.length / (isMany ? 14 : 7))));
   const total = columns.reduce((sum, n) => sum + n, 0);
   const between = Math.max(48, Math.min(150, (width - total * 170) / Math.max(1, layers.length - 1)));
-  const wide = Math.min(190, (width - between * (layers.length - 1) - gap * (total - layers.length)) / total);
+  // What moves between decode and prefill workers is told in a longer word than what comes before.
+  const gaps = layers.map((_, n) => (n === 0 ? 0 : n === 3 ? Math.max(between, 92) : between));
+  const allGaps = gaps.reduce((sum, each) => sum + each, 0);
+  const wide = Math.min(190, (width - allGaps - gap * (total - layers.length)) / total);
   const rows = layers.map((layer, n) => Math.ceil(layer.nodes.length / columns[n]));
   const tall = Math.max(1, ...rows);
   const body = tall * (high + gap) - gap;
   const nodes = [], titles = [];
-  const used = total * wide + (total - layers.length) * gap + between * (layers.length - 1);
+  const used = total * wide + (total - layers.length) * gap + allGaps;
   let x = Math.max(0, (width - used) / 2);
   layers.forEach((layer, n) => {
+    x += gaps[n];
     const here = Math.max(1, rows[n]);
     const start = top + (body - (here * (high + gap) - gap)) / 2;
     layer.nodes.forEach((node, index) => {
@@ -114,7 +122,7 @@ function sideBySide(layers, width) {
       nodes.push({ ...node, x: x + column * (wide + gap), y: start + row * (high + gap), wide, high, isSmall: isMany });
     });
     if (layer.title) titles.push({ text: layer.title, x: x + 2, y: start - 10 });
-    x += columns[n] * wide + (columns[n] - 1) * gap + between;
+    x += columns[n] * wide + (columns[n] - 1) * gap;
   });
   const busY = top + body + 26;
   return { nodes, titles, busY, height: busY + 62, left: Math.max(0, (width - used) / 2), right: (width + used) / 2,
@@ -211,32 +219,48 @@ function edgesOf(snapshot, at) {
         label: count ? figure(count) : "" });
     }
   }
-  const prefill = snapshot.instances.filter((each) => each.role === "prefill");
-  const decode = snapshot.instances.filter((each) => each.role === "decode");
-  if (prefill.length * decode.length > 256) return edges;
-  for (const one of decode) {
-    const rate = one.backends.reduce((sum, each) => sum + each.bytes_per_s, 0);
-    prefill.forEach((other, n) => {
-      const from = at.get(`worker ${one.id} ${one.endpoint}`), to = at.get(`worker ${other.id} ${other.endpoint}`);
-      edges.push({ key: `${from.key} ${to.key}`, from, to, weight: rate ? 1 : 0, isBlocks: true, isBack: true,
-        label: rate && n === 0 ? `${bytes(rate)}/s` : "" });
-    });
+  return [...edges, ...transferEdges(snapshot, at)];
+}
+
+// Between the two that have moved blocks, whoever of them began; what moves now, at the decode worker.
+function transferEdges(snapshot, at) {
+  const byId = new Map(snapshot.instances.map((each) => [each.id, each]));
+  const pairs = new Map(), rates = new Map();
+  for (const one of snapshot.instances) {
+    for (const [peer, rate] of Object.entries(one.moves)) {
+      const other = byId.get(peer);
+      if (!other || other === one) continue;
+      const [from, to] = one.role === "prefill" || (other.role !== "prefill" && other.id < one.id) ? [other, one] : [one, other];
+      const key = `${from.id} ${to.id}`;
+      const pair = pairs.get(key) ?? { from, to, rate: 0 };
+      pairs.set(key, { ...pair, rate: pair.rate + rate });
+      rates.set(from.id, (rates.get(from.id) ?? 0) + rate);
+    }
   }
-  return edges;
+  const told = new Set();
+  return [...pairs.values()].slice(0, PAIRS_MAX).map(({ from, to, rate }) => {
+    const total = rate && !told.has(from.id) ? rates.get(from.id) : 0;
+    if (rate) told.add(from.id);
+    return { key: `blocks ${from.id} ${to.id}`, from: at.get(`worker ${from.id} ${from.endpoint}`),
+      to: at.get(`worker ${to.id} ${to.endpoint}`), weight: rate ? 1 : 0, isBlocks: true, isBack: true,
+      label: total ? `${bytes(total)}/s` : "" };
+  });
 }
 
 function ends(edge, isNarrow) {
   const { from, to } = edge;
   return isNarrow
     ? [from.x + from.wide / 2, from.y + from.high, to.x + to.wide / 2, to.y]
-    : [from.x + from.wide, from.y + from.high / 2, to.x, to.y + to.high / 2];
+    // Two of one column have a line at their right.
+    : [from.x + from.wide, from.y + from.high / 2, to.x + (from.x === to.x ? to.wide : 0), to.y + to.high / 2];
 }
 
 function drawEdge(path, edge, isNarrow) {
   const [x1, y1, x2, y2] = ends(edge, isNarrow).map((n) => Number(n.toFixed(1)));
   const d = isNarrow
     ? `M${x1} ${y1}C${x1} ${(y1 + y2) / 2} ${x2} ${(y1 + y2) / 2} ${x2} ${y2}`
-    : `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
+    : x1 === x2 ? `M${x1} ${y1}C${x1 + 34} ${y1} ${x1 + 34} ${y2} ${x2} ${y2}`
+      : `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
   const kind = edge.isBroken ? "broken" : edge.weight ? "flowing" : "still";
   set(path, { d, class: `edge ${kind}${edge.isBlocks ? " blocks" : ""}${edge.isBack ? " back" : ""}`,
     "stroke-width": edge.weight ? Math.min(6, 1.4 + Math.log2(1 + edge.weight) * 0.7).toFixed(2) : 1 });
@@ -244,12 +268,17 @@ function drawEdge(path, edge, isNarrow) {
 
 function drawLabel(text, edge, isNarrow) {
   const [x1, y1, x2, y2] = ends(edge, isNarrow);
+  set(text, { class: edge.isBlocks ? "count blocks" : "count" });
+  write(text, edge.label);
+  if (edge.isBlocks) {
+    set(text, { x: (x1 + 8).toFixed(1), y: (y1 - 9).toFixed(1) });
+    return;
+  }
   // Near the worker, where the lines of several frontends are apart.
-  const part = edge.key.startsWith("clients") || edge.isBlocks ? 0.5 : 0.72;
+  const part = edge.key.startsWith("clients") ? 0.5 : 0.72;
   const u = 1 - part;
   const mix = (a, b, c, d) => u * u * u * a + 3 * u * u * part * b + 3 * u * part * part * c + part ** 3 * d;
   const x = isNarrow ? mix(x1, x1, x2, x2) : mix(x1, (x1 + x2) / 2, (x1 + x2) / 2, x2);
   const y = isNarrow ? mix(y1, (y1 + y2) / 2, (y1 + y2) / 2, y2) : mix(y1, y1, y2, y2);
-  set(text, { x: x.toFixed(1), y: (y - 5).toFixed(1), class: edge.isBlocks ? "count blocks" : "count" });
-  write(text, edge.label);
+  set(text, { x: x.toFixed(1), y: (y - 5).toFixed(1) });
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import trio
 
@@ -14,9 +17,11 @@ from tests.runtime.engines.upstream.fake import (
     events,
     open_fake,
     open_hop,
+    whole,
 )
 from tests.runtime.http.dashboard import pages
 
+KEY = "sk-5ecret-of-an-upstream"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
@@ -44,6 +49,39 @@ async def test_status_and_dashboard_show_the_upstreams() -> None:
         assert snapshot["away"] == []
 
 
+async def test_the_key_of_an_upstream_is_told_to_nobody_else(tmp_path: Path) -> None:
+    """Not by pages, status and metrics, and not by an upstream that says it in its error."""
+    key_file = tmp_path / "key"
+    key_file.write_text(KEY, "ascii")
+    key_file.chmod(0o600)
+
+    async def refuse(asked: Asked, stream: trio.SocketStream) -> None:
+        told = {"error": {"message": f"not a key of ours: {asked.headers['authorization']}"}}
+        await stream.send_all(whole(told, 401))
+
+    settings = {"worker__upstream__key_file": str(key_file), "http__status_port": 0}
+    async with open_fake(refuse) as fake, open_hop(fake, **settings) as front:
+        answer = await front.chat()
+        assert fake.asked[0].headers["authorization"] == f"Bearer {KEY}"
+        async with pages.page(front.client) as snapshots:
+            snapshot = await anext(snapshots)
+            while not snapshot["failed"]:
+                snapshot = await anext(snapshots)
+        request_id = snapshot["failed"][0]["id"]
+        paths = (
+            "/status",
+            "/health",
+            "/metrics",
+            "/v1/models",
+            f"/dashboard/requests/{request_id}",
+        )
+        told = [(await front.client.get(path)).text for path in paths]
+    assert all(told)
+    assert KEY not in json.dumps(snapshot)
+    assert not [text for text in told if KEY in text]
+    assert KEY not in answer.text
+
+
 async def test_an_upstream_that_fails_its_looks_is_shown_as_away() -> None:
     """It is offered to nobody, and its cards are gone; whoever looks must not take it for gone."""
     async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
@@ -59,7 +97,7 @@ async def test_an_upstream_that_fails_its_looks_is_shown_as_away() -> None:
                 await trio.sleep(0.02)
         async with pages.page(front.client) as snapshots:
             snapshot = await anext(snapshots)
-        assert sorted(each["state"] for each in snapshot["instances"]) == ["away", "registered"]
+        assert sorted(each["state"] for each in snapshot["instances"]) == ["away", "live"]
         assert [each["instances"] for each in snapshot["models"]] == [1]
         (told,) = snapshot["away"]
         assert "fails its looks" in told

@@ -67,6 +67,11 @@ async def test_it_tells_of_workers_models_and_requests_on_both_ports() -> None:
     assert "worker" in {name for _, name in legs}
 
 
+@pytest.mark.parametrize(("asked", "expected_s"), [(0, 1.0), (64, 1.0), (128, 2.0), (260, 4.0625)])
+def test_the_more_are_asked_the_rarer_it_looks(asked: int, expected_s: float) -> None:
+    assert module.interval_s(asked) == expected_s
+
+
 async def test_switched_off_it_is_nowhere() -> None:
     async with open_small_cluster(http__dashboard=False) as cluster:
         for client in (cluster.http, cluster.status[0]):
@@ -87,9 +92,9 @@ async def test_nobody_is_asked_while_no_page_is_open(monkeypatch: pytest.MonkeyP
     looks, idle = [], []
     look, observe = Gatherer.look, module.Dashboard._observe_own
 
-    async def looking(self: Gatherer) -> Look:
+    async def looking(self: Gatherer, url: str) -> Look:
         looks.append(1)
-        return await look(self)
+        return await look(self, url)
 
     def observing(self: module.Dashboard, *told: object) -> None:
         idle.append(len(looks))
@@ -115,10 +120,10 @@ async def test_a_look_that_fails_ends_neither_the_frontend_nor_the_page(
     look = Gatherer.look
     failures = iter([True])
 
-    async def failing(self: Gatherer) -> Look:
+    async def failing(self: Gatherer, url: str) -> Look:
         if next(failures, False):
             raise ZeroDivisionError("a mistake")
-        return await look(self)
+        return await look(self, url)
 
     monkeypatch.setattr(Gatherer, "look", failing)
     monkeypatch.setattr(module, "INTERVAL_S", 0.02)

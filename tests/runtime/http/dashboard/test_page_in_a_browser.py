@@ -61,6 +61,7 @@ def worker(number: int, name: str, state: str = "ready", role: str = "decode") -
         hit_rate=0.5,
         tokens_per_s=903.0,
         backends=[BackendRow(backend=name, state=name, bytes_per_s=1e6)],
+        moves={f"{3:016x}": 1e6} if number == 1 else {},
     )
 
 
@@ -97,7 +98,7 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
         queues=[QueueRow(name=name, facts=QueueFacts(ready=4))],
         traffic=Traffic(
             in_flight=6, requests_per_s=2.0, failures_per_s=0.0, tokens_per_s=903.0,
-            history=[(2.0, 903.0, 6)] * 30,
+            history=[(2.0, 903.0, 6, 0.25)] * 30,
         ),
         under_way=[request],
         under_way_left_out=0,
@@ -164,7 +165,9 @@ async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
     count = "document.querySelectorAll({}).length"
     assert await shown.evaluate(count.format("'#instances tbody tr'")) == 3
     assert await shown.evaluate(count.format("'#topology .node.worker'")) == 3
-    assert await shown.evaluate(count.format("'#topology .edge'")) >= 5
+    # To the frontend, to both decode workers, and from the one that has blocks of the prefill worker.
+    assert await shown.evaluate(count.format("'#topology .edge'")) == 4
+    assert await shown.evaluate(count.format("'#topology .edge.blocks.flowing'")) == 1
     assert await shown.evaluate(count.format("'#happened .events li'")) == 4
     assert await shown.evaluate("document.querySelector('#tokens output').textContent") == "903"
     assert await shown.evaluate("document.querySelector('#health').innerText") == "● all answer"

@@ -15,7 +15,6 @@ from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.traces.requests import RequestsView, RequestView
-from trinamo.transports.assembly.run_file import ProcessEntry
 
 
 def instance(health: Any, *, number: int = 1, problem: str = "", **metadata: str) -> InstanceLook:
@@ -49,25 +48,59 @@ def look(*instances: InstanceLook, **more: Any) -> Look:
 
 
 def make(snapshots: Snapshots, found: Look, at: float, **totals: int) -> Snapshot:
-    return snapshots.make(found, own(**totals), [], [], now_s=at, wall=1000.0 + at)
+    return snapshots.make(found, own(**totals), [], [], interval_s=1.0, now_s=at, wall=1000.0 + at)
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    snapshots = Snapshots(1.0)
+    snapshots = Snapshots()
     before = instance(health(completion_tokens=100, prompt_tokens=10, hit_tokens=0))
-    after = instance(health(completion_tokens=500, prompt_tokens=30, hit_tokens=60))
+    after = instance(
+        health(completion_tokens=500, prompt_tokens=30, hit_tokens=60, blocks_used=2, blocks_free=6)
+    )
     make(snapshots, look(before), 1.0, tokens=1000, requests=5)
     snapshot = make(snapshots, look(after), 3.0, tokens=1400, requests=9)
 
     (row,) = snapshot.instances
     assert (row.tokens_per_s, row.prompt_tokens_per_s, row.hit_rate) == (200.0, 10.0, 0.75)
     assert (snapshot.traffic.tokens_per_s, snapshot.traffic.requests_per_s) == (200.0, 2.0)
-    assert snapshot.traffic.history == [(2.0, 200.0, 3)]
+    assert snapshot.traffic.history == [(2.0, 200.0, 3, 0.25)]
     assert (row.in_flight, row.active, row.state) == (3, 2, "ready")
 
 
+def test_what_another_worker_computed_counts_as_sought_and_not_found() -> None:
+    snapshots = Snapshots()
+    told = {"prompt_tokens": 10, "hit_tokens": 30, "sought_tokens": 100}
+    (row,) = make(snapshots, look(instance(health(**told))), 1.0).instances
+    assert row.hit_rate == 0.3
+
+
+def test_what_moves_between_two_is_known_by_the_peer_s_id() -> None:
+    snapshots = Snapshots()
+
+    def moves(at: float, moved: int) -> dict[str, float]:
+        transfers = {"chain": [], "moved_bytes": {f"{2:016x}": moved, f"{3:016x}": 0}}
+        told = {**health(), "transfers": transfers}
+        return make(snapshots, look(instance(told)), at).instances[0].moves
+
+    assert moves(1.0, 1000) == {f"{2:016x}": 0.0}
+    assert moves(3.0, 5000) == {f"{2:016x}": 2000.0}
+
+
+def test_an_upstream_is_as_its_frontend_sees_it() -> None:
+    one = instance(None, upstream="http://10.0.0.1:8000/v1")
+    one.seen, one.active, one.kv_used, one.name = "live", 7, 0.5, "10.0.0.1:8000"
+    gone = instance(None, number=2, problem="it fails its looks")
+    gone.seen = "away"
+    rows = make(Snapshots(), look(one, gone), 1.0).instances
+    assert [(row.role, row.state, row.name) for row in rows] == [
+        ("upstream", "away", "00000000"),
+        ("upstream", "live", "10.0.0.1:8000"),
+    ]
+    assert (rows[1].active, rows[1].kv_used) == (7, 0.5)
+
+
 def test_an_instance_that_does_not_answer_is_away() -> None:
-    snapshot = make(Snapshots(1.0), look(instance(None, problem="nobody answers")), 1.0)
+    snapshot = make(Snapshots(), look(instance(None, problem="nobody answers")), 1.0)
 
     assert (snapshot.instances[0].state, snapshot.instances[0].problem) == (
         "away",
@@ -86,14 +119,14 @@ def test_an_instance_that_does_not_answer_is_away() -> None:
     ],
 )
 def test_facts_that_make_no_sense_are_as_if_not_said(nonsense: dict[str, Any]) -> None:
-    (row,) = make(Snapshots(1.0), look(instance(nonsense)), 1.0).instances
+    (row,) = make(Snapshots(), look(instance(nonsense)), 1.0).instances
 
     assert (row.state, row.active, row.engine_facts) == ("registered", None, None)
 
 
 def test_what_strangers_write_is_cut_and_their_number_bounded() -> None:
     many = [instance(None, number=n, engine="x" * 10_000) for n in range(INSTANCES_MAX + 5)]
-    snapshot = make(Snapshots(1.0), look(*many), 1.0)
+    snapshot = make(Snapshots(), look(*many), 1.0)
 
     assert (len(snapshot.instances), snapshot.instances_left_out) == (INSTANCES_MAX, 5)
     assert len(msgspec.json.encode(snapshot)) < 1000 * INSTANCES_MAX
@@ -109,9 +142,7 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
     ]
     request = RequestView(id="a", start=5.0)
     asked = [("frontend-2", RequestsView(under_way=[request]))]
-    snapshot = make(
-        Snapshots(1.0), look(instance(health()), frontends=frontends, requests=asked), 1.0
-    )
+    snapshot = make(Snapshots(), look(instance(health()), frontends=frontends, requests=asked), 1.0)
 
     assert [(each.name, each.status) for each in snapshot.frontends] == [
         ("frontend-1", "ready"),
@@ -124,11 +155,10 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
 
 
 def test_an_instance_that_was_started_again_stays_where_it_was() -> None:
-    found = look(*(instance(None, number=number, pid=str(number)) for number in (1, 2, 3)))
-    found.neighbours.processes = [
-        ProcessEntry(name, pid)
-        for name, pid in (("worker-10", 1), ("worker-2", 2), ("worker-1", 3))
-    ]
-    rows = make(Snapshots(1.0), found, 1.0).instances
+    names = {1: "worker-10", 2: "worker-2", 3: "worker-1"}
+    found = look(*(instance(None, number=number) for number in names))
+    for each, name in zip(found.survey.instances, names.values(), strict=True):
+        each.name = name
+    rows = make(Snapshots(), found, 1.0).instances
 
     assert [row.name for row in rows] == ["worker-1", "worker-2", "worker-10"]

@@ -1,0 +1,63 @@
+"""A look at engines that run in the frontend's own process: nobody is asked, and nobody can be away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from ...engines import GenerationEngine
+from ..survey.instances import InstanceLook
+from ..survey.models import ModelLook
+from ..survey.overview import FrontendView
+from ..survey.survey import Survey, take_view
+from .gathering import Look, Neighbours
+
+__all__ = ["EnginesLook"]
+
+
+class EnginesLook:
+    """Looks at `engines`, each as an instance that is called as its model."""
+
+    def __init__(
+        self, view: Callable[[], FrontendView], engines: Sequence[GenerationEngine]
+    ) -> None:
+        self._view, self._engines = view, engines
+
+    async def look(self, url: str) -> Look:
+        """See `Looks`."""
+        survey = Survey(etcd="", cluster=None, frontend=None)
+        take_view(survey, url, self._view())
+        for engine in self._engines:
+            survey.instances.append(_instance(engine))
+            survey.models.append(
+                ModelLook(
+                    engine.info.model,
+                    "in this process",
+                    engine.info.engine,
+                    engine.info.context_tokens_max,
+                    instances=1,
+                    registered=1,
+                )
+            )
+        return Look(survey, Neighbours())
+
+
+def _instance(engine: GenerationEngine) -> InstanceLook:
+    info, statistics = engine.info, engine.statistics()
+    return InstanceLook(
+        endpoint="in this process",
+        id=info.model,
+        lease_id="",
+        incarnation=1,
+        is_draining=False,
+        transports={},
+        metadata={"model": info.model, "engine": info.engine},
+        health={
+            "status": "ready",
+            "active": statistics.running + statistics.waiting,
+            "engines": {info.model: attrs.asdict(statistics)},
+            "blocks": {"used": statistics.blocks_used, "total": info.block_count},
+        },
+        name=info.model,
+    )
