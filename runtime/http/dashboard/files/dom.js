@@ -43,19 +43,27 @@ export class Keyed {
   show(items, keyOf, update) {
     const before = this.known;
     this.known = new Map();
+    // First what goes: an element that is moved, as behind one that goes later, loses the focus.
+    const staying = new Set(items.map(keyOf));
+    for (const [key, element] of before) if (!staying.has(key)) this.drop(element);
     let place = null;
     for (const item of items) {
       const key = keyOf(item);
       if (this.known.has(key)) continue;
       const element = before.get(key) ?? this.make(item);
-      before.delete(key);
       this.known.set(key, element);
       const next = place === null ? this.parent.firstChild : place.nextSibling;
       if (next !== element) this.parent.insertBefore(element, next);
       place = element;
       update(element, item);
     }
-    for (const element of before.values()) element.remove();
+  }
+
+  // Whoever stands on what goes stays in its table, and is not sent to the top of the page.
+  drop(element) {
+    const place = element.contains(document.activeElement) ? this.parent.closest("[tabindex]") : null;
+    element.remove();
+    place?.focus();
   }
 }
 
@@ -102,9 +110,9 @@ export function percent(part) {
 
 export function lasting(seconds) {
   const s = Math.max(0, seconds);
-  if (s < 1) return `${Math.round(s * 1000)} ms`;
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 120) return `${Math.round(s)} s`;
+  if (s < 0.9995) return `${Math.round(s * 1000)} ms`;
+  if (s < 9.95) return `${s.toFixed(1)} s`;
+  if (s < 119.5) return `${Math.round(s)} s`;
   if (s < 7200) return `${Math.round(s / 60)} min`;
   return `${Math.round(s / 3600)} h`;
 }

@@ -14,9 +14,15 @@ export class Legs {
     this.rows = new Rows(dialog.querySelector("tbody"), [
       (row) => row.process, (row) => row.name, (row) => row.start.toFixed(2), (row) => row.took.toFixed(2),
       (row) => row.facts], ["", "", "n", "n", "facts"]);
+    // The row of a request that has ended is gone by the time its dialog is closed.
+    dialog.addEventListener("close", () => {
+      const at = document.activeElement;
+      if (at === document.body || dialog.contains(at)) this.opener?.focus();
+    });
   }
 
   async open(id) {
+    this.opener = document.activeElement.closest("[tabindex]");
     write(this.title, `Request ${id}`);
     write(this.note, "asking the processes …");
     this.place.replaceChildren();

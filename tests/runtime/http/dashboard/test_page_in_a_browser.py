@@ -247,6 +247,50 @@ async def test_the_keyboard_opens_a_request_s_legs_and_keeps_its_place(shown: Sh
     await shown.until("!document.querySelector('#legs').open")
 
 
+async def test_the_focus_stays_while_rows_come_and_go(shown: Shown) -> None:
+    told = snapshot()
+    (request,) = told.under_way
+    rows = [msgspec.structs.replace(request, id=f"{n:032x}") for n in range(4)]
+    focused = "document.activeElement.dataset.id"
+
+    async def show(*numbers: int) -> None:
+        under_way = [rows[n] for n in numbers]
+        shown.tabs.send(event(msgspec.structs.replace(told, under_way=under_way)))
+        ids = "[...document.querySelectorAll('#underway button')].map(e => e.dataset.id).join()"
+        await shown.until(f"{ids} === {json.dumps(','.join(each.id for each in under_way))}")
+
+    await shown.tell(told)
+    await show(1, 2, 3)
+    await shown.evaluate("document.querySelectorAll('#underway button')[1].focus()")
+    await show(0, 2, 3)
+    assert await shown.evaluate(focused) == rows[2].id
+    # It is gone: the keyboard goes on from its table.
+    await show(0, 3)
+    inside = "document.activeElement === document.querySelector('#underway .scroll')"
+    assert await shown.evaluate(inside)
+    # The dialog of one that has ended meanwhile closes to its table, too.
+    await shown.evaluate("document.querySelector('#underway button').focus()")
+    await shown.evaluate("document.activeElement.click()")
+    await shown.until("document.querySelector('#legs').open")
+    await show(3)
+    await shown.run(partial(shown.chromium.press, "Escape", code=27))
+    await shown.until("!document.querySelector('#legs').open")
+    await shown.until(inside)
+
+
+async def test_figures_that_change_every_second_are_not_read_aloud(shown: Shown) -> None:
+    await shown.tell(snapshot())
+    loud = (
+        "[...document.querySelectorAll('output, [role=status], [aria-live]')]"
+        ".filter(e => e.getAttribute('aria-live') !== 'off').map(e => e.id).sort().join()"
+    )
+    # Whether all is well, and whether the page is live: both change rarely.
+    assert await shown.evaluate(loud) == "health,link"
+    levels = "[...document.querySelectorAll('h1, h2, h3')].map(e => e.tagName).join()"
+    assert (await shown.evaluate(levels)).startswith("H1,H2")
+    assert "H3" not in await shown.evaluate(levels)
+
+
 async def test_a_frontend_that_goes_is_told_and_found_again(chromium: Browser) -> None:
     tabs = Tabs()
     async with pages.serving(tabs) as service:
