@@ -21,6 +21,11 @@ from .keys import (
 
 __all__ = ["HttpConfig", "HttpTlsConfig"]
 
+_NO_IDS = frozenset(
+    {"authorization", "cookie", "connection", "content-length", "content-type", "transfer-encoding"}
+)
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+
 
 class HttpTlsConfig(Section, frozen=True, kw_only=True):
     """TLS towards clients; with it, HTTP/2 is spoken to those who want it."""
@@ -82,8 +87,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         bool | None,
         about(
             "Show the cluster as a page at `/dashboard`. It tells names, addresses and figures to"
-            " whoever may ask. null: on the status port, and here while `http.host` is loopback;"
-            " true: here too, whatever the address; false: nowhere."
+            " whoever may ask. null: on the status port, and here while `http.host` is loopback and"
+            " nobody needs a key; true: here too, without a key, whatever the address; false: nowhere."
         ),
     ] = None
     enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
@@ -120,6 +125,20 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     queue_timeout_s: Annotated[
         Seconds, about("How long each of them may wait before it is a 503.")
     ] = 60.0
+    rate_per_s: Annotated[
+        Annotated[float, Meta(gt=0, le=1_000_000)] | None,
+        about(
+            "Requests for models a second, in the long run; one more is a 429. Of each process."
+            " null: no bound."
+        ),
+    ] = None
+    rate_burst: Annotated[
+        Count | None,
+        about(
+            "So many of them may come at once, when few have come before. null: as many as come in"
+            " a second, and one at least."
+        ),
+    ] = None
     busy_blocks: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
         about(
@@ -143,6 +162,24 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " `worker.upstream` says the rest of them. `trinamo frontend --upstream`."
         ),
     ] = ()
+    api_keys_file: Annotated[
+        Text | None,
+        about(
+            "A file of keys, one a line, each with or without a name before it (`alice: KEY`), one of"
+            " which each request needs as `Authorization: Bearer`, but for `/health` and `/live`."
+            " A changed file counts within seconds. null: nobody needs a key."
+        ),
+    ] = None
+    api_key_env: Annotated[
+        Text | None, about("The environment variable that holds such a key, beside the file's.")
+    ] = None
+    request_id_headers: Annotated[
+        Annotated[tuple[HeaderName, ...], Meta(max_length=8)],
+        about(
+            "Headers that may hold a request's id; the first that does, gives it. Those that a request"
+            " has come back with the id in the answer, as `X-Request-Id` always does."
+        ),
+    ] = ("x-request-id",)
     hosts: Annotated[
         tuple[Text, ...] | None,
         about(
@@ -186,6 +223,16 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0
     stop_grace_s: Annotated[Seconds, about("From Stop until it becomes Kill.")] = 5.0
+
+    def __post_init__(self) -> None:
+        taken = _NO_IDS.intersection(map(str.lower, self.request_id_headers))
+        if taken:
+            raise ValueError(f"http.request_id_headers: {', '.join(sorted(taken))} holds no id")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key."""
+        return self.api_keys_file is not None or self.api_key_env is not None
 
     @property
     def sheds_load(self) -> bool:

@@ -19,6 +19,7 @@ from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
 from .admission.admission import Admission
+from .admission.guard import NeedsKey
 from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
 from .exchanges import Handler
@@ -109,8 +110,10 @@ def build_app(
     if targets is not None:
         routes.append(_sd_route(targets))
     routes += exchange_routes(handlers, backlog_bytes_max=backlog_bytes_max)
-    routes.append(_document_route(routes))
+    routes.append(_document_route(routes, needs_key=admission.keys is not None))
     built = build_starlette(routes)
+    if admission.keys is not None:
+        built.add_middleware(NeedsKey, keys=admission.keys, handlers=handlers)
     built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
     return built
 
@@ -157,7 +160,7 @@ def _sd_route(targets: ScrapeTargets) -> Route:
     return Route("/sd", list_targets)
 
 
-def _document_route(routes: Sequence[Route]) -> Route:
+def _document_route(routes: Sequence[Route], *, needs_key: bool) -> Route:
     """`GET /openapi.json`: which of the routes there are, and what they take and answer."""
     path = "/openapi.json"
     paths = [each.path.replace(":path}", "}") for each in routes]
@@ -165,7 +168,7 @@ def _document_route(routes: Sequence[Route]) -> Route:
     # When it is asked for: most frontends never are, and it takes some milliseconds.
     @cache
     def document() -> Response:
-        return json_response(openapi_document([*paths, path]))
+        return json_response(openapi_document([*paths, path], needs_key=needs_key))
 
     async def describe(_: Request) -> Response:
         return document()
@@ -220,6 +223,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     answer = answer_error(error)
     request.scope[OUTCOME] = answer.code
     response = Response(answer.to_body(), answer.status, media_type="application/json")
-    if answer.retry_after_s is not None:
-        response.headers["retry-after"] = str(answer.retry_after_s)
+    response.raw_headers.extend(answer.headers)
     return response

@@ -229,7 +229,8 @@ class AsgiExchange(HttpExchange):
 async def send_error(send: Send, answer: ErrorAnswer) -> None:
     """Send an error as the whole answer of a request that no application gets to see."""
     body = answer.to_body()
-    headers = [(b"content-type", JSON_TYPE), (b"content-length", str(len(body)).encode())]
+    own = [(b"content-type", JSON_TYPE), (b"content-length", str(len(body)).encode())]
+    headers = own + answer.headers
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

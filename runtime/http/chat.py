@@ -139,7 +139,7 @@ class Inference:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._access = AccessLog(manager.env.clock)
-        self._ids = RequestIds(manager.env.rng)
+        self._ids = RequestIds(manager.env.rng, config.request_id_headers)
 
     async def __call__(self, exchange: HttpExchange) -> None:
         """Answer one request; returns once its client has all of it, or is gone.
@@ -160,9 +160,11 @@ class Inference:
         return (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
 
     async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:
-        headers: Headers = [(b"x-request-id", public_id.encode())]
+        headers = self._ids.answer_headers(exchange.headers, public_id)
         refusal: ErrorAnswer | None = None
         try:
+            if self._admission.keys is not None:
+                add_fields(key_name=self._admission.keys.check(exchange.headers))
             deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
             with Body(self._admission.bodies) as body:
                 parsed = await self._parse(exchange, body)

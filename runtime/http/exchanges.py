@@ -32,6 +32,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 JSON_TYPE: Final = b"application/json"
+_ID_HEADER: Final = b"x-request-id"
 _SUFFIX_CHARS: Final = 17
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 _ID_MASK: Final = (1 << 64) - 1
@@ -147,9 +148,7 @@ def check_json(headers: Headers) -> None:
 
 def respond_error(exchange: HttpExchange, answer: ErrorAnswer, headers: Headers) -> None:
     """Send an error as the whole answer, with its status."""
-    if answer.retry_after_s is not None:
-        headers = [*headers, (b"retry-after", str(answer.retry_after_s).encode())]
-    exchange.respond(answer.status, answer.to_body(), headers)
+    exchange.respond(answer.status, answer.to_body(), headers + answer.headers)
 
 
 class RequestIds:
@@ -158,23 +157,37 @@ class RequestIds:
     They begin at a random place, so those of several frontends do not meet.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, headers: Iterable[str] = ("x-request-id",)) -> None:
+        self._headers = [name.lower().encode() for name in headers]
+        self._echoed = [name for name in self._headers if name != _ID_HEADER]
         self._prefix = f"{rng.getrandbits(64):016x}"
         self._number = rng.getrandbits(64)
 
     def make(self, headers: Headers) -> tuple[str, str]:
         """A request's id as the client knows it, and its id inside the cluster.
 
-        The client's is its `x-request-id`, without characters unsafe in headers and logs, or a new
-        one. Inside, ids are unique even if a client repeats its own: a worker remembers cancelled
-        ids for a while, and a repeated id would be cancelled with the first.
+        The client's is that of the first of the headers which hold one, without characters unsafe in
+        headers and logs, or a new one. Inside, ids are unique even if a client repeats its own: a
+        worker remembers cancelled ids for a while, and a repeated id would be cancelled with the first.
         """
         self._number = (self._number + _ID_STEP) & _ID_MASK
         suffix = f"{self._number:016x}"
-        given = find_header(headers, b"x-request-id")
-        public = "" if given is None else _UNSAFE.sub("", given.decode("latin-1"))
-        if not public:
+        public = ""
+        for name in self._headers:
+            given = find_header(headers, name)
+            public = "" if given is None else _UNSAFE.sub("", given.decode("latin-1"))
+            if public:
+                break
+        else:
             public = self._prefix + suffix
             return public, public
         public = public[: CONTEXT_ID_CHARS_MAX - _SUFFIX_CHARS]
         return public, f"{public}-{suffix}"
+
+    def answer_headers(self, headers: Headers, public_id: str) -> Headers:
+        """The headers of the answer that tell the id, to a request with `headers`."""
+        value = public_id.encode()
+        if not self._echoed:
+            return [(_ID_HEADER, value)]
+        echoed = [name for name in self._echoed if find_header(headers, name) is not None]
+        return [(name, value) for name in (_ID_HEADER, *echoed)]

@@ -26,6 +26,8 @@ from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .admission.admission import Admission
+from .admission.keys import ApiKeys
+from .admission.rate import RateLimit
 from .app import build_app, build_handlers, exchange_routes, status_of
 from .exchanges import Handler
 from .models.models import ModelManager
@@ -58,6 +60,8 @@ class HttpService:
             requests_max=config.requests_max,
             bodies_bytes_max=config.bodies_bytes_max,
         )
+        if config.needs_key:
+            self.admission.keys = ApiKeys(config, env.rng, metrics)
         self.tune(config)
         self.port: int | None = None
         """The bound port, once `run` has started."""
@@ -122,8 +126,19 @@ class HttpService:
         )
         queue = self.admission.queue
         queue.length_max, queue.timeout_s = section.queue_max, section.queue_timeout_s
+        self._limit_rate(section)
         # Whom the new bounds let in need wait no longer.
         queue.settle()
+
+    def _limit_rate(self, section: HttpConfig) -> None:
+        admission, rate_per_s = self.admission, section.rate_per_s
+        if rate_per_s is None:
+            admission.rate = None
+        elif admission.rate is None:
+            clock = self.metrics.clock
+            admission.rate = RateLimit(clock, rate_per_s, section.rate_burst)
+        else:
+            admission.rate.tune(rate_per_s, section.rate_burst)
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""
@@ -148,6 +163,8 @@ class HttpService:
             task_status.started(port)
             async with open_nursery() as looking:
                 looking.start_soon(self.admission.queue.look)
+                if self.admission.keys is not None:
+                    looking.start_soon(self.admission.keys.follow)
                 await self._stopping.wait()
                 looking.cancel_scope.cancel()
             await self._drain()

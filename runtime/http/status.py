@@ -48,7 +48,9 @@ __all__ = [
     "MediaTypeError",
     "MethodNotAllowedError",
     "PathNotFoundError",
+    "RateLimitExceededError",
     "StatusRow",
+    "UnauthorizedError",
     "answer_error",
     "answer_head_fault",
 ]
@@ -86,6 +88,18 @@ class BodyTooLargeError(RequestError):
     code: ClassVar[str] = "body_too_large"
 
 
+class UnauthorizedError(RequestError):
+    """The client's key is missing or none of the server's. It sends one that its operator gave it."""
+
+    code: ClassVar[str] = "invalid_api_key"
+
+
+class RateLimitExceededError(OverloadedError):
+    """Requests come faster than the operator allows (429). The client waits as long as it is told."""
+
+    code: ClassVar[str] = "rate_limit_exceeded"
+
+
 class BodyTimeoutError(RequestError):
     """The client's body did not arrive in time. It sends faster."""
 
@@ -114,6 +128,7 @@ _BUG: Final = "an internal error"
 # fmt: off
 STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     RequestError:            StatusRow(400, _CLIENT),
+    UnauthorizedError:       StatusRow(401, _CLIENT),
     ModelNotFoundError:      StatusRow(404, _CLIENT),
     PathNotFoundError:       StatusRow(404, _CLIENT),
     MethodNotAllowedError:   StatusRow(405, _CLIENT),
@@ -125,6 +140,7 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
     OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
     RateLimitedError:        StatusRow(429, _CLIENT, RETRY_AFTER_S),
+    RateLimitExceededError:  StatusRow(429, "requests", RETRY_AFTER_S),
     RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
     ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, "no worker could be reached"),
     ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S, "discovery is away"),
@@ -168,6 +184,16 @@ class ErrorAnswer:
     def code(self) -> str:
         """The outcome label of the metrics."""
         return self.detail.code or "internal"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What its head says beside the status."""
+        found: list[tuple[bytes, bytes]] = []
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.status == http.HTTPStatus.UNAUTHORIZED:
+            found.append((b"www-authenticate", b"Bearer"))
+        return found
 
     @property
     def is_our_fault(self) -> bool:

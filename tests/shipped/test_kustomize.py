@@ -22,7 +22,7 @@ OVERLAY = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../medium]
-components: [../disaggregated, ../scraped]
+components: [../disaggregated, ../scraped, ../keyed]
 """
 
 
@@ -38,7 +38,7 @@ def has_kustomize_5() -> bool:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """An overlay of somebody's own, with both components, beside the shipped folders."""
+    """An overlay of somebody's own, with all components, beside the shipped folders."""
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     folder = tmp_path / "kubernetes" / "own"
     folder.mkdir()
@@ -126,3 +126,14 @@ def test_kubectl_puts_them_together_likewise(own: Path, size: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     theirs = list(yaml.safe_load_all(done.stdout))
     assert named(theirs) == named(render(own.parent / size))
+
+
+def test_with_keys_frontends_read_them_from_a_secret(own: Path) -> None:
+    pod = pods(render(own))["trinamo-frontend"]["spec"]
+
+    container = pod["containers"][0]
+    [file] = [e["value"] for e in container["env"] if e["name"] == "TRINAMO_HTTP__API_KEYS_FILE"]
+    [mount] = [m for m in container["volumeMounts"] if file.startswith(f"{m['mountPath']}/")]
+    [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "trinamo-api-keys"
+    assert "TRINAMO_HTTP__API_KEYS_FILE" not in str(pods(render(KUBERNETES / "medium")))

@@ -17,7 +17,9 @@ from ...events.busy import BusyLimits
 from ...metrics.metrics import Metrics
 from ..bodies import Bodies
 from ..models.models import Engine, RemoteEngine
+from .keys import ApiKeys
 from .queue import AdmissionQueue
+from .rate import RateLimit
 
 __all__ = ["Admission"]
 
@@ -37,6 +39,10 @@ class Admission:
         """So many are in flight at once."""
         self.busy: BusyLimits | None = None
         """From which load on workers are given no new requests; None: from none."""
+        self.keys: ApiKeys | None = None
+        """One of which each request needs; None: it needs none."""
+        self.rate: RateLimit | None = None
+        """How often requests may arrive; None: as often as they like."""
         self.queue = AdmissionQueue(self, metrics)
         """Whoever is to wait where the bounds let nobody in."""
         waiting = metrics.gauge("requests_waiting", "Requests that wait for a place")
@@ -55,7 +61,10 @@ class Admission:
         return self._root.child_count
 
     def check_arrival(self) -> None:
-        """Raise `UnavailableError` while draining, `OverloadedError` where not even to wait is room."""
+        """Raise `UnavailableError` while draining, `OverloadedError` where not even to wait is room.
+
+        What arrives too often is one, too: each arrival takes a token of `rate`.
+        """
         if self.is_draining:
             raise _draining()
         queue = self.queue
@@ -64,6 +73,8 @@ class Admission:
             >= self.requests_max + queue.length_max
         ):
             raise self._over()
+        if self.rate is not None:
+            self.rate.take()
 
     def check_load(self, engines: Iterable[Engine]) -> None:
         """Raise `OverloadedError` if all of `engines` are busy, and nobody more may wait for them.

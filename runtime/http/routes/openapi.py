@@ -26,6 +26,7 @@ from ...protocol.openai.answers import (
 )
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...traces.ring import ProcessView
+from ..admission.guard import OPEN
 from ..survey.overview import FrontendView
 from .scraping import TargetGroup
 
@@ -95,6 +96,7 @@ _INFERENCE: Final = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is no JSON.",
+    "429": "Requests come faster than the operator allows; `Retry-After` says when to ask again.",
     "503": "Overloaded, draining, or nobody serves the model; `Retry-After` says when to ask again.",
     "504": "The time for the answer was up.",
 }
@@ -167,13 +169,16 @@ _PARAMETERS: Final = (
 )
 
 
-def openapi_document(paths: Iterable[str]) -> dict[str, Any]:
-    """The document of those `paths` that it knows; a parameter is written `{name}`."""
+def openapi_document(paths: Iterable[str], *, needs_key: bool) -> dict[str, Any]:
+    """The document of those `paths` that it knows; a parameter is written `{name}`.
+
+    `needs_key`: all but `OPEN` need one.
+    """
     known = {path: OPERATIONS[path] for path in paths if path in OPERATIONS}
     types = [ErrorBody, *_types(known.values())]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     found = dict(zip(map(_key, types), schemas, strict=True))
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "trinamo",
@@ -186,6 +191,24 @@ def openapi_document(paths: Iterable[str]) -> dict[str, Any]:
         },
         "components": {"schemas": components},
     }
+    if needs_key:
+        _add_key(document, {JSON: {"schema": found[_key(ErrorBody)]}})
+    return document
+
+
+def _add_key(document: dict[str, Any], error: dict[str, Any]) -> None:
+    """Say of what is not open that it needs a key."""
+    document["security"] = [{"key": []}]
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if path in OPEN:
+                operation["security"] = []
+            else:
+                operation["responses"]["401"] = {
+                    "description": "The key is missing, or none of this server's.",
+                    "content": error,
+                }
 
 
 def _types(operations: Iterable[_Operation]) -> list[Any]:

@@ -91,7 +91,10 @@ def dashboard_url(section: HttpConfig, url: str, status_url: str) -> str:
 
 def _is_public(section: HttpConfig) -> bool:
     """Whether the listener of the API has it."""
-    return is_loopback(section.host) if section.dashboard is None else section.dashboard
+    if section.dashboard is None:
+        # A browser sends no key of its own accord.
+        return is_loopback(section.host) and not section.needs_key
+    return section.dashboard
 
 
 def _is_on_status_port(section: HttpConfig) -> bool:

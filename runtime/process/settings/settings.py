@@ -146,6 +146,7 @@ LIVE_KEYS: Final[Sequence[Setting[Any]]] = (
             *("router.kv.temperature", "http.requests_max"),
             *("http.busy_blocks", "http.busy_waiting_tokens"),
             *("http.queue_max", "http.queue_timeout_s"),
+            *("http.rate_per_s", "http.rate_burst"),
             *("log.level", "log.access"),
         ),
     ),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
 __all__ = [
+    "ApiKeysFile",
     "EngineArgs",
     "EngineName",
     "RoleName",
@@ -56,6 +57,14 @@ EngineArgs = Annotated[
         "--engine-arg",
         metavar="NAME=VALUE",
         help="An argument of an engine of your own. Repeatable.",
+    ),
+]
+ApiKeysFile = Annotated[
+    str | None,
+    typer.Option(
+        "--api-keys-file",
+        metavar="FILE",
+        help="Answer only clients with a key of this file, one a line.",
     ),
 ]
 PresetName = Literal["small", "medium", "large"]

@@ -19,6 +19,8 @@ from trinamo.runtime.http.status import (
     MediaTypeError,
     MethodNotAllowedError,
     PathNotFoundError,
+    RateLimitExceededError,
+    UnauthorizedError,
     answer_error,
 )
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
@@ -32,6 +34,8 @@ ROWS = [
     (PathNotFoundError("m"), 404, "invalid_request_error", None),
     (MethodNotAllowedError("m"), 405, "invalid_request_error", None),
     (BodyTimeoutError("m"), 408, "invalid_request_error", None),
+    (UnauthorizedError("m"), 401, "invalid_request_error", None),
+    (RateLimitExceededError("m", retry_after_s=9), 429, "requests", "9"),
     (errors.RateLimitedError("m"), 429, "invalid_request_error", "1"),
     (errors.RateLimitedError("m", retry_after_s=7), 429, "invalid_request_error", "7"),
     (errors.ModelAlreadyExistsError("m"), 409, "invalid_request_error", None),

@@ -139,6 +139,23 @@ async def how_long_requests_wait(_: pytest.MonkeyPatch) -> None:
             await answers_with(cluster, 503)
 
 
+@effect_of("http.rate_per_s")
+async def how_often_requests_may_come(_: pytest.MonkeyPatch) -> None:
+    async with open_small_cluster() as cluster:
+        await put("http.rate_per_s", "0.001", cluster.frontend)
+        await answers_with(cluster, 429)
+        await put("http.rate_per_s", None, cluster.frontend)
+        await answers_with(cluster, 200)
+
+
+@effect_of("http.rate_burst")
+async def how_many_may_come_at_once(_: pytest.MonkeyPatch) -> None:
+    async with open_small_cluster(http__rate_per_s=0.001, http__rate_burst=1000) as cluster:
+        await answers_with(cluster, 200)
+        await put("http.rate_burst", "1", cluster.frontend)
+        await answers_with(cluster, 429)
+
+
 async def busy_workers(monkeypatch: pytest.MonkeyPatch, *, name: str, value: str) -> None:
     """Under a policy and a configuration by which nobody tells loads before the setting says so."""
     said = LoadReport(active=1, blocks_used=9, blocks_total=10, waiting_tokens=100)

@@ -96,6 +96,4 @@ class NativeDriver:
 
 
 def _respond(exchange: NativeExchange, answer: ErrorAnswer) -> None:
-    retry = answer.retry_after_s
-    headers = [] if retry is None else [(b"retry-after", b"%d" % retry)]
-    exchange.respond(answer.status, answer.to_body(), headers)
+    exchange.respond(answer.status, answer.to_body(), answer.headers)

@@ -16,6 +16,7 @@ import attrs
 
 from ....config.http import HttpTlsConfig
 from ....errors import ConfigError
+from ..files import look_at
 from .expiry import find_expiry
 
 __all__ = ["Certificates", "find_certificate_faults"]
@@ -94,16 +95,7 @@ def find_certificate_faults(config: HttpTlsConfig) -> list[str]:
 
 
 def _look(config: HttpTlsConfig) -> tuple[object, ...]:
-    """What is another once a file is written or replaced, whatever links lead to it."""
-    seen: list[object] = []
-    for name in (config.certificate_file, config.key_file, config.client_ca_file):
-        try:
-            found = Path(name).stat() if name is not None else None
-        except OSError as error:
-            seen.append(error.errno)
-        else:
-            seen.append(found and (found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
-    return tuple(seen)
+    return look_at(config.certificate_file, config.key_file, config.client_ca_file)
 
 
 def _load(config: HttpTlsConfig) -> _Loaded:

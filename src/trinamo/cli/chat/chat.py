@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import Annotated, Final
@@ -63,6 +64,14 @@ def chat(
         str | None,
         typer.Option("--url", help="The frontend, such as http://127.0.0.1:8787."),
     ] = None,
+    key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--key-env",
+            metavar="NAME",
+            help="The environment variable that holds the key which the frontend wants.",
+        ),
+    ] = None,
     sources: Sources,
 ) -> None:
     """Stream an answer to the terminal; Ctrl-C stops it."""
@@ -73,8 +82,15 @@ def chat(
     from .conversation import Conversation, converse
 
     base = url or frontend_url(locate(sources))
+    if key_env is not None and not os.environ.get(key_env):
+        raise typer.BadParameter(f"there is no environment variable {key_env}")
     talk = Conversation(
-        base, model=model, system=system, max_tokens=max_tokens, temperature=temperature
+        base,
+        model=model,
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        key=os.environ[key_env].strip() if key_env else "",
     )
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().strip()

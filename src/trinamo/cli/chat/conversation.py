@@ -45,11 +45,15 @@ class Conversation:
         system: str | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        key: str = "",
     ) -> None:
         self._base = url.rstrip("/").removesuffix("/v1")
         given = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._settings = {name: value for name, value in given.items() if value is not None}
         self._system = [{"role": "system", "content": system}] if system else []
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
         self._turns: list[dict[str, str]] = []
 
     def ask(self, prompt: str) -> bool:
@@ -102,7 +106,7 @@ class Conversation:
             async with open_request(
                 url,
                 body=json.dumps(request).encode(),
-                headers={"Content-Type": "application/json"},
+                headers=self._headers,
             ) as response:
                 if response.status != 200:
                     raise await _refusal(response)

@@ -18,7 +18,7 @@ import typer
 from trinamo.runtime.logs.text import leaves, tell_causes
 
 from ..children.readiness import announce, bind_to_parent
-from ..options import EngineArgs, EngineName, RoleName, Sources, takes_sources
+from ..options import ApiKeysFile, EngineArgs, EngineName, RoleName, Sources, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -164,6 +164,7 @@ def frontend(
     tls_key: Annotated[
         str | None, typer.Option("--tls-key", help="The key of --tls-cert (PEM).")
     ] = None,
+    api_keys_file: ApiKeysFile = None,
     ready_fd: ReadyFd = None,
     parent: Parent = None,
     sources: Sources,
@@ -178,6 +179,7 @@ def frontend(
         worker__upstream__key_env=upstream_key_env,
         http__tls__certificate_file=tls_cert,
         http__tls__key_file=tls_key,
+        http__api_keys_file=api_keys_file,
     )
 
     async def run(chosen: Config, found: Sources, tell: Callable[[dict[str, Any]], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import EngineArgs, EngineName, Sources, takes_sources
+from ..options import ApiKeysFile, EngineArgs, EngineName, Sources, takes_sources
 
 __all__ = ["up"]
 
@@ -69,6 +69,7 @@ def up(
     model_path: Annotated[
         str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
     ] = None,
+    api_keys_file: ApiKeysFile = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Lines instead of a live table, also on a terminal.")
     ] = False,
@@ -80,6 +81,7 @@ def up(
         worker__model_path=model_path,
         http__port=port,
         http__host=host,
+        http__api_keys_file=api_keys_file,
         control_plane__etcd__port=etcd_port,
         event_plane__nats__port=nats_port,
     )

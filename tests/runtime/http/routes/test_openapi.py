@@ -31,15 +31,23 @@ def answer_of(document: dict[str, Any], path: str, method: str = "get") -> dict[
 
 
 def test_the_document_is_valid() -> None:
-    OpenAPIV31SpecValidator(openapi_document(OPERATIONS)).validate()
+    OpenAPIV31SpecValidator(openapi_document(OPERATIONS, needs_key=True)).validate()
 
 
 def test_a_document_that_is_not_is_found() -> None:
-    document = openapi_document(OPERATIONS)
+    document = openapi_document(OPERATIONS, needs_key=True)
     del document["paths"]["/v1/models/{model}"]["get"]["parameters"]
 
     with pytest.raises(Exception, match="model"):
         OpenAPIV31SpecValidator(document).validate()
+
+
+def test_what_needs_a_key_says_so() -> None:
+    paths = openapi_document(OPERATIONS, needs_key=True)["paths"]
+
+    assert "401" in paths["/v1/models"]["get"]["responses"]
+    assert paths["/health"]["get"]["security"] == []
+    assert "security" not in openapi_document(OPERATIONS, needs_key=False)
 
 
 def test_every_route_of_a_frontend_is_in_it() -> None:
@@ -54,13 +62,13 @@ def test_every_route_of_a_frontend_is_in_it() -> None:
 
 
 def test_an_endpoint_that_is_switched_off_is_not() -> None:
-    document = openapi_document(["/v1/models", "/health"])
+    document = openapi_document(["/v1/models", "/health"], needs_key=False)
 
     assert set(document["paths"]) == {"/v1/models", "/health"}
 
 
 def test_what_structs_decode_later_has_its_own_type() -> None:
-    schemas = openapi_document(OPERATIONS)["components"]["schemas"]
+    schemas = openapi_document(OPERATIONS, needs_key=True)["components"]["schemas"]
 
     chat = schemas["ChatCompletionRequest"]
     assert chat["required"] == ["messages"]

@@ -1,0 +1,49 @@
+"""Keys for what is no inference, which looks itself (`chat.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..asgi import send_error
+from ..dashboard.dashboard import PREFIX
+from ..routes.access import OUTCOME
+from ..status import UnauthorizedError, answer_error
+from .keys import ApiKeys
+
+__all__ = ["OPEN", "NeedsKey"]
+
+OPEN: Final = frozenset({"/health", "/live"})
+"""What load balancers and supervisors ask, who hold no secrets."""
+
+
+class NeedsKey:
+    """Lets only requests with a key to `app`, and those of `handlers`, by method and path.
+
+    The dashboard is shown without one: a browser cannot be told to send one with a page, and where
+    there are keys it is only served here if the configuration says so.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, handlers: Container[tuple[bytes, bytes]]
+    ) -> None:
+        self._app, self._keys, self._handlers = app, keys, handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_open(scope):
+            try:
+                self._keys.check(scope["headers"])
+            except UnauthorizedError as error:
+                answer = answer_error(error)
+                scope[OUTCOME] = answer.code
+                await send_error(send, answer)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path, method = str(scope["path"]), str(scope["method"])
+        is_page = path == PREFIX or path.startswith(f"{PREFIX}/")
+        is_handled = (method.encode("latin-1"), path.encode()) in self._handlers
+        return is_page or is_handled or path in OPEN

@@ -1,0 +1,162 @@
+"""Who may ask: the keys of clients, read from a file or from the environment.
+
+What is compared are keyed digests, whose key is made anew in each process: how long a comparison takes
+tells nothing about a key. Keys stay out of logs; the names that the file gives them do not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import stat
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from ...config.http import HttpConfig
+from ...errors import ConfigError
+from ...metrics.metrics import Metrics
+from ..exchanges import Headers, find_header
+from ..server.files import look_at
+from ..server.hosts import is_loopback
+from ..status import UnauthorizedError
+
+__all__ = ["ApiKeys"]
+
+LOOK_INTERVAL_S: Final = 5.0
+FILE_BYTES_MAX: Final = 1 << 20
+KEYS_MAX: Final = 1024
+KEY_CHARACTERS_MIN: Final = 8
+_LINE: Final = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,62}):\s*)?([!-~]{1,512})")
+_BEARER: Final = b"bearer "
+
+log = logging.getLogger("trinamo.http")
+
+
+class ApiKeys:
+    """The keys of `http.api_keys_file` and `http.api_key_env`; there must be one of both.
+
+    Raises `ConfigError`, with a sentence that says what to do, if they cannot be used.
+    """
+
+    def __init__(self, section: HttpConfig, rng: random.Random, metrics: Metrics) -> None:
+        self._section = section
+        self._salt = rng.getrandbits(256).to_bytes(32, "big")
+        self._requests = metrics.counts("key_requests", "Requests by the name of their key", "key")
+        self._seen = look_at(section.api_keys_file)
+        self._names = self._read()
+        """By digest."""
+
+    def check(self, headers: Headers) -> str:
+        """The name of the key in `headers`; raises `UnauthorizedError` if there is none of ours."""
+        given = find_header(headers, b"authorization") or b""
+        if given[:7].lower() != _BEARER:
+            raise UnauthorizedError("a key is needed: send it as `Authorization: Bearer …`")
+        name = self._names.get(self._digest(given[7:].strip()))
+        if name is None:
+            raise UnauthorizedError("the key is none of this server's")
+        self._requests.tally(name).value += 1
+        return name
+
+    async def follow(self) -> None:
+        """Tell what is unwise about the keys; then, until cancelled, read the file when it changes."""
+        for fault in self.find_faults():
+            log.warning(fault)
+        while True:
+            await trio.sleep(LOOK_INTERVAL_S)
+            self.renew()
+
+    def renew(self) -> None:
+        """Read the file again if it has changed.
+
+        One that cannot be used is a line in the log, and the keys stay as they were. Reads the disk.
+        """
+        seen = look_at(self._section.api_keys_file)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        before = set(self._names.values())
+        try:
+            self._names = self._read()
+        except ConfigError as error:
+            log.error("the keys were not read again, the old ones stay: %s", error.message)  # noqa: TRY400 -- the sentence says it all
+            return
+        for name in before.difference(self._names.values()):
+            self._requests.remove("key", name)
+        log.info("the keys were read again: there are %d", len(self._names))
+
+    def find_faults(self) -> list[str]:
+        """What is allowed but not wise; empty if there is nothing."""
+        found, section = [], self._section
+        if section.tls.certificate_file is None and not is_loopback(section.host):
+            found.append(
+                "clients' keys travel in clear text: whoever is between can read them; set http.tls,"
+                " or let a proxy that speaks TLS stand before this server"
+            )
+        if section.api_keys_file is not None and _is_shared(section.api_keys_file):
+            found.append(
+                f"http.api_keys_file: others may read {section.api_keys_file}; chmod 600 it"
+            )
+        return found
+
+    def _digest(self, key: bytes) -> bytes:
+        return blake2b(key, key=self._salt, digest_size=32).digest()
+
+    def _read(self) -> dict[bytes, str]:
+        found: dict[bytes, str] = {}
+        section = self._section
+        if section.api_key_env is not None:
+            key = os.environ.get(section.api_key_env)
+            if key is None:
+                raise ConfigError(
+                    f"http.api_key_env: there is no environment variable {section.api_key_env}"
+                )
+            self._add(found, f"http.api_key_env: {section.api_key_env}", key.strip(), "env")
+        if section.api_keys_file is not None:
+            self._read_file(section.api_keys_file, found)
+        return found
+
+    def _read_file(self, file: str, found: dict[bytes, str]) -> None:
+        try:
+            with Path(file).open("rb") as stream:
+                data = stream.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise ConfigError(f"http.api_keys_file: {file}: {error.strerror}") from None
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(f"http.api_keys_file: {file} is longer than {FILE_BYTES_MAX} bytes")
+        lines = data.decode("utf-8", "replace").splitlines()
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith("#"):
+                self._add(
+                    found, f"http.api_keys_file: {file}, line {number}", line, f"line{number}"
+                )
+        if not found:
+            raise ConfigError(f"http.api_keys_file: {file} holds no key; write one a line")
+        if len(found) > KEYS_MAX:
+            raise ConfigError(f"http.api_keys_file: {file} holds more than {KEYS_MAX} keys")
+
+    def _add(self, found: dict[bytes, str], where: str, text: str, name: str) -> None:
+        parts = _LINE.fullmatch(text)
+        if parts is None or len(parts[2]) < KEY_CHARACTERS_MIN:
+            raise ConfigError(
+                f"{where}: a key has {KEY_CHARACTERS_MIN} to 512 visible characters, and may have a"
+                " name before it, as in `alice: KEY`"
+            )
+        digest = self._digest(parts[2].encode())
+        if digest in found:
+            raise ConfigError(f"{where}: the key is there twice")
+        found[digest] = parts[1] or name
+
+
+def _is_shared(file: str) -> bool:
+    """Whether more than this process's user may read it, but for a group that lets this process do so."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return False
+    kept = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid == os.geteuid() else 0)
+    return bool(found.st_mode & kept)

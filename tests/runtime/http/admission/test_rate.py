@@ -1,0 +1,44 @@
+"""A bound on how often requests come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import trio
+
+from tests.runtime.http.running import on_every_server
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+PATH = "/v1/chat/completions"
+
+
+@on_every_server
+async def test_one_too_many_is_told_when_to_come_back(serve: Any) -> None:
+    running = await serve(rate_per_s=0.01, rate_burst=2)
+    async with running.client() as client:
+        for _ in range(2):
+            assert (await client.post(PATH, json=HELLO)).status_code == 200
+        response = await client.post(PATH, json=HELLO)
+        assert response.status_code == 429
+        assert 90 <= int(response.headers["retry-after"]) <= 100
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+        assert running.value("requests_refused_total", bound="rate_per_s") == 1
+        # Questions of operators are not requests for models.
+        assert (await client.get("/v1/models")).status_code == 200
+    await running.wait_quiet()
+
+
+async def test_the_bound_can_be_set_and_lifted_while_it_runs(serve: Any) -> None:
+    running = await serve()
+    section = running.service.config
+    async with running.client() as client:
+        assert (await client.post(PATH, json=HELLO)).status_code == 200
+        for rate_per_s, status in ((0.001, 200), (0.002, 429), (None, 200)):
+            running.service.tune(
+                msgspec.structs.replace(section, rate_per_s=rate_per_s, rate_burst=1)
+            )
+            with trio.fail_after(10):
+                assert (await client.post(PATH, json=HELLO)).status_code == status
+    await running.wait_quiet()
