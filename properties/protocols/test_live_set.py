@@ -16,11 +16,13 @@ class LiveSetMachine(RuleBasedStateMachine):
     table: Table
     entries: dict[str, Instance]
     inhibited: dict[str, float]
+    strikes: dict[str, int]
     now: float
 
     @initialize()
     def open(self) -> None:
-        self.table, self.entries, self.inhibited, self.now = Table(), {}, {}, 0.0
+        self.table, self.entries, self.now = Table(), {}, 0.0
+        self.inhibited, self.strikes = {}, {}
 
     @rule(instance=instances)
     def put(self, instance: Instance) -> None:
@@ -29,13 +31,13 @@ class LiveSetMachine(RuleBasedStateMachine):
             [] if instance.key in self.entries else [instance.id]
         )
         if self.entries.get(instance.key) != instance:
-            self.inhibited.pop(instance.id, None)
+            self.forget(instance)
         self.entries[instance.key] = instance
 
     @rule(instance=instances)
     def delete(self, instance: Instance) -> None:
         known = self.entries.pop(instance.key, None)
-        self.inhibited.pop(instance.id, None)
+        self.forget(instance)
         self.table.delete(instance.key)
         left = [each for kind, each in self.table.notes if kind == "instance.leave"]
         assert left == ([] if known is None else [known.id])
@@ -59,21 +61,30 @@ class LiveSetMachine(RuleBasedStateMachine):
         assert joined == {fresh[key].id for key in fresh.keys() - self.entries.keys()}
         for key, instance in self.entries.items():
             if fresh.get(key) != instance:
-                self.inhibited.pop(instance.id, None)
+                self.forget(instance)
         self.entries = fresh
+
+    def forget(self, instance: Instance) -> None:
+        self.inhibited.pop(instance.id, None)
+        self.strikes.pop(instance.id, None)
 
     @rule(instance=instances, lasts_s=st.integers(1, 10))
     def inhibit(self, instance: Instance, lasts_s: int) -> None:
         if instance.key in self.entries:
-            self.table.fault(instance, until=self.now + lasts_s)
-            self.inhibited[instance.id] = self.now + lasts_s
+            self.table.fault(instance, lasts_s=lasts_s)
+            until, strikes = self.inhibited.get(instance.id, 0.0), self.strikes.get(instance.id, 0)
+            if until <= self.now:
+                self.strikes[instance.id] = strikes = min(strikes + 1, 5)
+            grown = self.now + min(lasts_s * 2 ** (strikes - 1), 60)
+            self.inhibited[instance.id] = max(until, grown)
 
     @rule(instance=instances)
     def restore(self, instance: Instance) -> None:
         record = self.table.get(instance.id)
         if record is not None:
-            record.forgive()
+            record.breaker.answer()
         self.inhibited.pop(instance.id, None)
+        self.strikes[instance.id] = max(self.strikes.get(instance.id, 0) - 1, 0)
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:

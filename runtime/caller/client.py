@@ -23,15 +23,12 @@ from ..context import Context
 from ..deadlines import Deadlines
 from ..env import Env
 from ..errors import (
-    ConnectError,
-    DisconnectedError,
     KilledError,
     OverloadedError,
     RemoteProtocolError,
     TransportError,
     TrinamoError,
     UnavailableError,
-    UpstreamError,
 )
 from ..logs.fields import add_fields
 from ..planes import RequestPlane, ResponsePlane
@@ -225,7 +222,7 @@ class Client:
                     return await attempt.run(*self._route(instance), envelope, payload)
             except ELSEWHERE as error:
                 failed = error
-                self._blame(instance, error)
+                self.router.fail(instance, error)
                 if not error.definite or not self._may_retry(tried, instance_id):
                     raise
 
@@ -263,7 +260,7 @@ class Client:
             except ELSEWHERE as error:
                 attempt.close(error)
                 failed = error
-                self._blame(instance, error)
+                self.router.fail(instance, error)
                 if context.is_stopped or not self._may_retry(tried, asked.instance_id):
                     raise
             except BaseException as error:
@@ -314,12 +311,6 @@ class Client:
 
     def _may_retry(self, tried: list[str], instance_id: str | None) -> bool:
         return instance_id is None and len(tried) < self._attempts_max
-
-    def _blame(self, instance: Instance, error: TrinamoError) -> None:
-        if isinstance(error, (ConnectError, DisconnectedError, UpstreamError)):
-            self.router.inhibit(instance)
-        elif isinstance(error, RemoteProtocolError):
-            self.router.inhibit(instance, is_nonsensical=True)
 
 
 @attrs.frozen

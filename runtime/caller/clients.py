@@ -153,6 +153,7 @@ class Clients:
             self._env,
             policy=policy,
             inhibit_s=config.inhibit_s,
+            errors_max=config.errors_max,
             silence_grace_s=config.silence_grace_s,
             stale_grace_s=config.stale_grace_s,
             metrics=self._metrics,

@@ -16,12 +16,9 @@ from ..engines.upstream.exchange import UpstreamAnswer
 from ..engines.upstream.upstream import Upstream
 from ..env import Env
 from ..errors import (
-    ConnectError,
     DisconnectedError,
-    RemoteProtocolError,
     TrinamoError,
     UnavailableError,
-    UpstreamError,
 )
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
@@ -92,7 +89,7 @@ class DirectClient:
                 await stream.attempt(instance, self._upstream(instance), self._model)
             except ELSEWHERE as error:
                 failed = error
-                self.blame(instance, error)
+                self.router.fail(instance, error)
                 may_retry = stream.named is None and len(tried) < self._attempts_max
                 if stream.context.is_stopped or not may_retry:
                     raise
@@ -105,13 +102,6 @@ class DirectClient:
         if found is None:
             raise UnavailableError("the upstream has left")
         return found
-
-    def blame(self, instance: Instance, error: TrinamoError) -> None:
-        """Have an upstream that failed passed over for a while."""
-        if isinstance(error, (ConnectError, DisconnectedError, UpstreamError)):
-            self.router.inhibit(instance)
-        elif isinstance(error, RemoteProtocolError):
-            self.router.inhibit(instance, is_nonsensical=True)
 
 
 class _Flight(InFlight):
@@ -185,7 +175,7 @@ class DirectStream:
         try:
             await self._answer.forward(sink)
         except TrinamoError as error:
-            self._client.blame(self.instance, error)
+            self._client.router.fail(self.instance, error)
             raise
 
     async def __aexit__(

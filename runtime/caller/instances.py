@@ -16,10 +16,11 @@ import trio
 from msgspec.structs import replace
 
 from ..env import Env
-from ..errors import DisconnectedError, UnavailableError
+from ..errors import DisconnectedError, TrinamoError, UnavailableError
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
+from ..protocol.discovery.breaker import Breaker
 from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.presence import InFlight, Presence, Sign
 from .kv.routing import KvRouting
@@ -58,9 +59,9 @@ class Instances:
         transports: Collection[str] | None = None,
         metrics: Metrics,
         kv: KvRouting | None = None,
+        errors_max: int = 1,
     ) -> None:
-        self._endpoint = endpoint
-        self._env = env
+        self._endpoint, self._env, self._errors_max = endpoint, env, errors_max
         self._grace_s, self._stale_grace_s = grace_s, stale_grace_s
         self._transports = transports
         self._silent = metrics.counter(
@@ -138,7 +139,7 @@ class Instances:
         is_back = record.presence is Presence.STALE
         if not is_back and known == instance:
             return
-        record.forgive()
+        record.breaker.reset()
         record.step(Sign.REGISTERED, self._env.clock.now())
         record.wake()
         if is_back:
@@ -162,7 +163,8 @@ class Instances:
         self.step(record, Sign.LAPSED if is_kept else Sign.DELETED)
 
     def _join(self, instance: Instance) -> None:
-        record = InstanceRecord(instance, self._grace_s, self._stale_grace_s or 0.0)
+        graces = self._grace_s, self._stale_grace_s or 0.0
+        record = InstanceRecord(instance, *graces, Breaker(self._errors_max))
         before = self._records.pop(instance.id, None)
         if before is not None:
             # It comes back while requests go on that it had when it left.
@@ -209,7 +211,8 @@ class Instances:
         record.is_connected = True
         record.connected_once.add(transport)
         if record.is_suspected:
-            record.is_suspected, record.inhibited_until = False, -math.inf
+            record.is_suspected = False
+            record.breaker.connect()
             self._log.info("instance %s of %s is back", record.instance)
             self._env.note("router.trust", instance=record.instance.id)
 
@@ -223,14 +226,14 @@ class Instances:
             self._log.warning("instance %s of %s: connection lost", record.instance)
             self._env.note("router.suspect", instance=record.instance.id)
 
-    def inhibit(
-        self, record: InstanceRecord, until: float, *, is_nonsensical: bool = False
-    ) -> None:
-        """It failed a request: pass it over before `until`, while there is another."""
-        record.inhibited_until = until
-        if is_nonsensical:
-            record.nonsense_until = until
-        self._faulty_until = max(self._faulty_until, until)
+    def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:
+        """A request to it ended with `error`: it may be passed over, while there is another."""
+        before = record.breaker.until
+        if record.breaker.fail(error, now, lasts_s):
+            self._faulty_until = max(self._faulty_until, record.breaker.until)
+            self._env.note("router.inhibit", instance=record.instance.id)
+            if before <= now:  # Once, however many streams it took along.
+                self._log.warning("instance %s of %s is inhibited", record.instance)
 
     def look(self, record: InstanceRecord) -> None:
         """See whether requests to it are silent, and end those that must end."""
@@ -323,13 +326,14 @@ class Instances:
         record = self.get(instance_id)
         if record is None:
             raise UnavailableError(f"instance {instance_id} has left")
-        record.begin(request)
+        if record.begin(request):
+            self._faulty_until = math.inf
 
     def end(self, instance_id: str, request: InFlight) -> None:
         """It is under way no more."""
         # The instance may have left and come back meanwhile.
         record = self._records[instance_id]
-        del record.requests[request]
+        record.end(request)
         if record.presence is Presence.LEFT:
             self._forget_if_over(record)
 

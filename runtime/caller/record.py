@@ -12,6 +12,7 @@ import trio
 
 from ..events.busy import REPORT_AGE_MAX_S, BusyLimits
 from ..events.load import LoadReport
+from ..protocol.discovery.breaker import Breaker
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight, Liveness, Presence
 
@@ -36,19 +37,19 @@ class InstanceStatus(enum.StrEnum):
 class InstanceRecord(Liveness):
     """All that is known of one instance."""
 
-    def __init__(self, instance: Instance, grace_s: float, stale_grace_s: float) -> None:
+    def __init__(
+        self, instance: Instance, grace_s: float, stale_grace_s: float, breaker: Breaker
+    ) -> None:
         super().__init__(grace_s, stale_grace_s)
         self.instance = instance
+        self.breaker = breaker
+        """Whether it is asked after it failed a request."""
         self.is_foreign = False
         self.is_connected = False
         self.is_suspected = False
         """Its connection was lost, and none has been made since."""
         self.connected_once: set[str] = set()
         """The transports over which it has been reached where it is now."""
-        self.inhibited_until = -math.inf
-        """It failed a request; over once it is connected again."""
-        self.nonsense_until = -math.inf
-        """It answered nonsense, of which a connection says nothing."""
         self.report: LoadReport | None = None
         """What it said last of its load."""
         self.reported_at = -math.inf
@@ -96,17 +97,19 @@ class InstanceRecord(Liveness):
         """Until when it is passed over; infinite until it is connected, or answers, again."""
         if self.is_suspected or self.presence is Presence.UNRESPONSIVE:
             return math.inf
-        return max(self.inhibited_until, self.nonsense_until)
+        return self.breaker.faulty_until
 
-    def forgive(self) -> None:
-        """What it did wrong is over."""
-        self.inhibited_until = self.nonsense_until = -math.inf
-
-    def begin(self, request: InFlight) -> None:
-        """One request more is under way to it."""
+    def begin(self, request: InFlight) -> bool:
+        """One request more is under way to it; whether others wait for what becomes of it."""
         self.requests[request] = None
         if self._is_asleep:
             self.wake()
+        return self.breaker.begin(request)
+
+    def end(self, request: InFlight) -> None:
+        """It is under way no more."""
+        del self.requests[request]
+        self.breaker.end(request)
 
     def wake(self) -> None:
         """There is news for its task."""

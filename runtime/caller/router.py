@@ -18,7 +18,7 @@ import trio
 
 from ..config.router import RouterConfig
 from ..env import Env
-from ..errors import RemoteProtocolError, UnavailableError
+from ..errors import RemoteProtocolError, TrinamoError, UnavailableError
 from ..events.busy import BusyLimits
 from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
@@ -67,6 +67,7 @@ class Router:
         *,
         policy: Policy = Policy.ROUND_ROBIN,
         inhibit_s: float = 5.0,
+        errors_max: int = 3,
         silence_grace_s: float = 10.0,
         stale_grace_s: float | None = 10.0,
         metrics: Metrics | None = None,
@@ -94,6 +95,7 @@ class Router:
             transports=request_planes,
             metrics=metrics,
             kv=kv,
+            errors_max=errors_max,
         )
         self._events = events
         self._follows_load = trio.Event()
@@ -270,26 +272,22 @@ class Router:
             self._known.follow(self._events)
             self._follows_load.set()
 
-    def inhibit(self, instance: Instance, *, is_nonsensical: bool = False) -> None:
-        """The instance failed a request: do not choose it for a while, if there is another.
+    def fail(self, instance: Instance, error: TrinamoError) -> None:
+        """A request to the instance ended with `error`: if it is at fault, pass it over for a while.
 
-        A connection that is made anew ends this early, unless the instance answered nonsense.
+        That is, while there is another. An error that it answered with, `UpstreamError`, counts only
+        with others in a row. A connection that is made anew ends the while early, unless the
+        instance answered nonsense.
         """
-        self._env.note("router.inhibit", instance=instance.id)
         record = self._known.get(instance.id)
         if record is not None:
-            now = trio.current_time()
-            until = now + self._inhibit_s
-            if record.inhibited_until <= now:
-                # Once, however many streams it took along.
-                self._log.warning("instance %s of %s is inhibited", instance)
-            self._known.inhibit(record, until, is_nonsensical=is_nonsensical)
+            self._known.fail(record, error, trio.current_time(), self._inhibit_s)
 
     def restore(self, instance: Instance) -> None:
         """The instance answered a request: choose it again."""
         record = self._known.get(instance.id)
         if record is not None:
-            record.forgive()
+            record.breaker.answer()
             if record.presence is not Presence.LISTED:
                 self._known.step(record, Sign.ACCEPTED)
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from ..errors import DisconnectedError, RemoteProtocolError, TrinamoError
+from ..errors import DisconnectedError, RemoteProtocolError
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink
 from .attempts import StreamAttempt
@@ -71,10 +71,11 @@ class ResponseStream(Generic[T]):
                 return self._decode(await self._channel.__anext__())
             return self._decode(await within(self._context, self._channel.__anext__))
         except UNDECODABLE as error:
-            self._router.inhibit(self.instance, is_nonsensical=True)
-            raise _undecodable(error) from error
+            nonsense = _undecodable(error)
+            self._router.fail(self.instance, nonsense)
+            raise nonsense from error
         except (DisconnectedError, RemoteProtocolError) as error:
-            self._inhibit(error)
+            self._router.fail(self.instance, error)
             raise
 
     async def forward(self, sink: Sink[T]) -> None:
@@ -89,11 +90,8 @@ class ResponseStream(Generic[T]):
                 decoding = Telling(decoding, self._on_first)
             await within(self._context, partial(self._channel.forward, decoding))
         except (DisconnectedError, RemoteProtocolError) as error:
-            self._inhibit(error)
+            self._router.fail(self.instance, error)
             raise
-
-    def _inhibit(self, error: TrinamoError) -> None:
-        self._router.inhibit(self.instance, is_nonsensical=isinstance(error, RemoteProtocolError))
 
 
 class _Decoding(Sink[bytes]):

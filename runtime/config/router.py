@@ -65,8 +65,19 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "round_robin"
     inhibit_s: Annotated[
-        Seconds, about("An instance that failed is not chosen this long while others live.")
+        Seconds,
+        about(
+            "An instance that failed is not chosen this long while others live; then one request"
+            " tries it. Each further failure doubles the time, up to a minute."
+        ),
     ] = 5.0
+    errors_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)],
+        about(
+            "An upstream that answers so many requests in a row with an error of its own (500, 502,"
+            " 504) has failed. One that dies, stalls or sends nonsense has failed at once."
+        ),
+    ] = 3
     attempts_max: Annotated[
         Annotated[int, Meta(ge=1, le=32)],
         about("Instances tried for one request before its first item."),

@@ -199,6 +199,7 @@ class DirectUpstreams:
             runtime.env,
             policy=Policy(section.policy),
             inhibit_s=section.inhibit_s,
+            errors_max=section.errors_max,
             silence_grace_s=section.silence_grace_s,
             stale_grace_s=None,
             metrics=runtime.metrics,

@@ -8,6 +8,7 @@ from typing import Any
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.record import InstanceRecord, InstanceStatus
 from trinamo.runtime.env import Clock
+from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
 
@@ -64,9 +65,9 @@ class Table(Instances):
         found, self.env.notes = self.env.notes, []
         return found
 
-    def fault(self, *instances: Instance, until: float) -> None:
+    def fault(self, *instances: Instance, lasts_s: float = 10) -> None:
         for each in instances:
-            self.inhibit(self.record(each), until)
+            self.fail(self.record(each), DisconnectedError("gone"), self.env.hand.at, lasts_s)
 
     def status(self, instance: Instance, now: float = 0) -> InstanceStatus:
         return self.record(instance).status(now)

@@ -188,7 +188,7 @@ async def test_an_instance_that_answers_is_no_longer_inhibited(cluster: Cluster)
         await cluster.serve(each)
     client = await cluster.client()
     await client.router.wait_instances(2)
-    client.router.inhibit(client.router.choose(instance_id="1"), is_nonsensical=True)
+    client.router.fail(client.router.choose(instance_id="1"), RemoteProtocolError("nonsense"))
     assert {await who_answers(client) for _ in range(4)} == {"2"}
     async with client.stream(1, int, instance_id="1") as stream:
         assert [item async for item in stream] == [0]

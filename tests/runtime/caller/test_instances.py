@@ -49,7 +49,7 @@ def test_deleting_an_unknown_key_changes_nothing() -> None:
 
 def test_an_inhibited_instance_is_no_candidate_until_its_time_is_over() -> None:
     table = Table(A, B)
-    table.fault(A, until=10)
+    table.fault(A)
     assert table.candidates(9) == [B]
     assert table.candidates(10) == [A, B]
 
@@ -57,7 +57,7 @@ def test_an_inhibited_instance_is_no_candidate_until_its_time_is_over() -> None:
 def test_a_status_tells_why_an_instance_is_passed_over() -> None:
     leaving = instance(4, draining=True)
     table = Table(A, B, C, leaving)
-    table.fault(A, B, until=10)
+    table.fault(A, B)
     table.disconnected(table.record(B))
 
     assert [table.status(each, 9) for each in (A, B, C, leaving)] == [
@@ -81,7 +81,7 @@ def test_one_that_answers_no_probe_is_passed_over() -> None:
 
 def test_inhibition_never_leaves_nobody() -> None:
     table = Table(A, B)
-    table.fault(A, B, until=10)
+    table.fault(A, B)
     assert table.candidates(0) == [A, B]
 
 
@@ -94,11 +94,11 @@ def test_a_draining_instance_is_no_candidate_even_if_it_is_the_only_one() -> Non
 @pytest.mark.parametrize("how", ["re-registration", "answer", "leaving"])
 def test_inhibition_ends_with(how: str) -> None:
     table = Table(A, B)
-    table.fault(A, until=10)
+    table.fault(A)
     if how == "re-registration":
         table.put(instance(1, incarnation=2))
     elif how == "answer":
-        table.record(A).forgive()
+        table.record(A).breaker.answer()
     else:
         table.delete(A.key)
         table.put(A)
@@ -108,7 +108,7 @@ def test_inhibition_ends_with(how: str) -> None:
 def test_the_same_entry_seen_again_does_not_end_inhibition() -> None:
     """A resync repeats what is known; that is no sign of life."""
     table = Table(A, B)
-    table.fault(A, until=10)
+    table.fault(A)
     table.put(A)
     assert table.candidates(0) == [B]
 
@@ -223,9 +223,9 @@ def test_stale_ones_come_after_those_that_discovery_names() -> None:
     assert table.candidates(0) == [B, C]
     assert table.candidates(0, exclude=[B.id]) == [C]
     assert table.candidates(0, exclude=[B.id, C.id]) == [A]
-    table.fault(B, C, until=10)
+    table.fault(B, C)
     assert table.candidates(0) == [A]
-    table.fault(A, until=10)
+    table.fault(A)
     assert table.candidates(0) == [A, B, C]
 
 

@@ -13,7 +13,12 @@ from trio.testing import MockClock
 from tests.runtime.caller.requests import NAME, Request, SeededEnv, entry, instance
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import RequestError, UnavailableError
+from trinamo.runtime.errors import (
+    DisconnectedError,
+    RemoteProtocolError,
+    RequestError,
+    UnavailableError,
+)
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
@@ -45,7 +50,7 @@ async def test_a_faulty_instance_is_avoided_until_its_inhibition_expires(
     autojump_clock: MockClock,
 ) -> None:
     made = router("1", "2")
-    made.inhibit(instance("1"))
+    made.fail(instance("1"), DisconnectedError("gone"))
     assert choices(made) == "2222"
     await trio.sleep(5.1)
     assert set(choices(made)) == {"1", "2"}
@@ -53,22 +58,22 @@ async def test_a_faulty_instance_is_avoided_until_its_inhibition_expires(
 
 async def test_an_answer_ends_inhibition() -> None:
     made = router("1", "2")
-    made.inhibit(instance("1"))
+    made.fail(instance("1"), DisconnectedError("gone"))
     made.restore(instance("1"))
     assert set(choices(made)) == {"1", "2"}
 
 
 async def test_an_answer_ends_the_inhibition_of_one_that_answered_nonsense() -> None:
     made = router("1", "2")
-    made.inhibit(instance("1"), is_nonsensical=True)
+    made.fail(instance("1"), RemoteProtocolError("nonsense"))
     made.restore(instance("1"))
     assert set(choices(made)) == {"1", "2"}
 
 
 async def test_when_all_are_faulty_somebody_is_asked_all_the_same() -> None:
     made = router("1", "2")
-    made.inhibit(instance("1"))
-    made.inhibit(instance("2"))
+    made.fail(instance("1"), DisconnectedError("gone"))
+    made.fail(instance("2"), DisconnectedError("gone"))
     assert set(choices(made)) == {"1", "2"}
 
 
@@ -88,7 +93,7 @@ async def test_nobody_and_nobody_of_that_name() -> None:
 
 async def test_direct_needs_a_name_and_overrides_inhibition() -> None:
     made = router("1", "2", policy=Policy.DIRECT)
-    made.inhibit(instance("1"))
+    made.fail(instance("1"), DisconnectedError("gone"))
     assert made.choose(instance_id="1").id == "1"
     with pytest.raises(RequestError):
         made.choose()

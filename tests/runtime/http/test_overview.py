@@ -10,6 +10,7 @@ import trio
 
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
+from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.http.survey import overview as module
 from trinamo.runtime.http.survey.overview import InstanceView, Overview, describe_planes, overview
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
@@ -37,7 +38,7 @@ async def test_it_names_the_instances_their_state_and_our_requests() -> None:
             async with client.stream(1, int) as stream:
                 await anext(aiter(stream))
                 busy = overview(caller, caller)
-            client.router.inhibit(instance)
+            client.router.fail(instance, DisconnectedError("gone"))
             (inhibited,) = overview(caller, caller).instances
 
     assert busy.instances == [

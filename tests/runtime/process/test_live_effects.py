@@ -19,6 +19,7 @@ from trinamo.runtime.caller.attempts import UnaryAttempt
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.context import Context
+from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.settings.settings import (
@@ -201,8 +202,8 @@ async def how_long_one_is_avoided(_: pytest.MonkeyPatch) -> None:
         def inhibited_for() -> float:
             [record] = list(client.router._known)
             client.router.restore(one)
-            client.router.inhibit(one)
-            return record.inhibited_until - trio.current_time()
+            client.router.fail(one, DisconnectedError("gone"))
+            return record.breaker.until - trio.current_time()
 
         assert inhibited_for() < 1
         await put("router.inhibit_s", "3600", cluster.frontend)
