@@ -13,6 +13,7 @@ from trinamo.runtime.http.dashboard.rows import Snapshot
 from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
 from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.models import ModelLook
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.traces.requests import RequestsView, RequestView
 
@@ -84,6 +85,28 @@ def test_what_moves_between_two_is_known_by_the_peer_s_id() -> None:
 
     assert moves(1.0, 1000) == {f"{2:016x}": 0.0}
     assert moves(3.0, 5000) == {f"{2:016x}": 2000.0}
+
+
+def test_an_engine_with_a_second_endpoint_is_shown_and_counted_once() -> None:
+    told = health(blocks_used=2, blocks_free=6)
+    serving, handed = instance(told), instance(told)
+    handed.endpoint = "a/another/endpoint"
+    snapshots, found = Snapshots(), look(handed, serving)
+    found.survey.models = [ModelLook(name="m", endpoint="a/b/c", engine="e", context_tokens_max=16)]
+    make(snapshots, found, 1.0)
+
+    (row,) = make(snapshots, found, 2.0).instances
+    assert (row.endpoint, row.blocks_total) == ("a/b/c", 8)
+
+
+def test_endpoints_that_are_no_models_are_shown_each() -> None:
+    one, other = instance(health()), instance(health())
+    other.endpoint = "a/another/endpoint"
+    for each in (one, other):
+        del each.metadata["model"]
+
+    rows = make(Snapshots(), look(one, other), 1.0).instances
+    assert [row.endpoint for row in rows] == ["a/another/endpoint", "a/b/c"]
 
 
 def test_an_upstream_is_as_its_frontend_sees_it() -> None:
