@@ -21,7 +21,8 @@ from ...errors import ConfigError, TrinamoError
 from ...nurseries import single
 from ...protocol.openai.generate import Feature
 from ..generation import EngineInfo, GenerationEngine
-from .serving import Answering, GeneratorEngine, told
+from .serving import Answering, GeneratorEngine
+from .telling import told
 
 if TYPE_CHECKING:
     from .asyncio_loop import AsyncioLoop
@@ -74,15 +75,18 @@ class EngineDefinition:
                 opened = await self._enter(stack, info, self._fitted(arguments or {}))
             except TrinamoError:
                 raise
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:
                 sentence = f"engine {self.name} cannot be opened: {told(single(raised))}"
                 raise ConfigError(sentence) from raised
+            if isinstance(opened, GeneratorEngine):
+                stack.enter_context(opened.stalls.watched())
             yield opened
 
     def check(self, arguments: Mapping[str, str]) -> None:
         """Raise `ConfigError` for what `open` would refuse, as far as is seen without opening it."""
         factory, fitted = self.factory, self._fitted(arguments)
         if inspect.isasyncgenfunction(factory):
+            self._callable(partial(factory, **fitted))
             return
         self._refuse_an_answer_that_does_not_yield(fitted)
         # What a class enters may be something else; and an engine of one's own has all three.
@@ -109,7 +113,18 @@ class EngineDefinition:
             engine: GenerationEngine = value
             return engine
         bridge = None if loop is None else loop.iterate
-        return GeneratorEngine(info, self._answering(value), bridge)
+        return GeneratorEngine(info, self._callable(self._answering(value)), bridge)
+
+    def _callable(self, answering: Answering) -> Answering:
+        """`answering`, unless it cannot be called with a request and a context."""
+        try:
+            inspect.signature(answering).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"engine {self.name} cannot be asked: {error}; it is called with (request, context),"
+                " and what else it takes comes from --engine-arg or has a default"
+            ) from None
+        return answering
 
     def _refuse_an_answer_that_does_not_yield(self, arguments: Mapping[str, Any]) -> None:
         """Otherwise Python says that `request` and `context` are missing, which helps nobody."""

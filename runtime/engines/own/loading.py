@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from .definition import EngineDefinition, defined
-from .serving import told
+from .telling import told
 
 __all__ = ["load_engine"]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -19,8 +17,9 @@ from ..generation import EngineInfo, EngineStatistics
 from ..validation import check_features, check_request
 from .items import AnswerItems
 from .stalls import Stalls
+from .telling import told
 
-__all__ = ["Answering", "GeneratorEngine", "told"]
+__all__ = ["Answering", "GeneratorEngine"]
 
 _log = logging.getLogger("trinamo.engines")
 Answering = Callable[[GenerateRequest, Context], AsyncGenerator[Any, None]]
@@ -41,7 +40,8 @@ class GeneratorEngine:
         self._answering = answering
         self._bridge = bridge
         thread = "trio.to_thread.run_sync" if bridge is None else "asyncio.to_thread"
-        self._stalls = Stalls(info.engine, thread)
+        self.stalls = Stalls(info.engine, thread)
+        """Whoever opens the engine has them watched."""
         self._running = 0
         self._prompt_tokens = 0
         self._completion_tokens = 0
@@ -75,7 +75,10 @@ class GeneratorEngine:
                     if context.is_stopped:
                         break
                     delta = answer.take(item)
-                    if delta is not None:
+                    if delta is None:
+                        # Nobody else has a turn in one that yields empty texts and never waits.
+                        await trio.lowlevel.checkpoint()
+                    else:
                         yield delta
                     if answer.is_over:
                         return
@@ -90,14 +93,14 @@ class GeneratorEngine:
                 " write it as an async generator"
             )
         if self._bridge is not None:
-            return self._bridge(items, self._stalls.next_of)
+            return self._bridge(items, self.stalls.next_of)
         return self._measured(items)
 
     async def _measured(self, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         async with aclosing(items):
             while True:
                 try:
-                    item = await self._stalls.next_of(items)
+                    item = await self.stalls.next_of(items)
                 except StopAsyncIteration:
                     return
                 yield item
@@ -125,23 +128,3 @@ class GeneratorEngine:
             self._running -= 1
             self._prompt_tokens += answer.prompt_tokens
             self._completion_tokens += answer.completion_tokens
-
-
-def told(error: BaseException) -> str:
-    """An error of a program in a few words: its type, its text, and where it was raised."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, SyntaxError):
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not _is_ours(each.filename)]
-    if not own:
-        return text
-    place = own[-1]
-    return f"{text} ({Path(place.filename).name}:{place.lineno}, in {place.name})"
-
-
-_HERE = Path(__file__).resolve().parent
-
-
-def _is_ours(file_name: str) -> bool:
-    return file_name.startswith("<") or Path(file_name).resolve().parent == _HERE

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pytest
 import trio
+import trio.lowlevel
 
 import trinamo
 from trinamo import (
@@ -24,6 +25,7 @@ from trinamo import (
     RequestError,
 )
 from trinamo.runtime.engines.own.definition import EngineDefinition
+from trinamo.runtime.engines.own.stalls import Stalls
 
 
 @trinamo.engine(name="parrot", context_tokens_max=64)
@@ -298,3 +300,85 @@ async def test_who_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureF
     assert told[0].startswith("engine greedy held the event loop for 0.")
     assert "trio.to_thread.run_sync" in told[0]
     assert "(test_definition.py:" in told[0]
+
+
+async def test_a_step_that_does_not_end_is_told_while_it_lasts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def stuck() -> AsyncGenerator[str, None]:
+        give_up = time.monotonic() + 20
+        while "still does" not in caplog.text and time.monotonic() < give_up:
+            time.sleep(0.01)  # noqa: ASYNC251 -- what is to be found
+        yield "late"
+
+    stalls = Stalls("stuck", "trio.to_thread.run_sync", endless_s=0.05, look_s=0.01)
+    with stalls.watched():
+        async with aclosing(stuck()) as items:
+            assert await stalls.next_of(items) == "late"
+
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert told.startswith("engine stuck has held the event loop for 0 s and still does (test_def")
+
+
+async def test_a_generator_of_empty_texts_leaves_others_their_turn() -> None:
+    @trinamo.engine(name="empty")
+    async def empty(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        for _ in range(10_000):
+            yield ""
+        raise AssertionError("nobody else had a turn")
+
+    async with empty.open() as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, engine)
+        await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+@trinamo.engine(name="quits")
+async def quits(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+    yield "before"
+    raise SystemExit(3)
+
+
+@trinamo.engine(name="quits", loop="asyncio")
+async def quits_asyncio(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+    yield "before"
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("definition", [quits, quits_asyncio], ids=["trio", "asyncio"])
+async def test_an_answer_that_exits_ends_itself_and_not_the_process(
+    definition: EngineDefinition,
+) -> None:
+    async with definition.open() as engine:
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"engine quits raised SystemExit: 3 \(test_def"):
+                await ask(engine)
+        assert engine.statistics().failures == 2
+
+
+async def takes_one(request: GenerateRequest) -> AsyncGenerator[str, None]:
+    yield request.text
+
+
+async def takes_a_path(
+    request: GenerateRequest, context: Context, path: str
+) -> AsyncGenerator[str, None]:
+    yield path
+
+
+@pytest.mark.parametrize(
+    ("made", "lacks"),
+    [(takes_one, "too many positional arguments"), (takes_a_path, "a required argument: 'path'")],
+)
+async def test_a_generator_that_cannot_be_asked_is_refused_before_it_is(
+    made: Any, lacks: str
+) -> None:
+    definition = trinamo.engine(name="odd")(made)
+    with pytest.raises(ConfigError, match=lacks):
+        definition.check({})
+    with pytest.raises(ConfigError, match=lacks):
+        async with definition.open():
+            pass
+    if made is takes_a_path:
+        definition.check({"path": "here"})
+        assert await answer_of(definition, arguments={"path": "here"}) == "here"
