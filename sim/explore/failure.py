@@ -40,6 +40,8 @@ MARKS_MAX = 4096
 CHOICES_MAX = 10_000_000
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 PACKAGES = ("trinamo",)
+MARKED_TEST = "trinamo.sim.own.marked"
+"""Where failures of tests are played."""
 
 
 class BadFailureFile(ValueError):  # noqa: N818 -- the file is at fault
@@ -186,8 +188,11 @@ def load_failure(path: Path, *, packages: tuple[str, ...] = PACKAGES) -> Failure
     The scenario's module must be in one of `packages`. Versions are read, not compared: see
     `replay`.
     """
-    with path.open("rb") as file:
-        raw = file.read(FILE_BYTES_MAX + 2)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 2)
+    except OSError as error:
+        raise BadFailureFile(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > FILE_BYTES_MAX + 1:
         raise BadFailureFile(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     try:
@@ -269,11 +274,19 @@ def _scenario(fields: _Fields, packages: tuple[str, ...]) -> Scenario:
     if not MODULE.fullmatch(module) or not function.isidentifier() or function.startswith("_"):
         raise BadFailureFile(f"scenario {module}:{function} is no module and public function")
     if not any(f"{module}.".startswith(f"{package}.") for package in packages):
-        raise BadFailureFile(f"scenario.module {module} is not in {', '.join(packages)}")
+        raise BadFailureFile(_played_elsewhere(module, packages))
     parameters = fields.get("parameters")
     if not isinstance(parameters, dict):
         raise BadFailureFile("scenario.parameters must be an object")
     return Scenario(module, function, parameters)
+
+
+def _played_elsewhere(module: str, packages: tuple[str, ...]) -> str:
+    if module == MARKED_TEST:
+        return "it is the failure of a test: `pytest --sim-replay` plays it"
+    if MARKED_TEST in packages and module.startswith("trinamo.sim."):
+        return "it is the failure of a scenario: `trinamo sim replay` plays it"
+    return f"scenario.module {module} is not in {', '.join(packages)}"
 
 
 def _values(fields: _Fields) -> tuple[list[int] | None, int]:

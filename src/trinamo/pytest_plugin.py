@@ -95,6 +95,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if mark is None:
         return None
     __tracebackhide__ = True
+    from .sim.explore.failure import BadFailureFile
     from .sim.own.marked import MarkedTest, Options
 
     config = pyfuncitem.config
@@ -118,7 +119,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         found = test.search()
         if found:
             pytest.fail(found, pytrace=False)
-    elif (other := test.replay(replayed)) is not None:
+        return True
+    try:
+        other = test.replay(replayed)
+    except BadFailureFile as error:
+        pytest.fail(f"--sim-replay: {error}", pytrace=False)
+    if other is not None:
         pytest.skip(f"{replayed} is of {other}")
     return True
 

@@ -109,6 +109,32 @@ def test_a_mended_test_passes_its_replay_with_a_warning_that_the_run_is_another(
     assert (code, "1 skipped" in told) == (0, True), told
 
 
+def test_a_file_that_no_test_can_play_gets_a_sentence(folder: Folder) -> None:
+    _, told = folder.run(RACE, "--sim-html", "pages")
+    file = re.search(r"--sim-replay (\S+)", told)
+    assert file is not None, told
+    text = (folder.path / file[1]).read_text()
+    (folder.path / "swarm.json").write_text(text.replace("sim.own.marked", "sim.own.scenario"))
+
+    code, told = folder.run(RACE, "--sim-replay", "swarm.json")
+    assert code == 1
+    assert "of a scenario: `trinamo sim replay` plays it" in told
+    code, told = folder.run(RACE, "--sim-replay", "nothing.json")
+    assert code == 1
+    assert "--sim-replay: nothing.json cannot be read: No such file or directory" in told
+    assert "Traceback" not in told
+    done = subprocess.run(
+        [sys.executable, "-m", "trinamo.cli", "sim", "replay", file[1]],
+        cwd=folder.path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "of a test: `pytest --sim-replay` plays it" in done.stderr
+
+
 def test_a_seed_or_a_number_of_seeds_can_be_asked_for(folder: Folder) -> None:
     counting = """
 import pytest
