@@ -3,6 +3,10 @@
 Each `keep_alive` is one question and one answer; who asks how often is not decided here (see
 `runtime/protocol/discovery/lease.py`). A renewal may be repeated freely, so a lost stream costs the
 callers nothing but time: what is unanswered is asked again on the next stream.
+
+A stream is opened where the store has answered, and not while it is away: then it is asked for a sign
+of life, which is no renewal. So a renewal that nobody was there to take was never sent, and that is
+certain however late gRPC says that nobody was there.
 """
 
 from __future__ import annotations
@@ -12,25 +16,17 @@ from typing import Final
 import attrs
 import trio
 
-from trinamo.runtime.errors import (
-    ConnectError,
-    DeadlineError,
-    LeaseLostError,
-    TrinamoError,
-)
+from trinamo.runtime.errors import ConnectError, DeadlineError, LeaseLostError, TrinamoError
 
 from . import wire_pb2 as wire
 from .client import Client
-from .failures import StreamLostError, Verdict, final_error
-from .rpc import Stream
+from .failures import StatusError, StreamLostError, Verdict, final_error
+from .rpc import Metadata, Stream
 
 __all__ = ["LeaseKeeper"]
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.5
-REFUSAL_S: Final = 0.2
-"""How long a stream may take to say that nobody is there; a try that begins just before a caller's
-time is up gets as much more."""
 
 
 @attrs.define(eq=False)
@@ -41,6 +37,10 @@ class _Question:
     left_s: float = 0.0
     error: TrinamoError | None = None
     waiters: int = 0
+    is_on_stream: bool = False
+    """It was sent on the stream that is open."""
+    was_sent: bool = False
+    """It may have arrived by a stream that was lost."""
 
 
 class LeaseKeeper:
@@ -52,10 +52,7 @@ class LeaseKeeper:
         self._stream: Stream | None = None
         self._scope = trio.CancelScope()
         self._wanted = trio.Event()
-        self._was_sent = False
         self._opened_at = 0.0
-        self._is_over = trio.Event()
-        """Set when the stream of the last try has ended."""
         self._last_words = ""
 
     async def keep_alive(self, lease_id: int) -> float:
@@ -63,7 +60,8 @@ class LeaseKeeper:
         question = self._questions.get(lease_id)
         if question is None:
             question = self._questions[lease_id] = _Question()
-            self._ask(lease_id)
+            self._wanted.set()
+            self._ask(lease_id, question)
         question.waiters += 1
         try:
             give_up_at = trio.current_time() + self._client.timeout_s
@@ -73,9 +71,6 @@ class LeaseKeeper:
                     await question.answered.wait()
                 if attempt.cancelled_caught:
                     self._give_up_old_stream()
-            if not question.answered.is_set():
-                with trio.move_on_at(self._opened_at + REFUSAL_S):
-                    await self._is_over.wait()
         finally:
             question.waiters -= 1
             if question.waiters == 0 and self._questions.get(lease_id) is question:
@@ -83,7 +78,7 @@ class LeaseKeeper:
         if question.error is not None:
             raise question.error
         if not question.answered.is_set():
-            raise self._given_up(lease_id)
+            raise self._given_up(lease_id, question)
         return question.left_s
 
     async def run(self) -> None:
@@ -99,10 +94,14 @@ class LeaseKeeper:
                     await self._serve_stream()
                 except StreamLostError as lost:
                     self._note(lost)
+                except StatusError as error:
+                    self._client.missed(error.text)
+                    self._last_words = error.text
                 except TrinamoError as error:
                     self._last_words = str(error)
-                    self._was_sent = not isinstance(error, ConnectError)
-            self._is_over.set()
+            for question in self._questions.values():
+                question.was_sent |= question.is_on_stream
+                question.is_on_stream = False
             # A stream that has held for a while owes nothing to the pauses before it.
             if trio.current_time() - self._opened_at > PAUSE_MAX_S:
                 pause_s = PAUSE_MIN_S
@@ -111,14 +110,16 @@ class LeaseKeeper:
 
     async def _serve_stream(self) -> None:
         metadata = await self._client.metadata()
+        if not self._client.is_connected:
+            await self._look_for_life(metadata)
         try:
             async with self._client.channel.open_stream(
                 "LeaseKeepAlive", metadata=metadata
             ) as stream:
-                self._stream, self._is_over = stream, trio.Event()
+                self._stream = stream
                 try:
-                    for lease_id in list(self._questions):
-                        self._ask(lease_id)
+                    for lease_id, question in self._questions.items():
+                        self._ask(lease_id, question)
                     while True:
                         for reply in await stream.receive():
                             self._answer(reply)
@@ -129,6 +130,16 @@ class LeaseKeeper:
                 await self._client.authenticate(stale_token=metadata[0][1])
             raise
 
+    async def _look_for_life(self, metadata: Metadata) -> None:
+        """Return once the store has answered; raises `StatusError` if it does not in the time of a try."""
+        await self._client.channel.call(
+            "Status",
+            wire.StatusRequest(),
+            timeout_s=self._client.per_try_timeout_s,
+            metadata=metadata,
+        )
+        self._client.heard()
+
     def _give_up_old_stream(self) -> None:
         """A member that hangs: the next stream may reach another one."""
         self._client.missed("a lease was not renewed in time")
@@ -136,12 +147,11 @@ class LeaseKeeper:
         if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
             self._scope.cancel()
 
-    def _ask(self, lease_id: int) -> None:
-        self._wanted.set()
+    def _ask(self, lease_id: int, question: _Question) -> None:
         if self._stream is None:
             return
+        question.is_on_stream = True
         try:
-            self._was_sent = True
             self._stream.send_nowait(wire.LeaseKeepAliveRequest(id=lease_id))
         except StreamLostError:
             self._stream.cancel()
@@ -162,7 +172,9 @@ class LeaseKeeper:
     def _note(self, lost: StreamLostError) -> None:
         self._client.lost_stream(str(lost))
         self._last_words = str(lost)
-        self._was_sent = lost.verdict is not Verdict.UNSENT
+        if lost.verdict is Verdict.UNSENT:
+            for question in self._questions.values():
+                question.is_on_stream = False
         if lost.cause is None or lost.verdict is not Verdict.FINAL:
             return
         for question in self._questions.values():
@@ -170,8 +182,7 @@ class LeaseKeeper:
             question.answered.set()
         self._questions.clear()
 
-    def _given_up(self, lease_id: int) -> TrinamoError:
+    def _given_up(self, lease_id: int, question: _Question) -> TrinamoError:
         text = f"etcd at {self._client.where}: lease {lease_id:x} not renewed: {self._last_words}"
-        if self._last_words and not self._was_sent:
-            return ConnectError(text)
-        return DeadlineError(text)
+        may_have_arrived = question.is_on_stream or question.was_sent
+        return DeadlineError(text) if may_have_arrived else ConnectError(text)

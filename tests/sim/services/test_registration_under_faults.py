@@ -161,7 +161,12 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
     begin = Registrar.__init__
 
     def without_dice(self: Registrar, control: Any, env: Any, **options: Any) -> None:
-        begin(self, control, cast("Any", SimpleNamespace(rng=steady, note=env.note)), **options)
+        begin(
+            self,
+            control,
+            cast("Any", SimpleNamespace(rng=steady, note=env.note, clock=env.clock)),
+            **options,
+        )
 
     monkeypatch.setattr(Registrar, "__init__", without_dice)
     assert max(renewals_per_slot(1).values()) == 50

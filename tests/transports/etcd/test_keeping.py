@@ -23,32 +23,45 @@ REFUSED = StatusError("UNAVAILABLE", "failed to connect to all addresses; last e
 
 @attrs.define
 class SlowRefusal:
-    """Each stream ends by a refusal, `takes_s` after it was opened. Implements `Channel`, `Stream`."""
+    """Calls and streams end by a refusal, `takes_s` after they began. Implements `Channel`, `Stream`.
+
+    One that `is_there` answers calls, and its streams say nothing for so long.
+    """
 
     takes_s: float
+    is_there: bool = False
+    sent: int = 0
 
     @asynccontextmanager
     async def open_stream(self, name: str, *, metadata: Any) -> AsyncIterator[SlowRefusal]:
         yield self
 
-    def send_nowait(self, *requests: Any) -> None: ...
+    def send_nowait(self, *requests: Any) -> None:
+        self.sent += len(requests)
 
     async def receive(self) -> list[Any]:
         await trio.sleep(self.takes_s)
+        if self.is_there:
+            raise StreamLostError("reset")
         raise StreamLostError(REFUSED.text, REFUSED)
 
     def cancel(self) -> None: ...
 
     async def call(self, name: str, request: Any, *, timeout_s: float, metadata: Any) -> Any:
-        raise REFUSED
+        if self.is_there:
+            return None
+        with trio.move_on_after(timeout_s):
+            await trio.sleep(self.takes_s)
+            raise REFUSED
+        raise StatusError("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
     def close(self) -> None: ...
 
 
-async def renew(takes_s: float) -> TrinamoError:
-    """What a renewal ends with if every try is refused so slowly."""
+async def renew(channel: SlowRefusal) -> TrinamoError:
+    """What a renewal over the channel ends with."""
     client = Client(
-        SlowRefusal(takes_s),
+        channel,
         where="nowhere",
         rng=random.Random(1),
         timeout_s=TIMEOUT_S,
@@ -63,19 +76,40 @@ async def renew(takes_s: float) -> TrinamoError:
     return caught.value
 
 
-@pytest.mark.parametrize("takes_s", [0.01 * step for step in range(1, 20)])
-async def test_a_try_under_way_at_the_end_still_says_that_nobody_is_there(
+@pytest.mark.parametrize("takes_s", [0.01, 0.13, 0.2, 0.9, 1.1, 60.0])
+async def test_where_nobody_is_nothing_is_sent_however_late_that_is_said(
     takes_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """So nothing was sent, whenever the last try began: the outcome is certain."""
-    error = await renew(takes_s)
+    """So the outcome is certain, whenever the last try began and whatever came of it."""
+    channel = SlowRefusal(takes_s)
+    error = await renew(channel)
 
     assert isinstance(error, ConnectError)
     assert error.definite
-    assert trio.current_time() <= TIMEOUT_S + 0.2
+    assert channel.sent == 0
+    assert trio.current_time() <= TIMEOUT_S
 
 
-async def test_a_try_that_says_nothing_leaves_the_renewal_in_doubt(
+@pytest.mark.parametrize("takes_s", [0.3, 60.0])
+async def test_a_stream_that_says_nothing_leaves_the_renewal_in_doubt(
+    takes_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Also after it was lost, and whatever the next one says."""
+    channel = SlowRefusal(takes_s, is_there=True)
+
+    assert isinstance(await renew(channel), DeadlineError)
+    assert channel.sent > 0
+
+
+async def test_a_renewal_that_was_sent_once_stays_in_doubt_when_the_store_goes_away(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    assert isinstance(await renew(60), DeadlineError)
+    channel = SlowRefusal(0.3, is_there=True)
+    async with trio.open_nursery() as nursery:
+
+        async def go_away() -> None:
+            await trio.sleep(0.4)
+            channel.is_there = False
+
+        nursery.start_soon(go_away)
+        assert isinstance(await renew(channel), DeadlineError)
