@@ -11,13 +11,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
 
 import attrs
 import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "LOOPBACK_NAMES",
     "Addresses",
     "Bytes",
     "Count",
@@ -31,13 +32,18 @@ __all__ = [
     "Text",
     "Tokens",
     "about",
+    "address_of",
     "config_fields",
+    "is_loopback",
     "is_name",
     "need_consent",
     "need_together",
     "section_types",
     "words_of",
 ]
+
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
 class Secret:
@@ -120,20 +126,26 @@ def _is_encrypted(address: str) -> bool:
 
 def _is_local(address: str) -> bool:
     """Whether the bytes stay on this machine: loopback, or a socket of the file system."""
-    if address.startswith("unix:"):
-        return True
-    if is_name(address):
-        return _host(address) == "localhost"
-    return ipaddress.ip_address(_host(address)).is_loopback
+    return address.startswith("unix:") or is_loopback(_host(address))
 
 
 def is_name(address: str) -> bool:
     """Whether the host of `host:port`, or of a URL, is a name and no number."""
+    return address_of(_host(address)) is None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or number and without brackets, is this machine and nobody beyond."""
+    address = address_of(host)
+    return host.lower() in LOOPBACK_NAMES if address is None else address.is_loopback
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The number that `host` is; None if it is a name."""
     try:
-        ipaddress.ip_address(_host(address))
+        return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return True
-    return False
+        return None
 
 
 def _host(address: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Final, TextIO
 
 from ..config.config import LogConfig
@@ -34,15 +35,22 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or count it."""
         if isinstance(record, AccessRecord):
-            # No flush: streams of ours and standard error write whole lines at once.
-            self.stream.write(f"{self.format(record)}\n")
+            try:
+                # No flush: streams of ours and standard error write whole lines at once.
+                self.stream.write(f"{self.format(record)}\n")
+            except (OSError, ValueError):
+                self.handleError(record)
             return
         for each in self.gate.admit(record):
             super().emit(each)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
-        """A line that cannot be written is told by its sentence, without its arguments."""
-        self.stream.write(f"{record.name}: cannot write a line: {one_line(record.msg)}\n")
+        """A line that cannot be written is told by its sentence, without its arguments.
+
+        Where the stream takes none, be it full, closed or gone, it is lost: who logs is not to blame.
+        """
+        with suppress(OSError, ValueError):
+            self.stream.write(f"{record.name}: cannot write a line: {one_line(record.msg)}\n")
 
     def close(self) -> None:
         """Tell what was held back last."""

@@ -198,7 +198,10 @@ def load_failure(path: Path, *, packages: tuple[str, ...] = PACKAGES) -> Failure
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise BadFailureFile(f"{path}: no JSON: {error}") from error
+        raise BadFailureFile(
+            f"{path}: no JSON, which a failure file is, as --save and `trinamo sim swarm` write it:"
+            f" {error}"
+        ) from error
     try:
         return _failure(_Fields(content, ""), packages)
     except BadFailureFile as error:

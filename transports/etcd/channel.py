@@ -107,7 +107,9 @@ async def _look_up(address: str) -> list[str]:
     try:
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectError(f"the etcd endpoint {address} cannot be resolved: {error}") from error
+        raise ConnectError(
+            f"the etcd endpoint {address} cannot be resolved: {error.strerror}"
+        ) from error
     return [
         f"[{sockaddr[0]}]:{port}" if family == trio.socket.AF_INET6 else f"{sockaddr[0]}:{port}"
         for family, _, _, _, sockaddr in found

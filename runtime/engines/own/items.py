@@ -57,12 +57,23 @@ class AnswerItems:
                 f"engine {self._engine} yielded {_article(type(item).__name__)};"
                 " an engine yields str or trinamo.Delta"
             )
+        if not item.text.isascii():
+            self._check_text(item.text)
         if item.prompt_tokens:
             self.prompt_tokens = self._untold = item.prompt_tokens
         token_ids = self._tokens_of(item)
         self.completion_tokens += len(token_ids)
         text = self._matcher.push(item.text)
         return self._delta(item, text, token_ids, self._reason(item))
+
+    def _check_text(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise EngineError(
+                f"engine {self._engine} yielded text that is no Unicode: {text[error.start]!a}, half"
+                " of a pair; decode bytes with errors='replace', and whole characters at a time"
+            ) from None
 
     def finish(self, *, is_stopped: bool) -> Delta:
         """The last delta, after which the generator yields no more."""

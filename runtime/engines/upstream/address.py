@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import ssl
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from ...config.keys import is_loopback
 from ...config.upstream import UpstreamConfig
 from ...errors import ConfigError
 
@@ -45,10 +45,7 @@ class Address:
         """Whether a key goes to another machine in clear text."""
         if not self.authorization or self.tls is not None:
             return False
-        try:
-            return not ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host.lower() != "localhost"
+        return not is_loopback(self.host)
 
 
 def find_address(url: str, section: UpstreamConfig) -> Address:
@@ -82,7 +79,8 @@ def _tls(section: UpstreamConfig) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=section.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"worker.upstream.ca_file: {error}") from error
+        why = error.strerror or error
+        raise ConfigError(f"worker.upstream.ca_file: {section.ca_file}: {why}") from error
 
 
 def _authorization(section: UpstreamConfig) -> str:
@@ -108,4 +106,7 @@ def _read_key(section: UpstreamConfig) -> str | None:
         with Path(section.key_file).open("rb") as file:
             return file.read(_KEY_BYTES_MAX).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"worker.upstream.key_file cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise ConfigError(
+            f"worker.upstream.key_file: {section.key_file} cannot be read: {why}"
+        ) from None

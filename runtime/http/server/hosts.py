@@ -7,34 +7,21 @@ that is not ours is refused. Addresses are always allowed: nobody's name resolve
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-__all__ = ["HostPolicy", "is_loopback", "url_of"]
+from ...config.keys import LOOPBACK_NAMES, address_of, is_loopback
 
-LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+__all__ = ["HostPolicy", "url_of"]
+
 ANY: Final = "*"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether binding `host` faces this machine alone."""
-    address = _address(host)
-    return host.lower() in LOOPBACK_NAMES if address is None else address.is_loopback
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
     """The URL of a server that listens there."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
 
 
 @attrs.frozen
@@ -59,7 +46,7 @@ class HostPolicy:
         if self.names is None or header is None:
             return True
         name = _without_port(header.decode("latin-1").strip())
-        if _address(name.removeprefix("[").removesuffix("]")) is not None:
+        if address_of(name.removeprefix("[").removesuffix("]")) is not None:
             return True
         name = _normal(name)
         return name in LOOPBACK_NAMES or name in self.names

@@ -14,13 +14,13 @@ import trio
 
 from ...config.config import Config
 from ...config.http import HttpConfig
+from ...config.keys import is_loopback
 from ...engines import GenerationEngine
 from ...env import Env
 from ...http.dashboard.dashboard import PREFIX, Dashboard
 from ...http.dashboard.engines import EnginesLook
 from ...http.dashboard.facts import FrontendFacts
 from ...http.dashboard.gathering import Gatherer, Place
-from ...http.server.hosts import is_loopback
 from ...http.service import HttpService
 from ...metrics.frontend import FrontendMetrics
 from ...traces.ring import Traces

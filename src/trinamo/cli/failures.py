@@ -76,7 +76,11 @@ def report(error: BaseException) -> int:
 
 def _sentence(error: BaseException) -> str:
     """Its text, whose line ends are ours, and whose other controls may be a stranger's."""
-    lines = str(error).splitlines() or [type(error).__name__]
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        # Python puts a number before it, which says nothing to a reader.
+        text = f"{error.filename}: {error.strerror}"
+    lines = text.splitlines() or [type(error).__name__]
     return "\n".join(map(one_line, lines))
 
 

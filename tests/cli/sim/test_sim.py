@@ -250,7 +250,10 @@ def test_more_hosts_than_can_be_simulated_are_refused(sim: Say, tmp_path: Path) 
 
 
 def test_a_file_that_is_not_there_is_one_sentence(sim: Say) -> None:
-    refused(sim("replay", "nowhere.json"), "nowhere.json")
+    for command in (("replay",), ("shrink",), ("html", "page.html"), ("pin",)):
+        words = (command[0], "nowhere.json", *command[1:])
+        refused(sim(*words), "nowhere.json cannot be read: No such file or directory")
+    refused(sim("replay", "/"), "/ cannot be read: Is a directory")
 
 
 def test_a_truncated_failure_file_is_one_sentence(sim: Say, failure: Path) -> None:

@@ -30,7 +30,9 @@ def project(tmp_path: Path) -> Path:
 def test_a_new_project_holds_until_it_is_broken_as_its_readme_says(project: Path) -> None:
     files = sorted(path.name for path in project.iterdir())
     assert files == ["README.md", "protocol.py", "scenario.py", "test_scenario.py"]
-    assert len((project / "README.md").read_text().splitlines()) <= 20
+    readme = (project / "README.md").read_text()
+    assert len(readme.splitlines()) <= 60
+    assert "docs/" not in readme, "a package has no such folder"
     tested = said(project, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
     assert "1 passed" in tested.stdout, tested.stdout
     protocol = project / "protocol.py"

@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from trinamo.runtime.config.config import LogConfig, Secret
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.logs.access import AccessLog
 from trinamo.runtime.logs.fields import log_fields, name_process
 from trinamo.runtime.logs.setup import setup_log
 
@@ -256,6 +258,16 @@ def test_a_call_with_wrong_arguments_is_a_line_and_no_traceback() -> None:
     handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "of %d", ("\x1b[2J",), None))
 
     assert stream.getvalue() == "x: cannot write a line: of %d\n"
+
+
+def test_a_stream_that_takes_nothing_is_no_error_of_who_logs() -> None:
+    stream = io.StringIO()
+    handler = setup_log(LogConfig(), stream=stream)
+    stream.close()
+
+    logging.getLogger("x").warning("nobody hears it")
+    handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "of %d", ("wrong",), None))
+    AccessLog(RealEnv().clock).tell("GET", "/", 200, "success", began_at=0, is_success=True)
 
 
 def test_no_line_of_a_traceback_passes_for_an_event() -> None:

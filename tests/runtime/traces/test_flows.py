@@ -16,7 +16,7 @@ BLOCKS = LENGTH // BLOCK_TOKENS
 async def legs_of(served: Served, request_id: str) -> dict[str, LegView]:
     """By name; once all have ended."""
     assert served.runtime is not None
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         while True:
             view = served.runtime.traces.find(request_id)
             legs = {leg.name: leg for trace in view.traces for leg in trace.legs}

@@ -128,7 +128,9 @@ def scenario_of(
         for key, word in (("policy", policy), ("streams", streams)):
             if word is not None:
                 play = play.changed(text=_with(play.parameters["text"], key, word))
-    except (ConfigError, OSError, UnicodeDecodeError, RecursionError) as error:
+    except OSError as error:
+        refuse(f"{name} cannot be read: {error.strerror}")
+    except (ConfigError, UnicodeDecodeError, RecursionError) as error:
         refuse(f"{name}: {error}" if isinstance(error, ValueError) else str(error))
     _check_file_scenario(play)
     return play
@@ -168,7 +170,7 @@ def open_failure(path: Path) -> Failure:
 
     try:
         failure = load_failure(path, packages=(FILE_SCENARIO, OWN_SCENARIO, SHIPPED_SCENARIOS))
-    except (BadFailureFile, OSError) as error:
+    except BadFailureFile as error:
         refuse(str(error))
     if failure.scenario.module == FILE_SCENARIO:
         _check_file_scenario(failure.scenario, str(path))
@@ -285,7 +287,8 @@ def save_played(play: Scenario, played: Played, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_failure(Failure.of(play, played), path)
     except (OSError, ValueError) as error:
-        refuse(f"{path} cannot be written: {error}")
+        why = error.strerror if isinstance(error, OSError) else error
+        refuse(f"{path} cannot be written: {why}")
 
 
 def write_file(path: Path, text: str) -> None:

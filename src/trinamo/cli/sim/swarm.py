@@ -191,7 +191,8 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
         try:
             save_failure(Failure.of(shrunk.scenario, shrunk.run), target)
         except (OSError, ValueError) as error:
-            refuse(f"{target} cannot be written: {error}")
+            why = error.strerror if isinstance(error, OSError) else error
+            refuse(f"{target} cannot be written: {why}")
     end = "nothing gets duller" if shrunk.is_finished else "the time was up"
     say(f"{count(shrunk)} are left after {shrunk.attempts} attempts; {end}.")
     non_default = [(number, each) for number, each in enumerate(shrunk.record) if each.value]

@@ -33,6 +33,14 @@ def tokens(deltas: list[Delta]) -> int:
     return sum(len(delta.token_ids) for delta in deltas)
 
 
+@pytest.mark.parametrize("item", ["half \ud83d", Delta("\ud83d")])
+def test_half_a_character_is_a_sentence(item: object) -> None:
+    with pytest.raises(
+        EngineError, match=r"engine parrot yielded text .*'\\ud83d', half of a pair"
+    ):
+        answer([item])
+
+
 def test_texts_are_tokens_the_prompt_is_its_words_and_the_end_is_a_stop() -> None:
     deltas = answer(["Hello, ", "", "you"])
 
