@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from trinamo.cli.children.readiness import parse_line
-from trinamo.cli.engine_names import complete_engine
 from trinamo.cli.options import Sources, gather
+from trinamo.cli.shell.engine_names import complete_engine
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import Secret, load_config
 from trinamo.runtime.config.source import dump

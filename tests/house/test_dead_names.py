@@ -25,9 +25,10 @@ KNOWN = {
         "deadline_to_sleep_time start_clock after_task_step optlen",
     "looked up by the name of the call that arrives, in the simulated etcd":
         "_deleterange _txn _leasegrant _leaserevoke _leasekeepalive",
-    "the standard library calls it, or reads it: logging, io": "handleError encoding writable",
+    "the standard library calls it, or reads it: logging, io": "encoding writable",
     "attrs calls it: the default of a field": "_make_decoder",
-    "a library reads it: PyYAML, jinja2, llama.cpp, llguidance, NIXL": """
+    "a library reads it: PyYAML, jinja2, llama.cpp, llguidance, NIXL, typer": """
+        metavar
         is_tokenizer_wrapper bos_token_id
         yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
         flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay

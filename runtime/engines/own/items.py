@@ -54,7 +54,7 @@ class AnswerItems:
             item = Delta(item)
         elif not isinstance(item, Delta):
             raise EngineError(
-                f"engine {self._engine} yielded {_article(type(item).__name__)};"
+                f"engine {self._engine} yielded an item of type {type(item).__name__};"
                 " an engine yields str or trinamo.Delta"
             )
         if not item.text.isascii():
@@ -112,7 +112,3 @@ class AnswerItems:
         held, self._held_ids = self._held_ids, []
         logprobs, self._held_logprobs = self._held_logprobs, []
         return Delta(text, held, reason, told, logprobs)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

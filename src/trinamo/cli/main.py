@@ -12,6 +12,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer._completion_classes import completion_init
 
 from .bench.transfer import bench_app
 from .chat.chat import chat
@@ -20,6 +21,8 @@ from .failures import guarded
 from .queue import queue_app
 from .serve.serving import frontend, worker
 from .settings import config_app
+from .shell.completion import completion
+from .shell.help import HELP_OPTIONS, tidied
 from .sim.sim import sim
 from .status.status import status
 from .trace.trace import trace
@@ -35,9 +38,10 @@ app = typer.Typer(
         'trinamo chat "Say hello"  ·  trinamo status  ·  trinamo doctor'
     ),
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 
@@ -61,7 +65,7 @@ def root(
     """A distributed runtime for LLM inference: three planes, every task in a nursery."""
 
 
-for _command in (up, frontend, worker, status, trace, chat, doctor):
+for _command in (up, frontend, worker, status, trace, chat, doctor, completion):
     app.command(_command.__name__, epilog=_command.__dict__.get("epilog"))(_command)
 
 
@@ -74,4 +78,5 @@ app.add_typer(bench_app)
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    sys.exit(guarded(app))
+    completion_init()
+    sys.exit(guarded(tidied(typer.main.get_command(app))))

@@ -20,8 +20,8 @@ import typer
 
 from trinamo.runtime.config.models import ENGINES
 
-from .engine_names import complete_engine
 from .failures import show_tracebacks
+from .shell.engine_names import complete_engine
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config

@@ -22,7 +22,7 @@ __all__ = ["queue_app"]
 
 queue_app = typer.Typer(
     name="queue",
-    help="Work queues: depth and age, and jobs whose attempts are used up.",
+    help="Work queues: look at them, put jobs, and handle those whose attempts are used up.",
     epilog=(
         "Examples:  trinamo queue ls  ·  trinamo queue show prefill  ·  "
         "trinamo queue requeue prefill --all"

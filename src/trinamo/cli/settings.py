@@ -21,9 +21,11 @@ __all__ = ["config_app"]
 config_app = typer.Typer(
     name="config",
     help=(
-        "Settings in the control plane: every process follows them, none restarts. Those called after a "
-        "configuration key take its place in all processes; other keys are read at the start."
+        "Settings that change while the cluster runs.\n\nThey are kept in the control plane: every"
+        " process follows them, none restarts. Those called after a configuration key take its place in"
+        " all processes; other keys are read at the start."
     ),
+    short_help="Settings that change while the cluster runs.",
     epilog=(
         "Examples:  trinamo config get  ·  trinamo config set router.policy least_loaded  ·  "
         "trinamo config set log.level debug  ·  trinamo config set http.requests_max 512  ·  "
@@ -65,7 +67,9 @@ OptionalName = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
-@config_app.command("get")
+@config_app.command(
+    "get", epilog="Examples:  trinamo config get  ·  trinamo config get router.policy --json"
+)
 @takes_sources("etcd")
 def get(
     name: OptionalName = None,
@@ -91,12 +95,17 @@ def get(
             sys.stdout.write(f"{value}\n")
         else:
             origin = "default" if each.is_default else "set"
-            sys.stdout.write(f"{each.setting.name} = {value} ({origin})  {each.setting.about}\n")
+            sys.stdout.write(f"{each.setting.name} = {value} ({origin})\n")
+            sys.stdout.write(f"    {each.setting.about}\n")
         if each.problem:
             sys.stderr.write(f"trinamo: the stored value is refused: {one_line(each.problem)}\n")
 
 
-@config_app.command("set")
+@config_app.command(
+    "set",
+    epilog="Examples:  trinamo config set router.policy least_loaded  ·  "
+    "trinamo config set http.busy_blocks 0.9  ·  trinamo config set http.busy_blocks --reset",
+)
 @takes_sources("etcd")
 def set_value(
     name: Name,

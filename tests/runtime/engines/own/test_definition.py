@@ -209,7 +209,7 @@ async def raise_later() -> None:
             r"engine failing raised ValueError: a secret \(test_definition.py:\d",
         ),
         ("group", EngineError, r"engine failing raised KeyError: 'inside'"),
-        ("wrong", EngineError, "engine failing yielded an int"),
+        ("wrong", EngineError, "engine failing yielded an item of type int"),
         ("refuse", RequestError, "^say please$"),
         ("full", OverloadedError, "^no more$"),
     ],

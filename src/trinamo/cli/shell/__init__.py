@@ -1,0 +1,1 @@
+"""What a shell sees of the commands: their help pages, and what it completes."""

@@ -1,0 +1,58 @@
+"""`trinamo completion bash|zsh|fish`: what a shell is told, so that it completes our commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final, Literal
+
+import typer
+from typer._completion_shared import get_completion_script
+
+__all__ = ["completion"]
+
+_VARIABLE: Final = "_TRINAMO_COMPLETE"
+# Typer's own for bash takes the words as bash does, which ends one at `=` and at `:`: neither
+# `--set key=value` nor `--engine file.py:name` would ever be completed behind it.
+_BASH: Final = r"""
+_trinamo_completion() {
+    local line="${COMP_LINE:0:COMP_POINT}" current offered words
+    IFS=$' \t' read -r -a words <<< "$line"
+    [[ "$line" == *[[:blank:]] ]] && words+=("")
+    current="${words[-1]}"
+    mapfile -t COMPREPLY < <(COMP_WORDS="$line" COMP_CWORD=$(( ${#words[@]} - 1 )) \
+        _TRINAMO_COMPLETE=complete_bash "$1" 2>/dev/null)
+    # Where a file is wanted there is one offer, of nothing: bash knows files itself.
+    [[ -z "${COMPREPLY[0]}" ]] && COMPREPLY=()
+    # An offer takes the place of what stands behind the last separator of bash alone.
+    local separators="${COMP_WORDBREAKS//[^=:]/}"
+    if [[ -n "$separators" && "$current" == *[$separators]* ]]; then
+        offered="${current##*[$separators]}"
+        COMPREPLY=( "${COMPREPLY[@]#"${current%"$offered"}"}" )
+    fi
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
+    return 0
+}
+complete -o default -o nosort -F _trinamo_completion trinamo
+"""
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"],
+        typer.Argument(metavar="SHELL", help="bash, zsh or fish."),
+    ],
+) -> None:
+    """Print the script by which a shell completes commands, options, settings, models and queues."""
+    script = (
+        _BASH
+        if shell == "bash"
+        else get_completion_script(prog_name="trinamo", complete_var=_VARIABLE, shell=shell)
+    )
+    sys.stdout.write(f"{script.strip()}\n")
+
+
+completion.__dict__["epilog"] = (
+    "Examples:  source <(trinamo completion bash)  ·  trinamo completion bash >> ~/.bashrc  ·  "
+    "source <(trinamo completion zsh)  ·  "
+    "trinamo completion fish > ~/.config/fish/completions/trinamo.fish"
+)
