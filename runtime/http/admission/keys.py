@@ -18,11 +18,11 @@ from typing import Final
 import trio
 
 from ...config.http import HttpConfig
+from ...config.keys import is_loopback
 from ...errors import ConfigError
 from ...metrics.metrics import Metrics
 from ..exchanges import Headers, find_header
 from ..server.files import look_at
-from ..server.hosts import is_loopback
 from ..status import UnauthorizedError
 
 __all__ = ["ApiKeys"]

@@ -113,11 +113,10 @@ def test_a_stopped_answer_ends_as_cancelled() -> None:
     assert items.finish(is_stopped=True).finish_reason is FinishReason.CANCELLED
 
 
-@pytest.mark.parametrize(
-    ("item", "words"), [(4, "an int"), (None, "a NoneType"), (b"x", "a bytes")]
-)
-def test_anything_else_is_an_error_that_names_the_engine(item: object, words: str) -> None:
-    with pytest.raises(EngineError, match=f"engine parrot yielded {words}; an engine yields str"):
+@pytest.mark.parametrize(("item", "type_name"), [(4, "int"), (None, "NoneType"), (b"x", "bytes")])
+def test_anything_else_is_an_error_that_names_the_engine(item: object, type_name: str) -> None:
+    words = f"engine parrot yielded an item of type {type_name}; an engine yields str"
+    with pytest.raises(EngineError, match=words):
         answer([item])
 
 
