@@ -21,6 +21,7 @@ from .keys import (
 
 __all__ = ["HttpConfig", "HttpTlsConfig"]
 
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]{0,31}://[^/\s*,]{1,255})$")]
 _NO_IDS = frozenset(
     {"authorization", "cookie", "connection", "content-length", "content-type", "transfer-encoding"}
 )
@@ -173,6 +174,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     api_key_env: Annotated[
         Text | None, about("The environment variable that holds such a key, beside the file's.")
     ] = None
+    cors_origins: Annotated[
+        Annotated[tuple[Origin, ...], Meta(max_length=256)],
+        about(
+            "Origins, such as `https://chat.example.com`, whose pages a browser lets ask `/v1/…` and read"
+            " the answers; `*`: any page's."
+        ),
+    ] = ()
     request_id_headers: Annotated[
         Annotated[tuple[HeaderName, ...], Meta(max_length=8)],
         about(

@@ -19,6 +19,7 @@ from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
 from .admission.admission import Admission
+from .admission.cors import AllowsOrigins
 from .admission.guard import NeedsKey
 from .asgi import ExchangeApp
 from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
@@ -115,6 +116,9 @@ def build_app(
     if admission.keys is not None:
         built.add_middleware(NeedsKey, keys=admission.keys, handlers=handlers)
     built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
+    if admission.cors is not None:
+        # Outermost: a preflight brings no key, and what is refused within is to be read, too.
+        built.add_middleware(AllowsOrigins, cors=admission.cors, handlers=handlers)
     return built
 
 

@@ -161,6 +161,8 @@ class Inference:
 
     async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:
         headers = self._ids.answer_headers(exchange.headers, public_id)
+        if self._admission.cors is not None:
+            headers += self._admission.cors.headers(exchange.headers)
         refusal: ErrorAnswer | None = None
         try:
             if self._admission.keys is not None:

@@ -135,7 +135,7 @@ def check_json(headers: Headers) -> None:
     """Raise `MediaTypeError` unless the body says that it is JSON.
 
     A page of another origin may send plain text without asking, and a body without a type; JSON it
-    may not, and our answer to the question (a preflight) is no.
+    may not, and our answer to the question (a preflight) is no, but to `http.cors_origins`.
     """
     given = find_header(headers, b"content-type") or b""
     if given == JSON_TYPE:

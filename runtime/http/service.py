@@ -26,6 +26,7 @@ from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .admission.admission import Admission
+from .admission.cors import Cors
 from .admission.keys import ApiKeys
 from .admission.rate import RateLimit
 from .app import build_app, build_handlers, exchange_routes, status_of
@@ -60,6 +61,8 @@ class HttpService:
             requests_max=config.requests_max,
             bodies_bytes_max=config.bodies_bytes_max,
         )
+        if config.cors_origins:
+            self.admission.cors = Cors(config)
         if config.needs_key:
             self.admission.keys = ApiKeys(config, env.rng, metrics)
         self.tune(config)

@@ -65,6 +65,14 @@ def test_the_answer_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "Hello\n"
 
 
+def test_a_key_is_sent_and_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with frontend(HEAD + delta("one") + DONE) as (url, asked):
+        Conversation(url, key="sk-secret").ask("first")
+
+    assert b"Authorization: Bearer sk-secret\r\n" in asked[0]
+    assert "sk-secret" not in capsys.readouterr().out
+
+
 def test_a_conversation_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     with frontend(HEAD + delta("one") + DONE, HEAD + delta("two") + DONE) as (url, asked):
         talk = Conversation(f"{url}/v1/", system="Be brief.", max_tokens=5, temperature=0.0)

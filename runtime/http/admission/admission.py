@@ -17,6 +17,7 @@ from ...events.busy import BusyLimits
 from ...metrics.metrics import Metrics
 from ..bodies import Bodies
 from ..models.models import Engine, RemoteEngine
+from .cors import Cors
 from .keys import ApiKeys
 from .queue import AdmissionQueue
 from .rate import RateLimit
@@ -39,6 +40,8 @@ class Admission:
         """So many are in flight at once."""
         self.busy: BusyLimits | None = None
         """From which load on workers are given no new requests; None: from none."""
+        self.cors: Cors | None = None
+        """Whose pages may ask; None: nobody's, and nothing is said of it."""
         self.keys: ApiKeys | None = None
         """One of which each request needs; None: it needs none."""
         self.rate: RateLimit | None = None
