@@ -28,8 +28,8 @@ START_S: Final = 120.0
 LOAD_S: Final = 25.0
 CLIENTS: Final = 18
 PICTURES: Final = (
-    ("dashboard-light.png", 1200, 860, "light"),
-    ("dashboard-dark.png", 1200, 860, "dark"),
+    ("dashboard-light.png", 1200, 800, "light"),
+    ("dashboard-dark.png", 1200, 800, "dark"),
     ("dashboard-phone.png", 360, 1500, "light"),
 )
 

@@ -11,7 +11,7 @@ import attrs
 from ..engines import GenerationEngine
 from ..http.dashboard.facts import FrontendFacts, FrontendTotals, QueueFacts
 from ..http.service import HttpService
-from ..http.survey.overview import describe_planes
+from ..http.survey.overview import HasClients, describe_planes
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import SUCCESS
 from .runtime import Runtime
@@ -33,11 +33,11 @@ def worker_facts(runtime: Runtime, engines: Sequence[GenerationEngine]) -> dict[
 
 
 def frontend_facts(
-    runtime: Runtime, service: HttpService, metrics: FrontendMetrics
+    runtime: Runtime, service: HttpService, metrics: FrontendMetrics, source: HasClients
 ) -> FrontendFacts:
-    """Of a frontend: what it has counted, and to whom its requests are under way."""
+    """Of a frontend: what it has counted, and to whom its requests, by `source`, are under way."""
     streams: dict[str, int] = {}
-    for client in runtime.clients:
+    for client in source.clients:
         for instance, _, in_flight in islice(client.router.statuses(), STREAMS_MAX):
             if in_flight:
                 streams[instance.id] = streams.get(instance.id, 0) + in_flight

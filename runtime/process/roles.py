@@ -165,7 +165,7 @@ async def serve_frontend(
                 if upstreams is not None:
                     await watching.start(upstreams.run)
                 await follow_models(watching, runtime, clients, service.model_manager())
-                facts = partial(frontend_facts, runtime, service, metrics)
+                facts = partial(frontend_facts, runtime, service, metrics, clients)
                 dashboard = open_dashboard(watching, runtime, service, facts, place or Place())
                 status_url = await open_frontend_status(watching, runtime, facts, dashboard)
                 port = await serving.start(service.run)

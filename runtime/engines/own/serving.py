@@ -42,7 +42,7 @@ class GeneratorEngine:
         thread = "trio.to_thread.run_sync" if bridge is None else "asyncio.to_thread"
         self.stalls = Stalls(info.engine, thread)
         """Whoever opens the engine has them watched."""
-        self._running = 0
+        self._running: dict[AnswerItems, None] = {}
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cancellations = 0
@@ -50,11 +50,15 @@ class GeneratorEngine:
 
     def statistics(self) -> EngineStatistics:
         """The gauges and counters now; a step is one token of one answer."""
+        completion_tokens = self._completion_tokens + sum(
+            each.completion_tokens for each in self._running
+        )
+        prompt_tokens = self._prompt_tokens + sum(each.prompt_tokens for each in self._running)
         return EngineStatistics(
-            running=self._running,
-            steps=self._completion_tokens,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
+            running=len(self._running),
+            steps=completion_tokens,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
             cancellations=self._cancellations,
             failures=self._failures,
         )
@@ -107,7 +111,7 @@ class GeneratorEngine:
 
     @contextmanager
     def _running_answer(self, answer: AnswerItems) -> Iterator[None]:
-        self._running += 1
+        self._running[answer] = None
         try:
             yield
         except (GeneratorExit, trio.Cancelled):
@@ -125,6 +129,6 @@ class GeneratorEngine:
             _log.error("%s", sentence, exc_info=raised if wants_traceback else None)
             raise EngineError(sentence) from raised
         finally:
-            self._running -= 1
+            del self._running[answer]
             self._prompt_tokens += answer.prompt_tokens
             self._completion_tokens += answer.completion_tokens

@@ -31,6 +31,7 @@ from ..survey.survey import (
     ask_instances,
     ask_processes,
     discover,
+    name_instances,
     take_last_known,
     take_view,
     tell_frontends,
@@ -128,6 +129,7 @@ class Gatherer:
             for each in others:
                 nursery.start_soon(_ask_requests, each, look.requests)
         tell_frontends(survey)
+        name_instances(survey, neighbours.processes)
         await ask_instances(survey, view, timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX)
         await ask_processes(survey, neighbours.processes)
         tell_planes(survey, view, self._config.event_plane.nats.servers)

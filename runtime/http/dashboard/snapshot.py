@@ -214,7 +214,8 @@ class Snapshots:
             row.blocks_total = (
                 facts.blocks.get("total", total) if len(facts.engines) == 1 else total
             )
-            row.hit_rate = self._hit_rate(key, engine)
+            hit_rate = self._hit_rate(key, engine)
+            row.hit_rate = hit_rate if total else None
             row.tokens_per_s = self._rate(f"{key} tokens", engine.completion_tokens, now_s)
             row.prompt_tokens_per_s = self._rate(f"{key} prompts", engine.prompt_tokens, now_s)
         if facts.transfers is not None:

@@ -31,6 +31,7 @@ __all__ = [
     "ask_instances",
     "ask_processes",
     "discover",
+    "name_instances",
     "take_last_known",
     "take_view",
     "tell_frontends",
@@ -39,6 +40,7 @@ __all__ = [
     "why_away",
 ]
 
+AWAY_PROBLEM: Final = "the upstream fails its looks; the frontend's log says why"
 TOLD_MAX: Final = 16
 """Sentences of one kind; the others are counted."""
 
@@ -77,6 +79,8 @@ class Survey:
     """What does not answer, one sentence each; empty if the cluster is whole."""
     is_last_known: bool = False
     """Whether instances and models are what the frontend last knew of them."""
+    is_whole: bool = False
+    """Whether the frontend needs no etcd, so that what it knows is all there is."""
     frontends: list[FrontendLook] = attrs.field(factory=list)
     """Those that share a port with others; empty if none does."""
     instances: list[InstanceLook] = attrs.field(factory=list)
@@ -108,6 +112,13 @@ def take_view(survey: Survey, url: str, view: FrontendView) -> None:
         return
     survey.frontend["control"] = msgspec.to_builtins(view.cluster.control)
     survey.frontend["events"] = msgspec.to_builtins(view.cluster.events)
+
+
+def name_instances(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
+    """Call instances as `trinamo up` calls the processes that they are in."""
+    names = {str(each.pid): each.name for each in processes if each.pid}
+    for instance in survey.instances:
+        instance.name = names.get(instance.metadata.get("pid", ""), instance.name)
 
 
 async def ask_instances(
@@ -149,16 +160,11 @@ def _take_away(survey: Survey, seen: Mapping[tuple[str, str], InstanceView]) -> 
     named = {(each.endpoint, each.id) for each in survey.instances}
     for key, each in seen.items():
         if each.state == AWAY and key not in named:
-            look = _last_known(each)
-            look.problem = "the upstream fails its looks; the frontend's log says why"
-            survey.instances.append(look)
+            survey.instances.append(_last_known(each))
 
 
 async def ask_processes(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
-    """Name the workers that `trinamo up` runs, and ask those that discovery does not name."""
-    names = {str(each.pid): each.name for each in processes if each.pid}
-    for instance in survey.instances:
-        instance.name = names.get(instance.metadata.get("pid", ""), instance.name)
+    """Ask the workers that `trinamo up` runs and that discovery does not name."""
     missing: list[str] = []
     async with open_nursery() as nursery:
         for process in processes:
@@ -212,22 +218,28 @@ def _last_known(each: InstanceView) -> InstanceLook:
         metadata={"model": each.model, "engine": each.engine},
         seen=each.state,
         in_flight=each.in_flight,
+        problem=AWAY_PROBLEM if each.state == AWAY else "",
     )
 
 
 def take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
-    """Take instances and models from what a frontend last knew, as etcd is away: `why`."""
+    """Take instances and models from what a frontend knows, as etcd is away: `why`.
+
+    A frontend before upstreams, and one with engines of its own, have no etcd that could be away.
+    """
     control = view.cluster.control if view.cluster is not None else None
+    survey.is_whole = control is None
+    survey.is_last_known = not survey.is_whole
     if control is not None and control.is_connected:
         survey.away.append(f"{why} from here; this is what the frontend knows")
-    else:
-        since = "" if control is None else f", {control.silence_s:.0f} s ago"
-        survey.away.append(f"{why}; this is what the frontend last knew{since}")
-    survey.is_last_known = True
+    elif control is not None:
+        survey.away.append(
+            f"{why}; this is what the frontend last knew, {control.silence_s:.0f} s ago"
+        )
     survey.etcd = ""
     seen = view.cluster.instances if view.cluster is not None else []
     survey.instances = [_last_known(each) for each in seen]
-    counts = Counter(each.model for each in seen)
+    counts = Counter(each.model for each in seen if each.state != AWAY)
     survey.models = [
         ModelLook(
             each.name,
@@ -271,10 +283,12 @@ def _tell_instances(survey: Survey) -> None:
     """Who does not answer; a cluster without anybody who could is no whole one either."""
     silent = [each for each in survey.instances if each.problem]
     for each in silent[:TOLD_MAX]:
-        survey.away.append(f"instance {each.id} of {each.endpoint} does not answer: {each.problem}")
+        who = f"instance {each.id} of {each.endpoint}"
+        named = f"{each.name}, {who}," if each.name else who
+        survey.away.append(f"{named} does not answer: {each.problem}")
     if len(silent) > TOLD_MAX:
         survey.away.append(f"{len(silent) - TOLD_MAX} more instances do not answer")
-    if not survey.instances and not survey.is_last_known:
+    if not (survey.instances or survey.is_last_known or survey.is_whole):
         survey.away.append("no instance is registered: no request can be answered")
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+import msgspec
 import pytest
 import trio
 from rich.console import Console
@@ -103,6 +104,32 @@ async def test_the_frontend_is_believed_while_etcd_is_away() -> None:
     assert "[m]" in text
     assert "3 more instances are not listed" in text
     assert json.loads(survey_json(survey))["frontend"]["control"]["stream_losses"] == 1
+
+
+async def test_a_frontend_before_upstreams_has_no_etcd_that_could_be_away() -> None:
+    known = seen("live", "away")
+    known = msgspec.structs.replace(known, control=None)
+    async with frontend(known) as url:
+        survey = await survey_cluster(target(), url=url)
+
+    assert not survey.is_last_known
+    away, nobody = survey.away
+    assert away.startswith("instance 1 of a/b/c does not answer: the upstream fails its looks")
+    # The service of this test has no model.
+    assert nobody.startswith("the frontend knows no live instance")
+    assert "etcd" not in text_of(survey)
+
+
+async def test_names_and_load_of_those_that_cannot_be_asked_are_shown() -> None:
+    survey = Survey(etcd="", cluster=None, frontend=None)
+    survey.instances = [
+        InstanceLook(
+            endpoint="a/b/c", id="1", lease_id="", incarnation=1, is_draining=False,
+            transports={}, metadata={}, name="10.0.0.1:8000", active=7, kv_used=0.25, in_flight=2,
+        )
+    ]  # fmt: skip
+    (row,) = [line for line in text_of(survey).splitlines() if "10.0.0.1:8000" in line]
+    assert {"7", "25%"} <= set(row.split())
 
 
 async def test_an_etcd_that_only_we_cannot_reach_is_told_so() -> None:

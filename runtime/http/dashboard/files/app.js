@@ -118,7 +118,7 @@ function showFigures(snapshot) {
   value("#requests", figure(traffic.requests_per_s), told.map((each) => each[0]),
     traffic.failures_per_s ? `${figure(traffic.failures_per_s)} a second fail` : "");
   value("#flight", figure(traffic.in_flight), told.map((each) => each[2]));
-  value("#blocks", total ? percent(used / total) : "–", told.map((each) => each[3] * 100),
+  value("#blocks", total ? percent(used / total) : "–", total ? told.map((each) => each[3] * 100) : [],
     total ? `${figure(used)} of ${figure(total)}` : "");
 }
 
@@ -127,7 +127,7 @@ function value(place, text, values, more = "") {
   write(output, text);
   set(output, { "data-more": more || null });
   const seconds = lasting(values.length * last.interval_s);
-  spark($(`${place} .spark`), values, `the last ${seconds}; now ${text}${more ? `, ${more}` : ""}`);
+  spark($(`${place} .spark`), values, values.length ? `the last ${seconds}; now ${text}${more ? `, ${more}` : ""}` : "nothing is known");
 }
 
 function transferRows(snapshot) {

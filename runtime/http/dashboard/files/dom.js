@@ -105,7 +105,8 @@ export function bytes(value) {
 }
 
 export function percent(part) {
-  return part === null || part === undefined ? "–" : `${Math.round(part * 100)} %`;
+  if (part === null || part === undefined) return "–";
+  return part > 0 && part < 0.005 ? "<1 %" : `${Math.round(part * 100)} %`;
 }
 
 export function lasting(seconds) {

@@ -34,7 +34,8 @@ export class Happenings {
     const who = [...new Set(newest.map((each) => each.who))].slice(0, LANES_MAX);
     const oldest = Math.min(now, ...newest.filter((each) => who.includes(each.who)).slice(0, 40).map((each) => each.at));
     const long = WINDOWS.find((each) => now - oldest < each * 0.95) ?? WINDOWS[WINDOWS.length - 1];
-    const left = width < 480 ? 78 : 104, row = 24, top = 20;
+    const room = Math.min(width < 480 ? 15 : 24, Math.max(9, ...who.map((each) => each.length)));
+    const left = room * 6.6 + 12, row = 24, top = 20;
     const high = top + Math.max(1, who.length) * row + 4;
     const x = (at) => left + (width - left - 12) * Math.min(1, Math.max(0, 1 - (now - at) / long));
     set(this.chart, { viewBox: `0 0 ${width} ${high}`, width, height: high,
@@ -44,7 +45,7 @@ export class Happenings {
       const y = top + who.indexOf(each) * row + row / 2;
       set(group.children[0], { x1: left, x2: width - 12, y1: y, y2: y, class: "lane" });
       set(group.children[1], { x: 0, y: y + 4, class: "who" });
-      write(group.children[1], each.length > 13 ? `${each.slice(0, 12)}…` : each);
+      write(group.children[1], each.length > room ? `${each.slice(0, room - 1)}…` : each);
     });
     const shown = events.filter((each) => who.includes(each.who) && (each.until ?? now) >= now - long);
     const y = (each) => top + who.indexOf(each.who) * row + row / 2;
@@ -82,6 +83,8 @@ export class Happenings {
 
 function sentence(event, now) {
   const lasts = event.kind !== "outage" ? "" : event.until === null
-    ? `, for ${lasting(now - event.at)} now` : `, for ${lasting(event.until - event.at)}`;
-  return `${event.about} ${event.who}`.replace("frontend frontend", "frontend") + `: ${event.text}${lasts}`;
+    ? `, ${now - event.at < 1 ? "just" : `for ${lasting(now - event.at)}`} now` : `, for ${lasting(event.until - event.at)}`;
+  // `decode worker decode-1` says everything twice.
+  const who = event.about.split(" ").some((word) => event.who.startsWith(word)) ? event.who : `${event.about} ${event.who}`;
+  return `${who}: ${event.text}${lasts}`;
 }

@@ -31,7 +31,8 @@ export class Topology {
     const width = Math.max(280, this.place.clientWidth);
     const isNarrow = width < NARROW;
     const layers = layersOf(snapshot);
-    const plan = isNarrow ? stacked(layers, width) : sideBySide(layers, width);
+    const place = isNarrow ? stacked : sideBySide;
+    const plan = place(layers, width, snapshot.servers.length > 0);
     const servers = placeServers(snapshot.servers, plan, width, isNarrow);
     const nodes = [...plan.nodes, ...servers];
     const at = new Map(nodes.map((node) => [node.key, node]));
@@ -96,7 +97,7 @@ function shareOf(instance) {
 
 // --- places ---
 
-function sideBySide(layers, width) {
+function sideBySide(layers, width, hasServers) {
   const gap = 14, top = 30;
   const isMany = Math.max(...layers.map((layer) => layer.nodes.length)) > MANY;
   const high = isMany ? 40 : 66;
@@ -125,11 +126,11 @@ function sideBySide(layers, width) {
     x += columns[n] * wide + (columns[n] - 1) * gap;
   });
   const busY = top + body + 26;
-  return { nodes, titles, busY, height: busY + 62, left: Math.max(0, (width - used) / 2), right: (width + used) / 2,
-    bus: `M${Math.max(6, (width - used) / 2)} ${busY}H${(width + used) / 2}` };
+  return { nodes, titles, busY, height: hasServers ? busY + 62 : busY - 16, left: Math.max(0, (width - used) / 2), right: (width + used) / 2,
+    bus: hasServers && `M${Math.max(6, (width - used) / 2)} ${busY}H${(width + used) / 2}` };
 }
 
-function stacked(layers, width) {
+function stacked(layers, width, hasServers) {
   const gap = 10, high = 62, between = 40;
   const nodes = [], titles = [];
   let y = 4;
@@ -145,7 +146,8 @@ function stacked(layers, width) {
     y += Math.ceil(layer.nodes.length / columns) * (high + gap) - gap + between;
   }
   const busY = y - between + 18;
-  return { nodes, titles, busY, height: busY + 60, left: 2, right: width - 2, bus: `M2 ${busY}H${width - 2}` };
+  return { nodes, titles, busY, height: hasServers ? busY + 60 : busY - 10, left: 2, right: width - 2,
+    bus: hasServers && `M2 ${busY}H${width - 2}` };
 }
 
 function placeServers(servers, plan, width, isNarrow) {
@@ -187,7 +189,8 @@ function drawNode(group, node) {
   set(name, { x: node.kind === "client" ? 12 : 28, y: node.isSmall ? 17 : 22 });
   const room = (node.wide - 38) / 7.4;
   const word = kind === "good" || kind === "off" || node.kind === "server" ? "" : ` · ${node.state}`;
-  write(name, clip(node.name + word, room));
+  // The shape and the line below say it, too.
+  write(name, node.name.length + word.length <= room ? node.name + word : clip(node.name, room));
   set(first, { x: 12, y: node.isSmall ? 32 : 38 });
   write(first, clip(node.isSmall ? node.lines.filter(Boolean).join(" · ") : node.lines[0] ?? "", (node.wide - 18) / 6.1));
   set(second, { x: 12, y: 53 });

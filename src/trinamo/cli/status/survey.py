@@ -22,6 +22,7 @@ from trinamo.runtime.http.survey.survey import (
     ask_instances,
     ask_processes,
     discover,
+    name_instances,
     take_last_known,
     take_view,
     tell_frontends,
@@ -62,8 +63,10 @@ async def survey_cluster(target: Target, *, url: str = "") -> Survey:
     await ask_frontends(survey.frontends)
     tell_frontends(survey)
     await _ask_etcd(survey, target, view)
+    processes = () if run is None else run.processes
+    name_instances(survey, processes)
     await ask_instances(survey, view)
-    await ask_processes(survey, () if run is None else run.processes)
+    await ask_processes(survey, processes)
     if view is not None:
         tell_planes(survey, view, target.config.event_plane.nats.servers)
     tell_workers(survey)

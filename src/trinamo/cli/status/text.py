@@ -88,6 +88,9 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
     if not instances:
         return Text("instances: none is registered; start one with `trinamo worker`")
     table = Table(box=box.SIMPLE_HEAD, title="Instances", title_justify="left", pad_edge=False)
+    has_names = any(each.name for each in instances)
+    if has_names:
+        table.add_column("name", overflow="fold")
     for name in ("instance", "endpoint", "model", "engine", "role", "state", "lease"):
         table.add_column(name, overflow="fold")
     for name in ("incarnation", "active", "KV blocks", "pid"):
@@ -97,6 +100,7 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
         health = each.health or {}
         _add(
             table,
+            *([each.name or "-"] if has_names else []),
             each.id,
             each.endpoint,
             each.metadata.get("model", ""),
@@ -105,16 +109,25 @@ def _instances(instances: list[InstanceLook]) -> RenderableType:
             _state(each),
             each.lease_id or "-",
             str(each.incarnation),
-            str(health.get("active", "-" if each.in_flight is None else each.in_flight)),
-            _blocks(health, each.metadata.get("model", "")),
+            _active(each, health),
+            _blocks(each, health),
             each.metadata.get("pid", "-"),
             ", ".join(f"{name} {address}" for name, address in each.transports.items()),
         )
     return _bounded(table, len(instances))
 
 
-def _blocks(health: dict[str, Any], model: str) -> str:
+def _active(instance: InstanceLook, health: dict[str, Any]) -> str:
+    """Its requests: by its own word, else by what it told the frontend, else the frontend's own."""
+    told = (health.get("active"), instance.active, instance.in_flight)
+    return str(next((each for each in told if each is not None), "-"))
+
+
+def _blocks(instance: InstanceLook, health: dict[str, Any]) -> str:
     """Blocks in use of all that the engine of a model has; a stranger may have said it."""
+    if instance.kv_used is not None and not health:
+        return f"{instance.kv_used:.0%}"
+    model = instance.metadata.get("model", "")
     by_model = health.get("blocks_by_model")
     blocks = by_model.get(model) if isinstance(by_model, dict) else health.get("blocks")
     if not isinstance(blocks, dict) or not blocks.get("total"):

@@ -264,6 +264,20 @@ async def test_stop_ends_the_answer_with_the_next_item() -> None:
         assert engine.statistics().cancellations == 1
 
 
+async def test_what_is_told_counts_while_the_answer_runs() -> None:
+    async with parrot.open() as engine:
+        request = GenerateRequest(model="parrot", prompt="say it now")
+        async with aclosing(engine.generate(request, Context("r"))) as deltas:
+            counts = []
+            async for _ in deltas:
+                told = engine.statistics()
+                counts.append((told.running, told.prompt_tokens, told.completion_tokens))
+        told = engine.statistics()
+
+    assert counts[:3] == [(1, 3, 1), (1, 3, 2), (1, 3, 3)]
+    assert (told.running, told.prompt_tokens, told.completion_tokens) == (0, 3, 3)
+
+
 async def test_an_abandoned_answer_closes_its_generator() -> None:
     ended: list[str] = []
 

@@ -45,6 +45,8 @@ async def test_status_and_dashboard_show_the_upstreams() -> None:
         assert told == ("m", "openai", "live", 1)
         (shown,) = snapshot["instances"]
         assert (shown["id"], shown["in_flight"]) == (seen["id"], 1)
+        assert (shown["role"], shown["name"]) == ("upstream", fake.url.split("/")[2])
+        assert [each["streams"] for each in snapshot["frontends"]] == [{seen["id"]: 1}]
         assert [each["name"] for each in snapshot["models"]] == ["m"]
         assert snapshot["away"] == []
 

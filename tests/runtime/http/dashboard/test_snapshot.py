@@ -70,7 +70,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
 def test_what_another_worker_computed_counts_as_sought_and_not_found() -> None:
     snapshots = Snapshots()
-    told = {"prompt_tokens": 10, "hit_tokens": 30, "sought_tokens": 100}
+    told = {"prompt_tokens": 10, "hit_tokens": 30, "sought_tokens": 100, "blocks_free": 8}
     (row,) = make(snapshots, look(instance(health(**told))), 1.0).instances
     assert row.hit_rate == 0.3
 
