@@ -131,7 +131,7 @@ function sideBySide(layers, width, hasServers) {
 }
 
 function stacked(layers, width, hasServers) {
-  const gap = 10, high = 62, between = 40;
+  const gap = 10, high = 66, between = 40;
   const nodes = [], titles = [];
   let y = 4;
   for (const layer of layers) {

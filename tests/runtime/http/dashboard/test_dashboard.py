@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -19,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+KEY = "sk-5ecret-of-a-client"
 API, STATUS = "http://10.0.0.1:80", "http://127.0.0.1:81"
 
 
@@ -70,6 +74,31 @@ async def test_it_tells_of_workers_models_and_requests_on_both_ports() -> None:
 @pytest.mark.parametrize(("asked", "expected_s"), [(0, 1.0), (64, 1.0), (128, 2.0), (260, 4.0625)])
 def test_the_more_are_asked_the_rarer_it_looks(asked: int, expected_s: float) -> None:
     assert module.interval_s(asked) == expected_s
+
+
+async def test_a_client_s_key_is_told_to_nobody_who_looks(tmp_path: Path) -> None:
+    """And where clients need one the page is on the status port alone."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice: {KEY}\n", "ascii")
+    keys.chmod(0o600)
+    async with open_small_cluster(http__api_keys_file=str(keys)) as cluster:
+        assert (await cluster.http.get("/dashboard")).status_code != 200
+        cluster.http.headers["authorization"] = f"Bearer {KEY}"
+        answered = await cluster.ask()
+        refused = await cluster.ask(model="nobody's")
+        assert (answered.status_code, refused.status_code) == (200, 404)
+        status = cluster.status[0]
+        async with pages.page(status) as events:
+            snapshot = await anext(events)
+            while not snapshot["failed"]:
+                snapshot = await anext(events)
+        request_id = answered.headers["x-request-id"]
+        paths = ("/health", "/metrics", "/requests", f"/traces/{request_id}")
+        told = [(await status.get(path)).text for path in paths]
+        told.append((await status.get(f"/dashboard/requests/{request_id}")).text)
+        told.append((await cluster.http.get("/status")).text)
+    assert all(told)
+    assert not [text for text in [json.dumps(snapshot), *told] if KEY in text]
 
 
 async def test_switched_off_it_is_nowhere() -> None:
