@@ -94,6 +94,22 @@ def test_a_second_frontend_serves_the_same_models(home: RunningCluster) -> None:
         assert ask(found[1], "echo", "by the side door") == "by the side door"
 
 
+def test_a_frontend_with_upstreams_of_its_own_joins_nothing(home: RunningCluster) -> None:
+    asks = ("frontend", "--port", "0", "--upstream", home.url + "/v1")
+    with beside(home, "one-hop", *asks) as place:
+        assert "joins" not in place.output
+        found = re.search(r"url (http://[^\s,]+)", place.output)
+        assert found is not None
+        wait_for(lambda: "echo" in models(found[1]), 20, "the models")
+
+
+def test_an_upstream_that_no_engine_asks_is_refused(home: RunningCluster) -> None:
+    done = home.place.run("worker", "--engine", "exact", "--upstream", home.url + "/v1")
+
+    assert done.returncode == 2
+    assert "--upstream is asked by --engine openai, and the engine is exact" in done.stderr
+
+
 @pytest.mark.parametrize("words", [("queue", "ls"), ("config", "get"), ("doctor",), ("status",)])
 def test_every_command_that_looks_at_the_cluster_gets_in(
     home: RunningCluster, words: tuple[str, ...]

@@ -111,7 +111,15 @@ def worker(
         return
 
     async def run(chosen: Config, _: Sources, tell: Callable[[dict[str, Any]], None]) -> None:
+        from trinamo.runtime.errors import ConfigError
+
         from .roles import run_worker
+
+        engines = [each.engine for each in chosen.worker.by_model()]
+        if upstream is not None and "openai" not in engines:
+            raise ConfigError(
+                f"--upstream is asked by --engine openai, and the engine is {', '.join(engines)}"
+            )
 
         def ready(facts: Any) -> None:
             tell(
@@ -227,7 +235,8 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
     from ..running.locating import join
 
     try:
-        if ready_fd is None:
+        is_one_hop = role == "frontend" and bool(sources.load().http.upstreams)
+        if ready_fd is None and not is_one_hop:
             # Under `up` all is settled; whoever is started alone may be meant to belong to one.
             sources, joined = join(sources)
             if joined:
