@@ -17,7 +17,7 @@ import errno
 import socket as stdlib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 import trio
 from typing_extensions import override
@@ -30,6 +30,9 @@ from .links import Link
 from .sockets import SimSocket
 
 __all__ = ["Network"]
+
+UNKNOWN_MAX: Final = 3
+"""Names that are told of: a misspelt one is enough, and a peer can be asked for in a loop."""
 
 
 class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
@@ -62,6 +65,8 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         )
         self.cut_count = 0
         """How many cuts there have been; tells one silence from the next."""
+        self._unknown: dict[str, str] = {}
+        """Names that no host had when they were asked for, and who asked first."""
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
         world.on_power.append(self._power_returned)
@@ -100,6 +105,8 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         elif family in (stdlib.AF_UNSPEC, stdlib.AF_INET) and self.world.knows(name):
             address = self.address_of(name)
         else:
+            if len(self._unknown) < UNKNOWN_MAX:
+                self._unknown.setdefault(name, current_host_name())
             known = ", ".join(self.world.host_names) or "none"
             raise stdlib.gaierror(
                 stdlib.EAI_NONAME,
@@ -183,11 +190,17 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         ]
 
     def _unheard(self) -> Iterator[str]:
+        for name, source in self._unknown.items():
+            if not self.world.knows(name):
+                yield (
+                    f"{source} asked for {name!r}, and no host of that name was ever booted; there"
+                    f" were {', '.join(self.world.host_names) or 'none'}"
+                )
         for (target, port), source in self.refused.items():
             if (target, port) not in self.heard:
                 yield (
                     f"{source} connected to {target}, port {port}, and nothing ever listened there:"
-                    " does its main function serve that port, and was it booted before?"
+                    " its main function must serve that port, and be booted before"
                 )
 
     def open_sockets(self, name: str) -> int:

@@ -116,6 +116,32 @@ def test_a_port_that_nobody_ever_listened_on_is_named() -> None:
     )
 
 
+async def ask_in_vain() -> None:
+    with pytest.raises(OSError, match="called 'server'"):
+        await ask()
+
+
+def test_a_name_that_no_host_ever_had_is_told() -> None:
+    async def misspelt(world: World) -> None:
+        world.boot("sever", trio.serve_tcp, serve, 7000)
+        await trio.sleep(0.1)
+        await world.boot("client", ask_in_vain).ended.wait()
+
+    assert "client asked for 'server', and no host of that name was ever booted; there were" in (
+        only(hints(misspelt))
+    )
+
+
+def test_a_host_that_is_booted_later_is_no_mistake() -> None:
+    async def early(world: World) -> None:
+        await world.boot("client", ask_in_vain).ended.wait()
+        world.boot("server", trio.serve_tcp, serve, 7000)
+        await trio.sleep(0.1)
+        await world.boot("client", ask).ended.wait()
+
+    assert hints(early) == []
+
+
 def test_a_server_that_was_killed_did_listen() -> None:
     async def asks_politely() -> None:
         with pytest.raises(OSError, match="connect"):
