@@ -44,6 +44,7 @@ def frontend_facts(
     return FrontendFacts(
         status=service.status,
         in_flight=service.admission.in_flight,
+        waiting=service.admission.queue.length,
         totals=_totals(metrics),
         streams=streams,
         queues=_queues(runtime),
@@ -58,6 +59,7 @@ def engines_facts(
     return FrontendFacts(
         status=service.status,
         in_flight=service.admission.in_flight,
+        waiting=service.admission.queue.length,
         totals=_totals(metrics),
         streams={model: each.running + each.waiting for model, each in statistics.items()},
     )

@@ -105,6 +105,8 @@ class FrontendFacts(msgspec.Struct, kw_only=True):
 
     status: str = ""
     in_flight: _Count = 0
+    waiting: _Count = 0
+    """Requests that wait for a place."""
     totals: FrontendTotals = msgspec.field(default_factory=FrontendTotals)
     streams: dict[str, _Count] = {}
     """Its requests under way, by the instance id of the worker that answers."""

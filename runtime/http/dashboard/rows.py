@@ -41,6 +41,8 @@ class FrontendRow(msgspec.Struct, kw_only=True):
     status: str
     problem: str = ""
     in_flight: int = 0
+    waiting: int = 0
+    """Requests that wait for a place."""
     requests_per_s: float = 0.0
     failures_per_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -118,6 +120,7 @@ class Traffic(msgspec.Struct, kw_only=True):
     """All frontends together."""
 
     in_flight: int
+    waiting: int
     requests_per_s: float
     failures_per_s: float
     tokens_per_s: float

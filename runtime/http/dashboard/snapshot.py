@@ -165,6 +165,7 @@ class Snapshots:
             url=url,
             status=cut_text(facts.status),
             in_flight=facts.in_flight,
+            waiting=facts.waiting,
             requests_per_s=rate("requests", totals.requests),
             failures_per_s=rate("failures", totals.failures),
             tokens_per_s=rate("tokens", totals.tokens),
@@ -264,6 +265,7 @@ class Snapshots:
             self._history.append((requests, tokens, in_flight, share))
         return Traffic(
             in_flight=in_flight,
+            waiting=sum(each.waiting for each in frontends),
             requests_per_s=requests,
             failures_per_s=round(sum(each.failures_per_s for each in frontends), 2),
             tokens_per_s=tokens,

@@ -117,7 +117,8 @@ function showFigures(snapshot) {
   value("#tokens", figure(traffic.tokens_per_s), told.map((each) => each[1]));
   value("#requests", figure(traffic.requests_per_s), told.map((each) => each[0]),
     traffic.failures_per_s ? `${figure(traffic.failures_per_s)} a second fail` : "");
-  value("#flight", figure(traffic.in_flight), told.map((each) => each[2]));
+  value("#flight", figure(traffic.in_flight), told.map((each) => each[2]),
+    traffic.waiting ? `${figure(traffic.waiting)} more wait for a place` : "");
   value("#blocks", total ? percent(used / total) : "–", total ? told.map((each) => each[3] * 100) : [],
     total ? `${figure(used)} of ${figure(total)}` : "");
 }

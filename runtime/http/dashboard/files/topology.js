@@ -59,8 +59,9 @@ function layersOf(snapshot) {
     words: `clients: ${figure(traffic.requests_per_s)} requests a second` }];
   const frontends = snapshot.frontends.map((each) => ({
     key: `frontend ${each.name} ${each.pid}`, kind: "frontend", name: each.name, state: each.status,
-    lines: [`${figure(each.in_flight)} under way`, `${figure(each.tokens_per_s)} tok/s`],
-    words: `${each.name}, ${each.status}, ${each.in_flight} requests under way, ${figure(each.tokens_per_s)} tokens a second`,
+    lines: [`${figure(each.in_flight)} under way${each.waiting ? `, ${figure(each.waiting)} wait` : ""}`,
+      `${figure(each.tokens_per_s)} tok/s`],
+    words: `${each.name}, ${each.status}, ${each.in_flight} requests under way, ${each.waiting} wait, ${figure(each.tokens_per_s)} tokens a second`,
     data: each,
   }));
   const workers = snapshot.instances.map((each) => ({

@@ -97,7 +97,7 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
         ],
         queues=[QueueRow(name=name, facts=QueueFacts(ready=4))],
         traffic=Traffic(
-            in_flight=6, requests_per_s=2.0, failures_per_s=0.0, tokens_per_s=903.0,
+            in_flight=6, waiting=2, requests_per_s=2.0, failures_per_s=0.0, tokens_per_s=903.0,
             history=[(2.0, 903.0, 6, 0.25)] * 30,
         ),
         under_way=[request],
@@ -170,6 +170,8 @@ async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
     assert await shown.evaluate(count.format("'#topology .edge.blocks.flowing'")) == 1
     assert await shown.evaluate(count.format("'#happened .events li'")) == 4
     assert await shown.evaluate("document.querySelector('#tokens output').textContent") == "903"
+    more = await shown.evaluate("document.querySelector('#flight output').dataset.more")
+    assert more == "2 more wait for a place"
     assert await shown.evaluate("document.querySelector('#health').innerText") == "● all answer"
     assert shown.chromium.errors == []
 

@@ -157,7 +157,13 @@ def test_what_strangers_write_is_cut_and_their_number_bounded() -> None:
 
 def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
     totals = {"requests": 7, "failures": 1, "tokens": 70}
-    told = {"status": "ready", "in_flight": 4, "totals": totals, "streams": {f"{1:016x}": 4}}
+    told = {
+        "status": "ready",
+        "in_flight": 4,
+        "waiting": 2,
+        "totals": totals,
+        "streams": {f"{1:016x}": 4},
+    }
     frontends = [
         FrontendLook("frontend-1", 1, "u", "s1"),
         FrontendLook("frontend-2", 2, "u", "s2", health=told),
@@ -172,7 +178,7 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
         ("frontend-2", "ready"),
         ("frontend-3", "away"),
     ]
-    assert snapshot.traffic.in_flight == 7
+    assert (snapshot.traffic.in_flight, snapshot.traffic.waiting) == (7, 2)
     assert snapshot.instances[0].in_flight == 7
     assert [(each.id, each.process) for each in snapshot.under_way] == [("a", "frontend-2")]
 
