@@ -84,6 +84,14 @@ def test_the_configuration_is_printed_with_its_secrets_masked(place: Place) -> N
     assert "hunter2" not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["frontend", "up"])
+def test_a_file_of_keys_can_be_named(place: Place, command: str) -> None:
+    done = place.run(command, "--api-keys-file", "/etc/keys", "--print-config")
+
+    assert done.returncode == 0, done.stderr
+    assert "api_keys_file: /etc/keys" in done.stdout
+
+
 def test_a_wrong_key_is_named_with_its_file_and_line(place: Place) -> None:
     (place.root / "c.yaml").write_text("http:\n  prot: 1\n")
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ import trio
 from rich.console import Console
 
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import survey_cluster
+from trinamo.cli.status.survey import _ask_frontend, survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import UnavailableError
@@ -60,9 +62,9 @@ def seen(
 
 
 @asynccontextmanager
-async def frontend(overview: Overview) -> AsyncIterator[str]:
+async def frontend(overview: Overview, **settings: Any) -> AsyncIterator[str]:
     """The address of a frontend that knows this."""
-    service = HttpService.builder().port(0).look(lambda: overview).build()
+    service = HttpService.builder().config(port=0, **settings).look(lambda: overview).build()
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)
         yield f"http://127.0.0.1:{port}"
@@ -87,6 +89,17 @@ def text_of(survey: Survey) -> str:
         for part in survey_tables(survey):
             console.print(part)
     return captured.get()
+
+
+async def test_a_frontend_that_wants_a_key_is_not_away(tmp_path: Path) -> None:
+    """Only how it is can be asked without one."""
+    (tmp_path / "keys").write_text("sk-0123456789", "utf-8")
+    async with frontend(seen("live"), api_keys_file=str(tmp_path / "keys")) as url:
+        survey = Survey(etcd="", cluster=None, frontend=None)
+        assert await _ask_frontend(survey, url) is None
+
+    assert survey.frontend == {"url": url, "status": "unavailable", "in_flight": 0}
+    assert survey.away == []
 
 
 async def test_the_frontend_is_believed_while_etcd_is_away() -> None:

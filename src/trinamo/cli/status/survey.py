@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from http import HTTPStatus
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.http.survey.frontends import ask_frontends
-from trinamo.runtime.http.survey.http_client import fetch_json
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.http.survey.instances import ASK_TIMEOUT_S
 from trinamo.runtime.http.survey.overview import FrontendView
 from trinamo.runtime.http.survey.survey import (
@@ -30,6 +31,7 @@ from trinamo.runtime.http.survey.survey import (
     tell_workers,
     why_away,
 )
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
 from trinamo.transports.assembly.planes import open_control_plane
 
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
@@ -39,6 +41,8 @@ __all__ = ["survey_cluster"]
 
 ETCD_TIMEOUT_S: Final = 3.0
 """Longer than the choice of a new leader takes."""
+
+_OF_HEALTH: Final = ("status", "in_flight")
 
 
 async def survey_cluster(target: Target, *, url: str = "") -> Survey:
@@ -104,10 +108,15 @@ async def _does_listen(endpoints: tuple[str, ...]) -> bool:
 
 async def _ask_frontend(survey: Survey, url: str) -> FrontendView | None:
     try:
-        view = msgspec.convert(
-            await fetch_json(f"{url}/status", timeout_s=ASK_TIMEOUT_S), FrontendView
-        )
-    except (TrinamoError, msgspec.ValidationError) as error:
+        status, body = await fetch(f"{url}/status", timeout_s=ASK_TIMEOUT_S)
+        if status == HTTPStatus.UNAUTHORIZED:
+            # What it knows is for those with a key; how it is, it tells all.
+            _, body = await fetch(f"{url}/health", timeout_s=ASK_TIMEOUT_S)
+            health = msgspec.json.decode(body, type=dict[str, Any])
+            survey.frontend = {"url": url, **{key: health.get(key) for key in _OF_HEALTH}}
+            return None
+        view = msgspec.json.decode(body, type=FrontendView)
+    except (TrinamoError, *UNDECODABLE) as error:
         if not isinstance(error, TrinamoError):
             error = RemoteProtocolError(f"{url} is no frontend of this version: {error}")
         survey.frontend = {"url": url, "status": "away", "problem": error.message}

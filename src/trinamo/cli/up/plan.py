@@ -108,6 +108,9 @@ class Plan:
         if self.workers > 1:
             # Several workers cannot share one port; and the table wants to ask each of them.
             overrides["worker__status_port"] = 0
+        if self.config.http.needs_key and self.config.http.status_port is None:
+            # The table has no key to ask with, nor has a browser that looks at the dashboard.
+            overrides["http__status_port"] = 0
         return {**_inherited(os.environ), **joined.with_overrides(**overrides).environ()}
 
 
