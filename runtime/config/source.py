@@ -30,6 +30,7 @@ __all__ = [
     "ConfigValue",
     "build_config",
     "dump",
+    "nearest",
     "parse_size",
     "read_environ",
     "read_overrides",
@@ -237,8 +238,8 @@ def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, C
         if any(name.startswith((f"{link}_SERVICE_", f"{link}_PORT")) for link in links):
             continue
         if name not in names:
-            nearest = _nearest(name, [*names, *RESERVED_VARIABLES])
-            raise ConfigError(f"environment variable {name} is not known{nearest}")
+            hint = nearest(name, [*names, *RESERVED_VARIABLES])
+            raise ConfigError(f"environment variable {name} is not known{hint}")
         found[names[name]] = ConfigValue(
             environ[name], f"environment variable {name}", is_text=True
         )
@@ -359,10 +360,10 @@ def dump(config: Section) -> str:
 
 
 def _unknown(key: str, origin: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"{key} ({origin}): no such key{_nearest(key, known)}")
+    return ConfigError(f"{key} ({origin}): no such key{nearest(key, known)}")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """The closest known name: first by spelling, then by the last part alone (`port`)."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)

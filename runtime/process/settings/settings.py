@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from ...config.config import Config
 from ...config.keys import config_fields, words_of
+from ...config.source import nearest
 from ...errors import RequestError
 from ...metrics.metrics import Metrics
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
@@ -169,7 +170,8 @@ def find_setting(name: str) -> Setting[Any]:
                 f"{name} is read once, at the start of each process: change it in the"
                 f" configuration and restart them. These change while they run: {known}"
             ) from None
-        raise RequestError(f"there is no setting {name!r}; there are: {known}") from None
+        hint = nearest(name, SETTINGS) or f"; there are: {known}"
+        raise RequestError(f"there is no setting {name!r}{hint}") from None
 
 
 class Settings:

@@ -153,8 +153,10 @@ def test_text_needs_no_quotes_and_a_key_that_is_not_live_is_told_from_one_that_i
         find_setting("router.policy").read("kv")
     with pytest.raises(RequestError, match="read once, at the start"):
         find_setting("http.port")
-    with pytest.raises(RequestError, match="there is no setting"):
-        find_setting("http.prot")
+    with pytest.raises(RequestError, match="there is no setting 'nothing'; there are: "):
+        find_setting("nothing")
+    with pytest.raises(RequestError, match=r"'router.polcy'; did you mean router.policy\?$"):
+        find_setting("router.polcy")
 
 
 async def test_a_listener_hears_only_changes_and_at_once_of_those_that_were_before() -> None:
