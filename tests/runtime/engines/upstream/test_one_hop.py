@@ -29,6 +29,7 @@ from tests.runtime.engines.upstream.fake import (
     open_front,
     open_hop,
     says,
+    streams,
     until,
     whole,
 )
@@ -111,6 +112,24 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_upstream() -> 
                 answer = await front.chat()
                 assert (answer.status_code, answer.json()) == (200, body)
         assert other.asked
+
+
+async def test_a_prompt_that_nobody_can_answer_has_nobody_passed_over() -> None:
+    """Its errors are in a row only with others of the same server."""
+
+    async def answer(asked: Asked, stream: trio.SocketStream) -> None:
+        failed = asked.json["messages"][0]["content"] == "poison"
+        await (says(whole({"error": "no"}, 500)) if failed else streams(HELLO))(asked, stream)
+
+    poison = {"messages": [{"role": "user", "content": "poison"}]}
+    async with open_fake(answer) as one, open_fake(answer) as other, open_hop(one, other) as front:
+        for _ in range(4):
+            assert (await front.chat(**poison)).status_code == 502
+            found = (await front.client.get("/status")).json()["cluster"]["instances"]
+            assert [each["state"] for each in found] == ["live", "live"]
+            one.asked.clear()
+            other.asked.clear()
+            await ask_until(front, lambda: one.asked and other.asked)
 
 
 async def test_if_all_are_full_the_client_is_told_when_to_come_again() -> None:

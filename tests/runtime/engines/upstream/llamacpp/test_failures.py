@@ -24,7 +24,7 @@ pytestmark = [
 LONG: Any = {
     "model": "m",
     "messages": [{"role": "user", "content": "count"}],
-    "max_tokens": 200,
+    "max_tokens": 900,
     "temperature": 0,
     "ignore_eos": True,
     "stream": True,
@@ -74,11 +74,13 @@ def kill_busy(servers: list[LlamaServer]) -> None:
     busy.kill()
 
 
-async def ask_and_kill(front: Front, servers: list[LlamaServer]) -> tuple[str, list[Any]]:
+async def ask_and_kill(
+    front: Front, servers: list[LlamaServer], **body: Any
+) -> tuple[str, list[Any]]:
     """Who begins a long answer, and its events: whoever answers is killed in the middle."""
     events: list[Any] = []
     with trio.fail_after(120):
-        async with front.client.stream("POST", "/v1/chat/completions", json=LONG) as answer:
+        async with front.client.stream("POST", "/v1/chat/completions", json=LONG | body) as answer:
             assert answer.status_code == 200
             async for line in answer.aiter_lines():
                 if not line.startswith("data: "):
@@ -133,7 +135,7 @@ async def test_with_resume_the_answer_goes_on_at_the_other_server(
 ) -> None:
     async with open_hop(servers, resume="llamacpp") as front:
         await wait_seen(front, lambda found: states(found) == ["live", "live"])
-        _, events = await ask_and_kill(front, servers)
+        _, events = await ask_and_kill(front, servers, max_tokens=300)
         await wait_seen(front, lambda found: states(found) == ["away", "live"])
 
     *chunks, end = events
@@ -152,7 +154,7 @@ async def test_in_a_cluster_too(servers: list[LlamaServer]) -> None:
     urls = [each.url for each in servers]
     async with open_cluster(*urls, resume="llamacpp", health_interval_s=0.2) as front:
         await wait_seen(front, lambda found: states(found) == ["live", "live"])
-        _, events = await ask_and_kill(front, servers)
+        _, events = await ask_and_kill(front, servers, max_tokens=300)
 
     assert events[-1] == "[DONE]"
     assert len({each["id"] for each in events[:-1]}) == 2
