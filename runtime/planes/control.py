@@ -88,7 +88,7 @@ class PutOutcome:
 class ControlPlane(Protocol):
     """Small data with strong consistency: registration, discovery, leases, configuration.
 
-    Keys are `/`-separated text. Values are at most `value_bytes_max` (1 MiB unless the transport
+    Keys are `/`-separated text. Values are bounded (1 MiB unless the transport
     says less). Unless said otherwise every method raises `ConnectError` (nothing was sent),
     `UnknownOutcomeError` (a write may have happened), `DeadlineError` (a read got no answer in
     time) or `ControlPlaneError` (the store said no).

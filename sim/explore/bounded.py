@@ -45,7 +45,6 @@ def explore_bounded(
     runs_max: int = 100_000,
     labels: tuple[str, ...] = (),
     seed: int = 0,
-    stop_at_first: bool = False,
     on_progress: Callable[[Search], object] = lambda _search: None,
 ) -> Search:
     """Play the default run, then all with one deviation, and so on up to `max_deviations`.
@@ -65,8 +64,6 @@ def explore_bounded(
             search.runs_by_deviations[depth] += 1
             _count(search, result.run)
             on_progress(search)
-            if search.first is not None and stop_at_first:
-                return search
             if depth < max_deviations:
                 following.append(_Parent.of(deviations, result.record, labels))
         level = following

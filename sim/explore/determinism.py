@@ -37,18 +37,16 @@ def check_determinism(
     scenario: Scenario,
     seeds: Sequence[int],
     *,
-    hash_seeds: Sequence[str] = HASH_SEEDS,
     pythons: Sequence[str] = (sys.executable,),
-    timeout_s: float = TIMEOUT_S,
 ) -> Determinism:
     """Play every seed twice in every process, one process at a time.
 
-    Raises `subprocess.SubprocessError` if one of them fails or takes longer than `timeout_s`.
+    Raises `subprocess.SubprocessError` if one of them fails or takes longer than `TIMEOUT_S`.
     """
     question = json.dumps({"scenario": attrs.asdict(scenario), "seeds": list(seeds)})
     seen: dict[int, dict[str, str]] = {seed: {} for seed in seeds}
     for python in pythons:
-        for hash_seed in hash_seeds:
+        for hash_seed in HASH_SEEDS:
             environment = {
                 **os.environ,
                 "PYTHONHASHSEED": hash_seed,
@@ -61,7 +59,7 @@ def check_determinism(
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
-                timeout=timeout_s,
+                timeout=TIMEOUT_S,
             )
             for name, digests in json.loads(child.stdout).items():
                 for seed, digest in zip(seeds, digests, strict=True):

@@ -75,9 +75,9 @@ def delay(seconds: float, *, reorder: bool = False) -> Verdict:
     return Verdict(delay_s=seconds, may_be_overtaken=reorder)
 
 
-def duplicate(copies: int = 2, *, gap_s: float = 0.0) -> Verdict:
-    """Arrive `copies` times, `gap_s` apart."""
-    return Verdict(copies=copies, gap_s=gap_s)
+def duplicate(*, gap_s: float = 0.0) -> Verdict:
+    """Arrive twice, `gap_s` apart."""
+    return Verdict(copies=2, gap_s=gap_s)
 
 
 def nth(number: int, verdict: Verdict, *, channel: str = "", destination: str = "") -> Rule:

@@ -35,7 +35,7 @@ from .bridge import GrpcChannel
 from .channel import open_channel, parse_endpoints, resolve
 from .client import Client, Credentials, lease_seconds
 from .keeping import LeaseKeeper
-from .watches import PENDING_MAX, WatchTable, entry_of, prefix_range
+from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
 
 __all__ = ["VALUE_BYTES_MAX", "EtcdControlPlane", "open_etcd", "open_plane"]
@@ -51,17 +51,10 @@ INCONSISTENT_VERSIONS: Final = frozenset({"3.5.0", "3.5.1", "3.5.2"})
 class EtcdControlPlane:
     """The control plane over etcd. Made by `open_etcd`, whose nursery runs its two streams."""
 
-    def __init__(self, client: Client, *, silence_s: float, pending_max: int) -> None:
+    def __init__(self, client: Client, *, silence_s: float) -> None:
         self._client = client
-        self._watches = WatchKeeper(
-            client, WatchTable(pending_max=pending_max), silence_s=silence_s
-        )
+        self._watches = WatchKeeper(client, WatchTable(), silence_s=silence_s)
         self._leases = LeaseKeeper(client)
-
-    @property
-    def value_bytes_max(self) -> int:
-        """The largest value a put may carry."""
-        return VALUE_BYTES_MAX
 
     async def get(self, key: str) -> Entry | None:
         """See `ControlPlane.get`."""
@@ -229,7 +222,6 @@ async def open_etcd(
     endpoints: str | Sequence[str],
     section: EtcdConfig = EtcdConfig(),  # noqa: B008 -- frozen
     *,
-    pending_max: int = PENDING_MAX,
     rng: random.Random | None = None,
 ) -> AsyncIterator[EtcdControlPlane]:
     """Open a control plane over one etcd cluster, as the section `control_plane.etcd` says.
@@ -242,8 +234,6 @@ async def open_etcd(
         endpoints: `host:port` of one or more members, instead of the section's; with `http://` or
             `https://` if you like, which speaks TLS, too.
         section: How to speak to them.
-        pending_max: How many events may wait for a slow watcher before the server is asked to
-            hold the rest.
         rng: Dice for the pauses between two tries; the system's if not given.
 
     Raises `ConfigError` for TLS files that cannot be read, `ConnectError` for names that do not
@@ -268,16 +258,14 @@ async def open_etcd(
         timeout_s=section.request_timeout_s,
         per_try_timeout_s=section.attempt_timeout_s,
     )
-    async with open_plane(client, silence_s=section.silence_s, pending_max=pending_max) as plane:
+    async with open_plane(client, silence_s=section.silence_s) as plane:
         yield plane
 
 
 @asynccontextmanager
-async def open_plane(
-    client: Client, *, silence_s: float, pending_max: int
-) -> AsyncIterator[EtcdControlPlane]:
+async def open_plane(client: Client, *, silence_s: float) -> AsyncIterator[EtcdControlPlane]:
     """Run a control plane over `client`, which is closed at the end; see `open_etcd`."""
-    plane = EtcdControlPlane(client, silence_s=silence_s, pending_max=pending_max)
+    plane = EtcdControlPlane(client, silence_s=silence_s)
     try:
         async with open_nursery() as nursery:
             await nursery.start(plane.run)

@@ -97,11 +97,6 @@ class MemoryControlPlane:
         self.store = MemoryStore() if store is None else store
         self.faults = ControlFaults() if faults is None else faults
 
-    @property
-    def value_bytes_max(self) -> int:
-        """The largest value a put may carry."""
-        return self.store.value_bytes_max
-
     async def get(self, key: str) -> Entry | None:
         """See `ControlPlane.get`."""
         return await self._read(lambda now: self.store.get(key, now=now))

@@ -18,14 +18,13 @@ _BLOCKS_MAX: Final = 1 << 20
 
 
 class RecentBlocks:
-    """The blocks of what was sent to each instance within `ttl_s`; the oldest go beyond `blocks_max`.
+    """The blocks of what was sent to each instance within `ttl_s`; the oldest go beyond `_BLOCKS_MAX`.
 
     Blocks are keys as of `block_keys`, or of anything else that names a prefix.
     """
 
-    def __init__(self, ttl_s: float, *, blocks_max: int = _BLOCKS_MAX) -> None:
+    def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._blocks_max = blocks_max
         self._tables: dict[str, dict[int, float]] = {}
         """By instance: each block with the end of its time."""
         self._sent: deque[tuple[float, str, Sequence[int]]] = deque()
@@ -45,7 +44,7 @@ class RecentBlocks:
         self._tables.setdefault(instance_id, {}).update(dict.fromkeys(keys, until))
         self._sent.append((until, instance_id, keys))
         self._waiting += len(keys)
-        while self._waiting > self._blocks_max:
+        while self._waiting > _BLOCKS_MAX:
             self._forget_oldest()
 
     def expire(self, now: float) -> None:

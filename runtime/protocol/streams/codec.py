@@ -50,14 +50,9 @@ def data_prefix(data_bytes: int) -> bytes:
     return _pack(0, data_bytes)
 
 
-def decode_frame(
-    message: bytes,
-    *,
-    header_bytes_max: int = HEADER_BYTES_MAX,
-    data_bytes_max: int = DATA_BYTES_MAX,
-) -> Frame:
+def decode_frame(message: bytes) -> Frame:
     """The one frame that fills `message` exactly, as brokers deliver it."""
-    decoder = FrameDecoder(header_bytes_max=header_bytes_max, data_bytes_max=data_bytes_max)
+    decoder = FrameDecoder(header_bytes_max=HEADER_BYTES_MAX, data_bytes_max=DATA_BYTES_MAX)
     frames = decoder.feed(message)
     decoder.check()
     if len(frames) != 1 or decoder.pending_bytes:

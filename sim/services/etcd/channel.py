@@ -20,7 +20,6 @@ from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.rpc import METHODS, Metadata
-from trinamo.transports.etcd.watches import PENDING_MAX
 
 from ..connector import Connector, running
 from ..peer import Peer
@@ -209,7 +208,6 @@ async def open_simulated_etcd(
     timeout_s: float = 5.0,
     per_try_timeout_s: float = 1.0,
     silence_s: float = 6.0,
-    pending_max: int = PENDING_MAX,
 ) -> AsyncIterator[EtcdControlPlane]:
     """Open a control plane over the store on `host`, from the running task's host.
 
@@ -233,6 +231,6 @@ async def open_simulated_etcd(
     )
     async with (
         running(channel.run),
-        open_plane(client, silence_s=silence_s, pending_max=pending_max) as plane,
+        open_plane(client, silence_s=silence_s) as plane,
     ):
         yield plane

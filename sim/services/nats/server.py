@@ -45,6 +45,8 @@ from .wire import (
 __all__ = ["PORT", "SimulatedNats"]
 
 PORT: Final = 4222
+_MESSAGE_BYTES_MAX: Final = 1 << 20
+"""The largest payload with its headers."""
 
 
 class SimulatedNats(Machine):
@@ -54,7 +56,6 @@ class SimulatedNats(Machine):
         world: Whose host it is.
         name: The host's name.
         port: Where it listens.
-        message_bytes_max: The largest payload with its headers.
         pending_max: How many messages wait for one subscription of a slow client.
     """
 
@@ -64,16 +65,15 @@ class SimulatedNats(Machine):
         *,
         name: str = "nats",
         port: int = PORT,
-        message_bytes_max: int = 1 << 20,
         pending_max: int = 65_536,
     ) -> None:
         self._stirred = trio.lowlevel.ParkingLot()
         super().__init__(world, name, on_clock=self._stirred.unpark_all, losable=CALLS)
         self.port = port
         self.pending_max = pending_max
-        self.message_bytes_max = message_bytes_max
+        self.message_bytes_max = _MESSAGE_BYTES_MAX
         self.queues = QueueShelf(self.clock)
-        self.broker = MemoryBroker(message_bytes_max=message_bytes_max)
+        self.broker = MemoryBroker(message_bytes_max=_MESSAGE_BYTES_MAX)
 
     # --- the machine -----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApiKeysFile",
+    "AsJson",
     "EngineArgs",
     "EngineName",
     "RoleName",
@@ -51,6 +52,7 @@ EngineName = Annotated[
         autocompletion=complete_engine,
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 EngineArgs = Annotated[
     list[str] | None,
     typer.Option(

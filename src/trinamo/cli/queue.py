@@ -13,7 +13,7 @@ import typer
 
 from trinamo.runtime.logs.text import one_line
 
-from .options import Sources, sources_of, takes_sources
+from .options import AsJson, Sources, sources_of, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import DeadLetter, EventPlane, QueueStatistics
@@ -60,7 +60,6 @@ JobIds = Annotated[
     list[str] | None,
     typer.Argument(metavar="JOB…", help="Ids of dead letters.", autocompletion=complete_job),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
 LETTERS_MAX = 1000
 PAYLOAD_SHOWN_BYTES = 4096

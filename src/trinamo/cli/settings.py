@@ -11,7 +11,7 @@ import typer
 
 from trinamo.runtime.logs.text import one_line
 
-from .options import Sources, takes_sources
+from .options import AsJson, Sources, takes_sources
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane
@@ -64,7 +64,6 @@ OptionalName = Annotated[
         metavar="NAME", help="One setting; without it, all.", autocompletion=complete_setting
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 @config_app.command(

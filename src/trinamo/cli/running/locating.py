@@ -34,6 +34,7 @@ __all__ = [
     "somebody_listens",
 ]
 
+_LISTENS_S: Final = 1.0
 NOTHING_RUNS: Final = (
     "no cluster is running here; start one with `trinamo up`, or name the etcd of another with"
     " --etcd or --config"
@@ -123,10 +124,10 @@ def reachable(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-async def somebody_listens(address: str, *, timeout_s: float = 1.0) -> bool:
+async def somebody_listens(address: str) -> bool:
     """Whether `host:port`, a URL, or a socket at `unix:/path` takes connections."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
-    with trio.move_on_after(timeout_s):
+    with trio.move_on_after(_LISTENS_S):
         try:
             if address.startswith("unix:"):
                 stream = await trio.open_unix_socket(address.removeprefix("unix:"))

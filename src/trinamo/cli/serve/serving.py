@@ -27,6 +27,14 @@ __all__ = ["frontend", "worker"]
 
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True)]
 Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]
+UpstreamKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--upstream-key-env",
+        metavar="NAME",
+        help="The environment variable that holds the upstream's key.",
+    ),
+]
 
 
 @takes_sources("etcd", "nats", "show")
@@ -56,14 +64,7 @@ def worker(
             help="With --engine openai: the server to stand before, such as http://host:8000/v1.",
         ),
     ] = None,
-    upstream_key_env: Annotated[
-        str | None,
-        typer.Option(
-            "--upstream-key-env",
-            metavar="NAME",
-            help="The environment variable that holds the upstream's key.",
-        ),
-    ] = None,
+    upstream_key_env: UpstreamKeyEnv = None,
     alias: Annotated[
         list[str] | None,
         typer.Option("--alias", metavar="NAME", help="Another name for the model. Repeatable."),
@@ -158,14 +159,7 @@ def frontend(
             help="Ask this OpenAI-compatible server, without workers, etcd or NATS. Repeatable.",
         ),
     ] = None,
-    upstream_key_env: Annotated[
-        str | None,
-        typer.Option(
-            "--upstream-key-env",
-            metavar="NAME",
-            help="The environment variable that holds the upstreams' key.",
-        ),
-    ] = None,
+    upstream_key_env: UpstreamKeyEnv = None,
     tls_cert: Annotated[
         str | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate (PEM).")
     ] = None,

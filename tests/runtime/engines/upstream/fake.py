@@ -17,6 +17,7 @@ import trio.lowlevel
 
 from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.config.upstream import UpstreamConfig
+from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.process.roles import serve_frontend, serve_worker
@@ -244,13 +245,20 @@ async def open_front(transports: OneProcess, **overrides: Any) -> AsyncIterator[
 @asynccontextmanager
 async def open_worker(transports: OneProcess, url: str, **section: Any) -> AsyncIterator[None]:
     """A worker before the upstream at `url`."""
-    stop, started = StopRequest(), trio.Event()
     model = section.pop("model_name", None)
     upstream = UpstreamConfig(url=url, **FAST | section)
     async with (
         open_upstream_engine(upstream, model=model) as engine,
-        trio.open_nursery() as nursery,
+        serving(transports, engine),
     ):
+        yield
+
+
+@asynccontextmanager
+async def serving(transports: OneProcess, engine: GenerationEngine) -> AsyncIterator[None]:
+    """A worker that serves `engine`, until it leaves in order."""
+    stop, started = StopRequest(), trio.Event()
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(
             partial(
                 serve_worker,

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import openai
 import pytest
-import trio
 
-from tests.runtime.engines.upstream.fake import open_front
-from tests.runtime.one_process import OneProcess, config
+from tests.runtime.engines.upstream.fake import open_front, serving
+from tests.runtime.one_process import OneProcess
 from tests.session import needs
 from trinamo.runtime.engines import GenerationEngine, open_echo_engine
-from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.process.roles import serve_worker
-from trinamo.runtime.process.stopping import StopRequest
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,25 +26,10 @@ pytestmark = [
 @asynccontextmanager
 async def open_own_cluster(engine: GenerationEngine) -> AsyncIterator[str]:
     """A frontend before a worker of ours; yields its URL."""
-    transports, stop, started = OneProcess(), StopRequest(), trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            partial(
-                serve_worker,
-                config(worker__status_port="null"),
-                RealEnv(),
-                transports,
-                engine,
-                stop,
-                ready=lambda _: started.set(),
-            )
-        )
-        with trio.fail_after(15):
-            await started.wait()
-        async with open_front(transports) as front:
-            await front.wait_model()
-            yield f"{front.url}/v1"
-        stop.request()
+    transports = OneProcess()
+    async with serving(transports, engine), open_front(transports) as front:
+        await front.wait_model()
+        yield f"{front.url}/v1"
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:

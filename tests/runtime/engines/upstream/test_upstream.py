@@ -12,6 +12,8 @@ from tests.runtime.engines.upstream.fake import (
     HELLO,
     STREAM_HEAD,
     Asked,
+    FakeUpstream,
+    Front,
     chat_chunk,
     chunk,
     events,
@@ -240,16 +242,21 @@ async def test_connections_are_kept_and_a_closed_one_is_replaced() -> None:
     assert len(ports) == 2
 
 
+async def passed_over(front: Front, upstream: FakeUpstream) -> int:
+    """Ask until nobody is sent to `upstream` any more; how often it was asked by then."""
+    with trio.fail_after(15):
+        while True:
+            before = len(upstream.asked)
+            for _ in range(6):
+                assert (await front.chat(stream=True)).content == HELLO
+            if len(upstream.asked) == before:
+                return before
+
+
 async def test_nobody_is_sent_to_an_upstream_that_is_not_well() -> None:
     async with open_two() as (front, one, other):
         one.health = 503
-        with trio.fail_after(15):
-            while True:
-                before = len(one.asked)
-                for _ in range(6):
-                    assert (await front.chat(stream=True)).content == HELLO
-                if len(one.asked) == before:
-                    break
+        before = await passed_over(front, one)
         one.health = 200
         with trio.fail_after(15):
             while len(one.asked) == before:
@@ -261,13 +268,7 @@ async def test_nobody_is_sent_to_an_upstream_that_was_restarted_with_another_mod
     """Its 404 would pass for the client's own mistake."""
     async with open_two() as (front, one, other):
         listed, one.models = one.models, [{"id": "another"}]
-        with trio.fail_after(15):
-            while True:
-                before = len(one.asked)
-                for _ in range(6):
-                    assert (await front.chat(stream=True)).content == HELLO
-                if len(one.asked) == before:
-                    break
+        before = await passed_over(front, one)
         one.models = listed
         with trio.fail_after(15):
             while len(one.asked) == before:

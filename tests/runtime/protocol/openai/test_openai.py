@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.runtime.protocol.openai.asking import CALL, MESSAGES, chat, completion, function
 from trinamo.runtime.errors import (
     RequestError,
 )
@@ -26,27 +26,9 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
 )
 from trinamo.runtime.protocol.openai.requests import (
-    decode_chat_request,
     decode_completion_request,
 )
 from trinamo.runtime.protocol.openai.sse import SseParser
-
-MESSAGES = [{"role": "user", "content": "hi"}]
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-
-
-def chat(**body: Any) -> GenerateRequest:
-    body.setdefault("messages", MESSAGES)
-    return decode_chat_request(json.dumps(body).encode()).to_generate("m")
-
-
-def completion(**body: Any) -> GenerateRequest:
-    body.setdefault("prompt", "hi")
-    return decode_completion_request(json.dumps(body).encode()).to_generate("m")
 
 
 def test_the_least_chat_has_openai_s_defaults() -> None:

@@ -7,31 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.protocol.openai.asking import CALL, chat, completion, function
 from trinamo.runtime.engines.validation import check_features
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.openai.generate import ChatMessage, Feature, GenerateRequest
-from trinamo.runtime.protocol.openai.requests import (
-    decode_chat_request,
-    decode_completion_request,
-)
-
-MESSAGES = [{"role": "user", "content": "hi"}]
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-
-
-def chat(**body: Any) -> GenerateRequest:
-    body.setdefault("messages", MESSAGES)
-    return decode_chat_request(json.dumps(body).encode()).to_generate("m")
-
-
-def completion(**body: Any) -> GenerateRequest:
-    body.setdefault("prompt", "hi")
-    return decode_completion_request(json.dumps(body).encode()).to_generate("m")
-
+from trinamo.runtime.protocol.openai.generate import ChatMessage, Feature
 
 ASKING: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 1}, "penalties", "presence_penalty"),
