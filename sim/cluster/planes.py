@@ -7,24 +7,18 @@ simulated sockets; store and broker are reached as `services.py` says, memory of
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import attrs
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
-from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
+from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.runtime.planes.spans import Span, SpanSink
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
-from trinamo.transports.tcp import (
-    TcpClient,
-    TcpOptions,
-    open_client,
-    open_request_plane,
-    open_request_server,
-    open_stream_server,
-)
+from trinamo.transports.assembly.data import open_data_plane
+from trinamo.transports.tcp import TcpOptions
 
 from .membership import SECRET
 from .memory import ClusterMemory
@@ -58,7 +52,7 @@ class SimTransports:
     def __init__(self, name: str, services: Services, memory: ClusterMemory) -> None:
         self.name = name
         self.home: Any = None
-        self.calls: TcpClient | None = None
+        self.calls: Any = None
         self.requests: Any = None
         self.server: Any = None
         self.control: NotedControlPlane | None = None
@@ -82,34 +76,11 @@ class SimTransports:
     ) -> AsyncIterator[DataPlane]:
         """The TCP planes, unmodified, on simulated sockets."""
         options = self._tcp_options(config)
-        async with AsyncExitStack() as stack:
-            self.home = await stack.enter_async_context(open_stream_server(options, env))
-            self.requests = await stack.enter_async_context(open_request_plane(options, env))
-            planes: dict[str, RequestPlane] = {self.requests.transport: self.requests}
-            servers: list[RequestServer] = []
-            if serving:
-                self.server = await stack.enter_async_context(
-                    open_request_server(options, env, instance_id=serving)
-                )
-                servers.append(self.server)
-            if config.data_plane.requests == "nats":
-                # nats-py brings asyncio along, which most worlds never need.
-                from trinamo.transports.nats import (  # noqa: PLC0415
-                    NatsRequestPlane,
-                    NatsRequestServer,
-                )
-
-                nats = NatsRequestPlane(events, ack_timeout_s=config.data_plane.tcp.ack_timeout_s)
-                planes = {nats.transport: nats, **planes}
-                if serving:
-                    servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
-            self.calls = await stack.enter_async_context(open_client(options, env))
-            yield DataPlane(
-                request_planes=planes,
-                request_servers=servers,
-                response_plane=self.home,
-                call_home=self.calls,
-            )
+        async with open_data_plane(config, env, events, options, serving=serving) as data:
+            self.home, self.calls = data.response_plane, data.call_home
+            self.requests = data.request_planes["tcp"]
+            self.server = next(iter(data.request_servers), None)
+            yield data
 
     @asynccontextmanager
     async def open_spans(

@@ -17,19 +17,14 @@ from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
-from trinamo.transports.tcp import (
-    TcpOptions,
-    open_client,
-    open_request_plane,
-    open_request_server,
-    open_stream_server,
-)
+from trinamo.transports.tcp import TcpOptions
 
+from .data import open_data_plane
 from .embedded import embedded_etcd, embedded_nats
 from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
-    from trinamo.runtime.planes import ControlPlane, EventPlane, RequestPlane, RequestServer
+    from trinamo.runtime.planes import ControlPlane, EventPlane
     from trinamo.runtime.planes.spans import SpanSink
 
 __all__ = ["RealTransports"]
@@ -82,30 +77,8 @@ class RealTransports:
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
         options = TcpOptions.of(config.data_plane.tcp, secret=self._read_secret(config))
-        # Whoever serves takes requests on the configured port; who only calls is called there.
-        home_options = msgspec.structs.replace(options, port=0) if serving else options
-        async with AsyncExitStack() as stack:
-            home = await stack.enter_async_context(open_stream_server(home_options, env))
-            tcp = await stack.enter_async_context(open_request_plane(options, env))
-            planes: dict[str, RequestPlane] = {tcp.transport: tcp}
-            servers: list[RequestServer] = []
-            if serving:
-                server = open_request_server(options, env, instance_id=serving)
-                servers.append(await stack.enter_async_context(server))
-            if config.data_plane.requests == "nats":
-                from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
-
-                nats = NatsRequestPlane(events, ack_timeout_s=config.event_plane.nats.ack_timeout_s)
-                planes = {nats.transport: nats, **planes}
-                if serving:
-                    servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
-            calls = await stack.enter_async_context(open_client(options, env))
-            yield DataPlane(
-                request_planes=planes,
-                request_servers=servers,
-                response_plane=home,
-                call_home=calls,
-            )
+        async with open_data_plane(config, env, events, options, serving=serving) as data:
+            yield data
 
     @asynccontextmanager
     async def open_spans(

@@ -1,0 +1,60 @@
+"""What carries requests and responses: in the simulator as in life, on whatever sockets there are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.env import Env
+from trinamo.runtime.planes.transports import DataPlane
+from trinamo.transports.tcp import (
+    TcpOptions,
+    open_client,
+    open_request_plane,
+    open_request_server,
+    open_stream_server,
+)
+
+if TYPE_CHECKING:
+    from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
+
+__all__ = ["open_data_plane"]
+
+
+@asynccontextmanager
+async def open_data_plane(
+    config: Config, env: Env, events: EventPlane, options: TcpOptions, *, serving: str | None
+) -> AsyncIterator[DataPlane]:
+    """TCP for responses; for requests TCP, and NATS beside it if configured.
+
+    `serving` is the id of an instance that takes requests; the server of TCP is its first.
+    """
+    # Whoever serves takes requests on the configured port; who only calls is called there.
+    home_options = msgspec.structs.replace(options, port=0) if serving else options
+    async with AsyncExitStack() as stack:
+        home = await stack.enter_async_context(open_stream_server(home_options, env))
+        tcp = await stack.enter_async_context(open_request_plane(options, env))
+        planes: dict[str, RequestPlane] = {tcp.transport: tcp}
+        servers: list[RequestServer] = []
+        if serving:
+            server = open_request_server(options, env, instance_id=serving)
+            servers.append(await stack.enter_async_context(server))
+        if config.data_plane.requests == "nats":
+            # nats-py brings asyncio along, which most processes and worlds never need.
+            from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
+
+            nats = NatsRequestPlane(events, ack_timeout_s=config.event_plane.nats.ack_timeout_s)
+            planes = {nats.transport: nats, **planes}
+            if serving:
+                servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
+        calls = await stack.enter_async_context(open_client(options, env))
+        yield DataPlane(
+            request_planes=planes,
+            request_servers=servers,
+            response_plane=home,
+            call_home=calls,
+        )
