@@ -42,6 +42,7 @@ _log = logging.getLogger("trinamo.events")
 SNAPSHOTS_AT_ONCE: Final = 8
 RETRY_S: Final = (0.1, 2.0)
 _LINE_MAX: Final = 200
+_ANSWER_S: Final = 2.0
 CALM_S: Final = 4.0
 """A publisher that gave no trouble for so long is asked at once when it does."""
 
@@ -81,7 +82,6 @@ class EventFollower:
         follows: Callable[[str], bool] = lambda _: True,
         publishers_max: int = 4096,
         pending_max: int = 65_536,
-        timeout_s: float = 2.0,
     ) -> None:
         self.counts = SequenceCounts()
         self._events = events
@@ -92,7 +92,6 @@ class EventFollower:
         self._follows = follows
         self._publishers_max = publishers_max
         self._pending_max = pending_max
-        self._timeout_s = timeout_s
         self._followed: dict[str, _Followed] = {}
         self._asking = trio.CapacityLimiter(SNAPSHOTS_AT_ONCE)
         self._notices = LogNotices(_log)
@@ -225,13 +224,13 @@ class EventFollower:
                 self._apply(publisher, followed, followed.view.take_snapshot(snapshot))
 
     async def _fetch(self, publisher: str) -> WholeSnapshot:
-        """All parts of a snapshot, each asked for within `timeout_s`."""
+        """All parts of a snapshot, each asked for within `_ANSWER_S`."""
         assembly = SnapshotAssembly(publisher)
         while True:
             reply = await self._events.request(
                 snapshot_subject(self._topic, publisher),
                 encode_request(assembly.request),
-                timeout_s=self._timeout_s,
+                timeout_s=_ANSWER_S,
             )
             whole = assembly.take(decode_snapshot(reply.payload))
             if whole is not None:

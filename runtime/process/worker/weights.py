@@ -18,7 +18,7 @@ from ...kv.transfer.router import open_transfer_router
 from ...metrics.transfers import TransferMetrics
 from ...metrics.weights import WeightsMetrics
 from ...planes.transports import Transports
-from ...weights.files import Hop, manifest_of, open_partial
+from ...weights.files import manifest_of, open_partial
 from ...weights.lender import HeldFile, Lender, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
 from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
@@ -37,7 +37,6 @@ class WorkerWeights:
 
     files: Sequence[HeldFile]
     metrics: WeightsMetrics
-    hop: Hop = trio.to_thread.run_sync
 
     def lender(self, runtime: Runtime) -> Lender | None:
         """What lends them, once `lend_weights` runs; None if there is nothing to lend."""
@@ -48,7 +47,7 @@ class WorkerWeights:
             section,
             self.metrics,
             runtime.env.rng,
-            hop=self.hop,
+            hop=trio.to_thread.run_sync,
             is_draining=lambda: worker is None or worker.is_draining,
         )
 
@@ -68,7 +67,9 @@ async def lend_weights(
     section = config.weights
     try:
         for file in weights.files:
-            lender.add(file, await manifest_of(file.path, section.chunk_bytes, weights.hop))
+            lender.add(
+                file, await manifest_of(file.path, section.chunk_bytes, trio.to_thread.run_sync)
+            )
         chosen = _with_port(config, section.port)
         async with transports.open_transfers(chosen, runtime.env) as chain:
             lender.open_with(*await register_window(chain.planes, section))
@@ -98,7 +99,6 @@ async def take_weights(
     patience_s: float,
     report: Callable[[Progress], None] = lambda _: None,
     who: str = "",
-    hop: Hop = trio.to_thread.run_sync,
 ) -> bool:
     """Take a file from whoever has it; False if nobody offers it within `patience_s` seconds.
 
@@ -118,7 +118,7 @@ async def take_weights(
         )
         try:
             async with (
-                open_partial(target, offers[0].sha256, hop) as partial,
+                open_partial(target, offers[0].sha256, trio.to_thread.run_sync) as partial,
                 transports.open_transfers(_with_port(config, 0), env) as chain,
                 open_transfer_router(
                     chain.planes,
