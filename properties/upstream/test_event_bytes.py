@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tests.runtime.engines.upstream.dialects import DIALECTS, Dialect, read
+from tests.sse import parse_events
 from trinamo.runtime.engines.upstream.events import EventSplitter
-from trinamo.runtime.protocol.openai.sse import SseParser
 
 EVENT_BYTES_MAX = 1 << 16
 
@@ -65,5 +65,5 @@ def test_bytes_and_text_are_cut_into_the_same_events(
     found = [event for piece in cut(data, places) for event in splitter.feed(piece)]
 
     assert [(each.event.decode(), each.data.decode()) for each in found] == [
-        (each.event, each.data) for each in SseParser().feed(data)
+        (each.event, each.data) for each in parse_events(data)
     ]

@@ -21,8 +21,9 @@ import trio
 
 from trinamo.runtime.context import Reason
 from trinamo.runtime.engines.mocker.engine import expected_text
+from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
-from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
 from .engines import RAISE_WORD
 from .roles import HTTP_PORT, MODEL, Process
@@ -245,13 +246,13 @@ class _HttpClient(Client):
     async def _events(
         self, record: RequestRecord, answer: httpx.Response, scope: trio.CancelScope
     ) -> str:
-        parser = SseParser()
+        events = EventSplitter(1 << 20)
         told = False
         raw = cast("AsyncGenerator[bytes, None]", answer.aiter_raw())
         async with aclosing(raw) as pieces:
             async for piece in pieces:
                 seen = len(record.text)
-                for event in parser.feed(piece):
+                for event in events.feed(piece):
                     told |= self._take_event(record, event.data)
                 if 0 <= self.profile.quit_after <= len(record.text) and not told:
                     # Left by an exception, httpx closes all its generators; by a return, not.
@@ -263,7 +264,7 @@ class _HttpClient(Client):
             return "cut short"
         return ""
 
-    def _take_event(self, record: RequestRecord, data: str) -> bool:
+    def _take_event(self, record: RequestRecord, data: bytes) -> bool:
         """Take one event; whether it ends the answer."""
         if data == DONE_DATA:
             self.end(record, COMPLETE)

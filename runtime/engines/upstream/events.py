@@ -1,6 +1,6 @@
 """Server-sent events as bytes: cut out of what is received, however that is cut. Sans-IO.
 
-`protocol/openai/sse.py` reads them as text; here a token's event is taken as it came.
+A token's event is taken as it came: nothing of it is decoded. `protocol/openai/sse.py` writes them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EventSplitter:
         self._kept_bytes += len(data)
         if self._kept_bytes > self._bytes_max:
             raise RemoteProtocolError(
-                f"the upstream sends an event of more than {self._bytes_max} bytes"
+                f"the server sends an event of more than {self._bytes_max} bytes"
             )
 
     def _events(self, blocks: list[bytes]) -> list[Received]:

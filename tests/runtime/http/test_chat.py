@@ -12,6 +12,7 @@ import trio
 import trio.lowlevel
 
 from tests.runtime.http.running import PushEngine
+from tests.sse import parse_events
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, UnavailableError
 from trinamo.runtime.protocol.openai.answers import (
@@ -27,7 +28,7 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
     ModelCard,
 )
-from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
@@ -36,7 +37,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def events(body: bytes) -> list[str]:
-    return [event.data for event in SseParser().feed(body)]
+    return [event.data for event in parse_events(body)]
 
 
 async def post(running: Any, path: str, body: Any, **headers: str) -> Any:
@@ -60,7 +61,7 @@ async def test_a_chat_is_streamed_in_order_and_ends_with_done(serve: Any) -> Non
     response = await post(running, "/v1/chat/completions", {"stream": True, **HELLO})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *chunks, done = events(response.content)
-    assert done == DONE_DATA
+    assert done == DONE_DATA.decode()
     decoded = [msgspec.json.decode(chunk, type=ChatChunk) for chunk in chunks]
     assert [chunk.choices[0].delta.content for chunk in decoded] == ["Hel", "lo", " ✓"]
     assert [chunk.choices[0].finish_reason for chunk in decoded] == [None, None, "stop"]
@@ -88,7 +89,7 @@ async def test_a_completion_is_answered_whole_and_streamed(serve: Any) -> None:
     assert msgspec.json.decode(whole.content, type=Completion).choices[0].text == "Hello ✓"
     streamed = await post(running, "/v1/completions", {"prompt": ["hi"], "stream": True})
     *chunks, done = events(streamed.content)
-    assert done == DONE_DATA
+    assert done == DONE_DATA.decode()
     decoded = [msgspec.json.decode(chunk, type=Completion) for chunk in chunks]
     assert "".join(chunk.choices[0].text for chunk in decoded) == "Hello ✓"
     assert decoded[-1].choices[0].finish_reason == "stop"

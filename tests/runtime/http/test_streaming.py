@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
 
+from tests.sse import parse_events
 from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
@@ -27,7 +28,7 @@ from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.sse import DONE_DATA
 from trinamo.runtime.sinks import forward_items
 
 LAST = Delta("!", [0], FinishReason.STOP)
@@ -79,7 +80,7 @@ class AsgiClient:
     @property
     def events(self) -> list[str]:
         """The data of the events that have come, whole ones only."""
-        return [event.data for event in SseParser().feed(self.body)]
+        return [event.data for event in parse_events(self.body)]
 
 
 @attrs.define
@@ -179,14 +180,14 @@ def test_a_client_gets_a_prefix_and_exactly_one_end_or_has_left(
     assert ([*texts, "!"])[: len(got)] == got
     has_left = served.value("client_disconnects_total")
     if served.outcome == SUCCESS:
-        assert (got, events[-1], has_left) == ([*texts, "!"], DONE_DATA, 0)
+        assert (got, events[-1], has_left) == ([*texts, "!"], DONE_DATA.decode(), 0)
     elif served.outcome == Reason.CLIENT_DISCONNECT:
         assert leave_at is not None or cut_at is not None
         assert has_left == 1
     else:
         assert (served.outcome, client.status) == ("unavailable", 200 if texts else 503)
         assert (got, client.body.count(b'"error"'), has_left) == (texts, 1, 0)
-        assert DONE_DATA not in events
+        assert DONE_DATA.decode() not in events
     if leave_at is None and cut_at is None:
         assert served.outcome == ("unavailable" if fails else SUCCESS)
     assert client.is_answered or served.outcome == Reason.CLIENT_DISCONNECT
@@ -244,7 +245,7 @@ async def test_an_answer_made_in_time_is_not_cut_off_by_its_slow_reader(
 
     await served.run_items(quick())
     assert (served.outcome, served.context.reason) == (SUCCESS, None)
-    assert served.client.events[-1] == DONE_DATA
+    assert served.client.events[-1] == DONE_DATA.decode()
 
 
 @pytest.mark.parametrize("stops_at_s", [1, None])

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import trio
 
+from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
@@ -26,11 +27,12 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.http.survey.http_client import Response, open_request
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
 __all__ = ["Conversation", "converse"]
 
 TURNS_MAX: Final = 200
+_EVENT_BYTES_MAX: Final = 1 << 20
 """Older turns are forgotten; the system prompt stays."""
 
 
@@ -122,10 +124,10 @@ class Conversation:
 
 async def _events(response: Response) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream; raises if it ends without its end mark, or with an error."""
-    parser = SseParser()
+    events = EventSplitter(_EVENT_BYTES_MAX)
     async with aclosing(response.chunks()) as chunks:
         async for data in chunks:
-            for event in parser.feed(data):
+            for event in events.feed(data):
                 if event.data == DONE_DATA:
                     return
                 chunk = _parse(event.data)
@@ -139,13 +141,13 @@ async def _refusal(response: Response) -> TrinamoError:
     body = await response.body()
     kind = RequestError if 400 <= response.status < 500 else UnavailableError
     try:
-        words = _message_of(_parse(body.decode("utf-8", "replace")))
+        words = _message_of(_parse(body))
     except RemoteProtocolError:
         words = "no reason given"
     return kind(f"the frontend said no ({response.status}): {words}")
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.runtime.engines.upstream.dialects import DIALECTS, Dialect, read
+from tests.sse import parse_events
 from trinamo.runtime.engines.upstream import events
 from trinamo.runtime.engines.upstream.answers import StreamedAnswer
 from trinamo.runtime.engines.upstream.events import EventSplitter
@@ -19,7 +20,6 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.protocol.openai.generate import FinishReason
 from trinamo.runtime.protocol.openai.passing import Renaming
-from trinamo.runtime.protocol.openai.sse import SseParser
 
 EVENT_BYTES_MAX = 1 << 16
 
@@ -42,8 +42,8 @@ def test_every_dialect_is_read_to_its_end(dialect: Dialect) -> None:
 def test_what_the_client_gets_is_what_the_upstream_has_written(dialect: Dialect) -> None:
     """All JSON values, in their order, and no comment: in events that any parser reads."""
     deltas, _ = read([dialect.body])
-    passed = SseParser().feed(b"".join(each.raw for each in deltas))
-    written = SseParser().feed(dialect.body)
+    passed = parse_events(b"".join(each.raw for each in deltas))
+    written = parse_events(dialect.body)
 
     kept = [each for each in written if each.data != "[DONE]"]
     assert [(e.event, e.data) for e in passed] == [(e.event, e.data) for e in kept]

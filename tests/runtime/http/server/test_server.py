@@ -16,13 +16,14 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.sse import parse_events
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.server.listening import open_listeners
 from trinamo.runtime.protocol.openai.answers import ChatChunk
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
-from trinamo.runtime.protocol.openai.sse import DONE_DATA, SseParser
+from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
@@ -366,8 +367,8 @@ async def test_a_slow_reader_gets_every_byte_of_big_paced_events(
             elif isinstance(event, h11.Data):
                 body += event.data
     assert all(line.startswith(b"data: ") for line in body.split(b"\n\n")[:-1])
-    events = [event.data for event in SseParser().feed(bytes(body))]
-    assert events.pop() == DONE_DATA
+    events = [event.data for event in parse_events(bytes(body))]
+    assert events.pop() == DONE_DATA.decode()
     chunks = [msgspec.json.decode(event, type=ChatChunk) for event in events]
     assert [chunk.choices[0].delta.content for chunk in chunks] == texts
     await stream.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from openai.types import chat as openai_chat, completion as openai_completion
 
+from tests.sse import parse_events
 from trinamo.runtime.protocol.openai.answers import (
     ChatAnswer,
     Completion,
@@ -12,7 +13,6 @@ from trinamo.runtime.protocol.openai.answers import (
     Usage,
 )
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, TokenLogprob
-from trinamo.runtime.protocol.openai.sse import SseParser
 
 USAGE = Usage(4, 4, 8)
 TOLD = [
@@ -32,7 +32,7 @@ def test_a_chat_s_log_probabilities_are_the_same_whole_and_streamed() -> None:
     body = b"".join(streamed.add_event(delta) for delta in WITH_LOGPROBS)
     chunks = [
         openai_chat.ChatCompletionChunk.model_validate_json(event.data)
-        for event in SseParser().feed(body)
+        for event in parse_events(body)
     ]
     told = [token for c in chunks for token in (c.choices[0].logprobs.content or [])]  # type: ignore[union-attr]
     for delta in WITH_LOGPROBS:
@@ -49,7 +49,7 @@ def test_a_chat_s_log_probabilities_are_the_same_whole_and_streamed() -> None:
 def test_a_completion_s_log_probabilities_are_the_same_whole_and_streamed() -> None:
     streamed, whole = (CompletionAnswer("7", "m", 1, wants_usage=False) for _ in range(2))
     body = b"".join(streamed.add_event(delta) for delta in WITH_LOGPROBS)
-    events = [msgspec.json.decode(event.data, type=Completion) for event in SseParser().feed(body)]
+    events = [msgspec.json.decode(event.data, type=Completion) for event in parse_events(body)]
     for delta in WITH_LOGPROBS:
         whole.add_text(delta)
     answer = openai_completion.Completion.model_validate_json(whole.to_body(USAGE))

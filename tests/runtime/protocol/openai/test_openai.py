@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.runtime.protocol.openai.asking import CALL, MESSAGES, chat, completion, function
+from tests.sse import parse_events
 from trinamo.runtime.errors import (
     RequestError,
 )
@@ -28,7 +29,6 @@ from trinamo.runtime.protocol.openai.generate import (
 from trinamo.runtime.protocol.openai.requests import (
     decode_completion_request,
 )
-from trinamo.runtime.protocol.openai.sse import SseParser
 
 
 def test_the_least_chat_has_openai_s_defaults() -> None:
@@ -253,7 +253,7 @@ USAGE = Usage(4, 5, 9)
 def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = ChatAnswer("7", "m", 1, wants_usage=wants_usage)
     body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
-    chunks = [msgspec.json.decode(event.data, type=ChatChunk) for event in SseParser().feed(body)]
+    chunks = [msgspec.json.decode(event.data, type=ChatChunk) for event in parse_events(body)]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.delta.content or "" for choice in told) == TEXT
     assert [choice.finish_reason for choice in told] == [None, None, "length"]
@@ -269,7 +269,7 @@ def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> Non
 def test_a_streamed_completion_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = CompletionAnswer("7", "m", 1, wants_usage=wants_usage)
     body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
-    chunks = [msgspec.json.decode(event.data, type=Completion) for event in SseParser().feed(body)]
+    chunks = [msgspec.json.decode(event.data, type=Completion) for event in parse_events(body)]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.text for choice in told) == TEXT
     assert told[-1].finish_reason == "length"
