@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-__all__ = ["Clock", "Env", "RealClock", "RealEnv"]
+__all__ = ["Clock", "Env", "RealClock", "RealEnv", "draw_id"]
 
 
 class Clock(Protocol):
@@ -38,6 +38,11 @@ class Env(Protocol):
     def note(self, kind: str, /, **fields: Any) -> None:
         """Record a fact worth checking, such as `stream.token`; costs nothing in real life."""
         ...
+
+
+def draw_id(rng: random.Random) -> str:
+    """64 bits that nobody else draws, as 16 hexadecimal digits: for instances, requests, jobs."""
+    return f"{rng.getrandbits(64):016x}"
 
 
 class RealClock:

@@ -21,7 +21,7 @@ import msgspec
 from ..config.router import RouterConfig
 from ..context import Context
 from ..deadlines import Deadlines
-from ..env import Env
+from ..env import Env, draw_id
 from ..errors import (
     KilledError,
     OverloadedError,
@@ -51,7 +51,6 @@ __all__ = ["ELSEWHERE", "Client"]
 
 T = TypeVar("T")
 S = TypeVar("S")
-_ID_BITS: Final = 64
 _DECODERS_MAX: Final = 64
 """More types of items are not asked for at one endpoint, unless they are made up on the way."""
 ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
@@ -96,7 +95,7 @@ class Client:
 
     def new_id(self) -> str:
         """A request id, for callers that have none of their own."""
-        return f"{self.env.rng.getrandbits(_ID_BITS):016x}"
+        return draw_id(self.env.rng)
 
     def stream(
         self,

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from ..env import Env
+from ..env import Env, draw_id
 from ..errors import TrinamoError
 from ..nurseries import open_nursery
 from ..planes import RequestPlane
@@ -33,7 +33,6 @@ _STALE_PAUSE_S: Final = 1.0
 """Between two probes of a stale instance."""
 _STALE_TIMEOUT_S: Final = 1.0
 """A stale instance must answer within this."""
-_ID_BITS: Final = 64
 Route = tuple[RequestPlane, str]
 """A plane, and the address of an instance on it."""
 
@@ -189,7 +188,7 @@ async def probe(routes: Collection[Route], instance: Instance, env: Env, timeout
 async def _ask(route: Route, instance: Instance, env: Env, timeout_s: float) -> Answer | None:
     plane, address = route
     envelope = Envelope(
-        id=f"{env.rng.getrandbits(_ID_BITS):016x}",
+        id=draw_id(env.rng),
         endpoint=instance.endpoint,
         instance_id=instance.id,
         kind=RequestKind.PROBE,

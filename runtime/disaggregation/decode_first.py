@@ -31,7 +31,7 @@ from ..caller.streams import ResponseStream
 from ..config.disaggregation import DisaggregationConfig
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation
-from ..env import Env
+from ..env import Env, draw_id
 from ..errors import (
     KilledError,
     OverloadedError,
@@ -69,7 +69,6 @@ QUEUE_LIMITS: Final = QueueLimits(
     depth_max=10_000,
     dead_max=100,
 )
-_ID_BITS: Final = 64
 
 
 @attrs.define(eq=False)
@@ -155,7 +154,7 @@ class DecodeFirst:
             reservation = await held.enter_async_context(self._host.reserve(request, context))
         except KilledError:
             return PrefillReason.STOPPED
-        job_id = f"{self._env.rng.getrandbits(_ID_BITS):016x}"
+        job_id = draw_id(self._env.rng)
         waiting = self._waiting[job_id] = _Waiting()
         found: Filled | PrefillReason = PrefillReason.STOPPED
         try:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
+from ..env import draw_id
 from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from .bodies import Body
 from .status import ErrorAnswer, MediaTypeError
@@ -160,7 +161,7 @@ class RequestIds:
     def __init__(self, rng: random.Random, headers: Iterable[str] = ("x-request-id",)) -> None:
         self._headers = [name.lower().encode() for name in headers]
         self._echoed = [name for name in self._headers if name != _ID_HEADER]
-        self._prefix = f"{rng.getrandbits(64):016x}"
+        self._prefix = draw_id(rng)
         self._number = rng.getrandbits(64)
 
     def make(self, headers: Headers) -> tuple[str, str]:

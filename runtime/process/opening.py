@@ -25,7 +25,7 @@ from typing import Any, Final
 import trio
 
 from ..config.config import Config
-from ..env import Env
+from ..env import Env, draw_id
 from ..kv.cache import KvCache
 from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
 from ..metrics.frontend import FrontendMetrics
@@ -45,7 +45,6 @@ from .settings.settings import REQUESTS_MAX, Settings
 __all__ = ["open_runtime"]
 
 _log = logging.getLogger("trinamo.runtime")
-_ID_BITS: Final = 64
 _SETTINGS_WAIT_S: Final = 1.0
 """How long a start waits for the settings before it goes on with their defaults."""
 
@@ -69,7 +68,7 @@ async def open_runtime(
     find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
     what to do, if a plane cannot be opened; nothing is left behind then.
     """
-    instance_id = f"{env.rng.getrandbits(_ID_BITS):016x}" if serving else None
+    instance_id = draw_id(env.rng) if serving else None
     if metrics is None:
         metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)
     async with AsyncExitStack() as planes:

@@ -12,7 +12,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.generation import forward_of
-from trinamo.runtime.env import RealEnv
+from trinamo.runtime.env import RealEnv, draw_id
 from trinamo.runtime.errors import DeadlineError, KilledError
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.metrics.frontend import FrontendMetrics
@@ -77,7 +77,7 @@ class Caller:
         name, engine = self._models.find(request.model or None, ModelKind.CHAT)
         request = msgspec.structs.replace(request, model=name)
         rng = self.runtime.env.rng
-        context = context or Context(f"{rng.getrandbits(64):016x}")
+        context = context or Context(draw_id(rng))
         received: Iteration[Delta] = Iteration(DELTAS_MAX)
 
         async def receive() -> None:

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from ...config.router import RouterKvConfig
+from ...env import draw_id
 from ...kv.index import KvIndex
 from ...nurseries import open_nursery
 from ...planes import EventPlane
@@ -25,8 +26,6 @@ from .loads import ActiveRequest, PredictedLoads, leading
 from .recent import RecentBlocks
 
 __all__ = ["KvRouting", "KvRoutingStatistics"]
-
-_ID_BITS = 64
 
 
 @attrs.frozen
@@ -73,7 +72,7 @@ class KvRouting:
         """None with `router.kv.events: false`."""
         self._recent = RecentBlocks(config.ttl_s)
         self._loads = PredictedLoads()
-        router_id = f"{rng.getrandbits(_ID_BITS):016x}"
+        router_id = draw_id(rng)
         self._agreement = (
             Agreement(events, endpoint, router_id, self._loads) if config.sync else None
         )

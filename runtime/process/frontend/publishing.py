@@ -6,13 +6,13 @@ from typing import Final
 
 import trio
 
+from ...env import draw_id
 from ...nurseries import open_nursery
 from ...protocol.discovery.frontends import FrontendEntry, encode_frontend, frontend_key
 from ..runtime import Runtime
 
 __all__ = ["publish_frontend"]
 
-_ID_BITS: Final = 64
 _EVERYWHERE: Final = ("//0.0.0.0:", "//[::]:")
 
 
@@ -28,7 +28,7 @@ async def publish_frontend(runtime: Runtime, url: str, status_url: str) -> None:
 
     A store that is away, or does not let us write, is tried again: nobody waits for the entry.
     """
-    frontend_id = f"{runtime.env.rng.getrandbits(_ID_BITS):016x}"
+    frontend_id = draw_id(runtime.env.rng)
     status = _advertised(status_url, runtime.config.data_plane.tcp.advertise_host)
     entry = encode_frontend(FrontendEntry(id=frontend_id, url=url, status=status))
     try:

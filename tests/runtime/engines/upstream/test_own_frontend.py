@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+import trio
 
 from tests.runtime.engines.upstream.fake import open_front, serving
 from tests.runtime.one_process import OneProcess
