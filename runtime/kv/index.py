@@ -82,7 +82,6 @@ class KvIndex:
         instance_blocks_max: int = 1 << 18,
         blocks_max: int = 1 << 22,
     ) -> None:
-        self.endpoint = endpoint
         self._instance_blocks_max = instance_blocks_max
         self._blocks_max = blocks_max
         self._joined: dict[str, None] = {}

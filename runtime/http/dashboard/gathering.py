@@ -100,7 +100,6 @@ class Looks(Protocol):
 
 @attrs.define
 class _Discovered:
-    etcd: str
     instances: list[InstanceLook]
     models: list[ModelLook]
     refused: list[str]
@@ -151,7 +150,7 @@ class Gatherer:
                 survey.models = [copy.copy(each) for each in self._last.models]
                 survey.refused = list(self._last.refused)
             return
-        self._last = _Discovered(survey.etcd, survey.instances, survey.models, survey.refused)
+        self._last = _Discovered(survey.instances, survey.models, survey.refused)
 
 
 def _unasked(instance: InstanceLook) -> InstanceLook:

@@ -17,6 +17,7 @@ import trio
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from trinamo.cli.options import Sources
 from trinamo.cli.serve.joining import shared_settings
+from trinamo.cli.up.cluster import welcome
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.errors import ConfigError, ConnectError
@@ -172,3 +173,16 @@ def test_the_ports_of_servers_are_not_handed_to_who_joins() -> None:
         control_plane__etcd__port=4001, event_plane__nats__port=4002, worker__engine="echo"
     )
     assert not [key for key in shared_settings(sources.load()) if key.endswith(".port")]
+
+
+def test_where_clients_need_keys_the_printed_commands_send_one() -> None:
+    plain = Sources().with_overrides(worker__engine="echo")
+    keyed = plain.with_overrides(http__api_key_env="KEY")
+    lines = {
+        needs_key: "\n".join(welcome("http://127.0.0.1:1", "", plan_cluster(each, workers=1)))
+        for needs_key, each in ((False, plain), (True, keyed))
+    }
+
+    assert "Bearer" not in lines[False]
+    assert ' -H "authorization: Bearer $KEY"' in lines[True]
+    assert 'trinamo chat --key-env KEY "' in lines[True]

@@ -49,7 +49,7 @@ from .watching import watch_cluster
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "welcome"]
 
 START_TIMEOUT_S: Final = 120.0
 DISCOVERY_TIMEOUT_S: Final = 10.0
@@ -244,7 +244,7 @@ class Cluster:
         self._publish("ready")
         self._display.busy("")
         dashboard = reachable(str(self.frontends[0].facts.get("dashboard_url", "")))
-        for line in _welcome(self.url, dashboard, self.plan.worker_command):
+        for line in welcome(self.url, dashboard, self.plan):
             self._display.say(line)
         for line in self._how_to_reach_servers():
             self._display.say(line)
@@ -340,12 +340,16 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _welcome(url: str, dashboard: str, worker_command: str) -> list[str]:
+def welcome(url: str, dashboard: str, plan: Plan) -> list[str]:
+    """What to do with a cluster that is ready, line by line."""
+    key, chat = "", "trinamo chat"
+    if plan.config.http.needs_key:
+        key, chat = ' -H "authorization: Bearer $KEY"', "trinamo chat --key-env KEY"
     body = '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}'
     return [
         f"The cluster is ready: {url}/v1",
         *([f"  dashboard: {dashboard}"] if dashboard else []),
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        '  trinamo chat "Say hello."      trinamo status',
-        f"  one more worker, in another terminal: {worker_command}",
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'",
+        f'  {chat} "Say hello."      trinamo status',
+        f"  one more worker, in another terminal: {plan.worker_command}",
     ]
