@@ -85,7 +85,10 @@ class Setting(Generic[T]):
             except RequestError as other:
                 # Who wrote a word that is not one of those it takes is told those.
                 told = f"; it takes {', '.join(self.choices)}" if self.choices else ""
-                raise RequestError(f"{(other if told else error).message}{told}") from None
+                is_json = isinstance(error.__cause__, msgspec.ValidationError)
+                raise RequestError(
+                    f"{(error if is_json and not told else other).message}{told}"
+                ) from None
 
     @property
     def choices(self) -> Sequence[str]:

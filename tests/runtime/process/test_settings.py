@@ -16,6 +16,7 @@ from trinamo.runtime.planes import ControlPlane, WatchEvent
 from trinamo.runtime.process.settings.settings import (
     REQUESTS_MAX,
     Settings,
+    find_setting,
     read_settings,
     reset_setting,
     write_setting,
@@ -157,3 +158,16 @@ async def test_what_is_in_force_is_a_metric() -> None:
         nursery.cancel_scope.cancel()
 
     assert shown == [DEFAULT, 8, DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("worker.requests_max", "many", "Expected `int`, got `str`"),
+        ("worker.requests_max", "-1", "Expected `int` >= 0"),
+        ("log.level", "loud", "it takes debug, info, warning, error"),
+    ],
+)
+def test_a_person_is_told_what_a_setting_takes(name: str, text: str, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        find_setting(name).read(text)
