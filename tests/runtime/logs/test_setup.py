@@ -260,7 +260,7 @@ def test_a_call_with_wrong_arguments_is_a_line_and_no_traceback() -> None:
     assert stream.getvalue() == "x: cannot write a line: of %d\n"
 
 
-def test_a_stream_that_takes_nothing_is_no_error_of_who_logs() -> None:
+async def test_a_stream_that_takes_nothing_is_no_error_of_who_logs() -> None:
     stream = io.StringIO()
     handler = setup_log(LogConfig(), stream=stream)
     stream.close()

@@ -115,7 +115,7 @@ async def requests_of_a_frontend(_: pytest.MonkeyPatch) -> None:
 
 @effect_of("http.queue_max")
 async def requests_that_wait(_: pytest.MonkeyPatch) -> None:
-    async with open_small_cluster(http__requests_max=1) as cluster:
+    async with open_small_cluster(http__requests_max=1, http__drain_timeout_s=0.1) as cluster:
         queue = cluster.service.admission.queue
         with cluster.service.admission.begin("a request that holds the only place"):
             await answers_with(cluster, 503)
