@@ -22,12 +22,13 @@ class LeaseTimer:
     moves only when the store has answered.
     """
 
+    ttl_s: float
     deadline: float
 
     @classmethod
     def granted(cls, ttl_s: float, *, asked_at: float) -> LeaseTimer:
         """A lease granted with `ttl_s`. Counted from when we asked, the safe side."""
-        return cls(asked_at + ttl_s)
+        return cls(ttl_s, asked_at + ttl_s)
 
     def renewed(self, remaining_s: float, *, asked_at: float) -> None:
         """The store says `remaining_s` are left as of some moment after `asked_at`."""
