@@ -8,6 +8,16 @@ Cancellation: every method here may be cancelled at any checkpoint. A cancelled 
 unknown outcome, exactly like one that raised `UnknownOutcomeError`.
 """
 
+from ..protocol.queue.jobs import (
+    NO_ORIGIN,
+    DeadLetter,
+    JobOrigin,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+)
 from .control import (
     ControlPlane,
     Delete,
@@ -24,17 +34,7 @@ from .events import (
     Message,
     Subscription,
 )
-from .queue import (
-    NO_ORIGIN,
-    DeadLetter,
-    JobOrigin,
-    LeasedJob,
-    PutResult,
-    QueueLimits,
-    QueueStatistics,
-    Settlement,
-    WorkQueue,
-)
+from .queue import WorkQueue
 from .requests import (
     Delivery,
     RequestPlane,

@@ -8,7 +8,8 @@ from typing import Protocol, Self
 
 import attrs
 
-from .queue import QueueLimits, WorkQueue
+from ..protocol.queue.jobs import QueueLimits
+from .queue import WorkQueue
 
 __all__ = [
     "EventPlane",

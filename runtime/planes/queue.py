@@ -19,17 +19,7 @@ from ..protocol.queue.jobs import (
     Settlement,
 )
 
-__all__ = [
-    "NO_ORIGIN",
-    "DeadLetter",
-    "JobOrigin",
-    "LeasedJob",
-    "PutResult",
-    "QueueLimits",
-    "QueueStatistics",
-    "Settlement",
-    "WorkQueue",
-]
+__all__ = ["WorkQueue"]
 
 
 class WorkQueue(Protocol):

@@ -58,11 +58,11 @@ from .runtime.queues.consumer import (
     Job as Job,
     open_consumer as open_consumer,
 )
-from .runtime.planes.queue import (
+from .runtime.planes.queue import WorkQueue as WorkQueue
+from .runtime.protocol.queue.jobs import (
     JobOrigin as JobOrigin,
     LeasedJob as LeasedJob,
     QueueLimits as QueueLimits,
-    WorkQueue as WorkQueue,
 )
 
 # KV memory that peers may move blocks to and from.

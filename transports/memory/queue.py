@@ -15,7 +15,7 @@ from typing import TypeVar
 import trio
 
 from trinamo.runtime.errors import DeadlineError, RequestError, UnavailableError
-from trinamo.runtime.planes.queue import (
+from trinamo.runtime.protocol.queue.jobs import (
     NO_ORIGIN,
     DeadLetter,
     JobOrigin,
@@ -24,8 +24,8 @@ from trinamo.runtime.planes.queue import (
     QueueLimits,
     QueueStatistics,
     Settlement,
+    check_queue_name,
 )
-from trinamo.runtime.protocol.queue.jobs import check_queue_name
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 
 __all__ = ["MemoryQueues", "MemoryWorkQueue"]

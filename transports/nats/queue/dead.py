@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trinamo.runtime.planes.queue import DeadLetter
+from trinamo.runtime.protocol.queue.jobs import DeadLetter
 
 from .api import JetStream, StoredMessage
 from .records import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError, UnavailableError
-from trinamo.runtime.planes.queue import QueueLimits, QueueStatistics
+from trinamo.runtime.protocol.queue.jobs import QueueLimits, QueueStatistics
 
 from .api import JetStream, JetStreamError, Requester, parse_time
 from .records import StreamNames, consumer_config, queue_limits, stream_configs

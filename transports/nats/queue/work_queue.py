@@ -27,8 +27,9 @@ from trinamo.runtime.errors import (
     UnknownOutcomeError,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes.queue import (
+from trinamo.runtime.protocol.queue.jobs import (
     NO_ORIGIN,
+    REASON_CHARS_MAX,
     DeadLetter,
     JobOrigin,
     LeasedJob,
@@ -36,9 +37,6 @@ from trinamo.runtime.planes.queue import (
     QueueLimits,
     QueueStatistics,
     Settlement,
-)
-from trinamo.runtime.protocol.queue.jobs import (
-    REASON_CHARS_MAX,
     check_delay,
     check_job_id,
     check_queue_name,
