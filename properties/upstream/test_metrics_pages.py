@@ -20,7 +20,7 @@ labels = st.sampled_from(["", '{model_name="m"}', "{", "}", '{a="{"}', '{engine=
 lines = st.one_of(
     st.builds("{}{}{}{}{}".format, st.sampled_from(["", " ", "# HELP "]), st.sampled_from(NAMES),
               labels, st.sampled_from([" ", "\t", "", "  "]), numbers),
-    st.text(st.characters(exclude_characters="\n"), max_size=20),
+    st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=20),
 )  # fmt: skip
 
 
