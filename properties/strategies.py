@@ -24,8 +24,6 @@ from trinamo.runtime.protocol.streams.control import (
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
-__all__ = ["controls", "cut", "cuts", "events", "frames", "instances"]
-
 cuts = st.lists(st.integers(min_value=0), max_size=12)
 """Where to cut a byte string, modulo its length; see `cut`."""
 

@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 import trio
 
-__all__ = ["Deadlines"]
-
 T = TypeVar("T")
 
 

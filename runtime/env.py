@@ -14,8 +14,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-__all__ = ["Clock", "Env", "RealClock", "RealEnv", "draw_id"]
-
 
 class Clock(Protocol):
     """Where time comes from."""

@@ -11,45 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-__all__ = [
-    "BackendMissingError",
-    "CompactedError",
-    "ConfigError",
-    "ConnectError",
-    "ControlPlaneError",
-    "CorruptedError",
-    "DeadlineError",
-    "DisconnectedError",
-    "EngineError",
-    "EventPlaneError",
-    "FencedError",
-    "ImpostorError",
-    "IncompatibleKvError",
-    "KilledError",
-    "LeaseLostError",
-    "LocalProtocolError",
-    "MetadataNotFoundError",
-    "ModelAlreadyExistsError",
-    "ModelNotFoundError",
-    "OverloadedError",
-    "ProtocolError",
-    "RateLimitedError",
-    "RefusedError",
-    "RemoteProtocolError",
-    "RequestError",
-    "StaleMemoryError",
-    "StalledError",
-    "TransferError",
-    "TransportError",
-    "TrinamoError",
-    "UnavailableError",
-    "UnknownModelError",
-    "UnknownOutcomeError",
-    "UpstreamError",
-    "error_from_wire",
-    "error_to_wire",
-]
-
 
 class TrinamoError(Exception):
     """The root of the tree; never raised itself."""

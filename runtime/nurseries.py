@@ -18,8 +18,6 @@ import trio
 
 from .logs.text import leaves
 
-__all__ = ["first_of", "open_nursery", "single"]
-
 _log = logging.getLogger("trinamo.nurseries")
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ import trio
 
 from .errors import TrinamoError
 
-__all__ = ["Retries"]
-
 PAUSE_MIN_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 

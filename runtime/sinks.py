@@ -18,8 +18,6 @@ from typing import Final, Generic, Self, TypeVar
 
 import trio
 
-__all__ = ["Ending", "Iteration", "Sink", "Sleeper", "forward_items"]
-
 T = TypeVar("T")
 _ITEMS_PER_CHECKPOINT: Final = 32
 """Whoever always finds an item, or room for one, still lets others run this often."""

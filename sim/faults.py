@@ -20,8 +20,6 @@ from .core.host import HostState
 from .core.world import World
 from .net.network import Network
 
-__all__ = ["ON_HOSTS", "ON_LINKS", "Fault", "arm"]
-
 Kind = Literal["kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset"]
 ON_HOSTS: Final[tuple[Kind, ...]] = ("kill", "power_off", "pause", "isolate")
 ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset")

@@ -21,8 +21,6 @@ from .core.choices import Choices, PrefixChoices, ReplayChoices
 from .core.policies import Policy
 from .faults import ON_HOSTS, ON_LINKS, Fault
 
-__all__ = ["choices", "fault_plans", "schedules"]
-
 ANSWER_BYTES: Final = 2
 """Each decision is drawn from so many, and taken modulo the number of its answers."""
 TAIL_SEEDS: Final = 2**32

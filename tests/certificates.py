@@ -10,8 +10,6 @@ import attrs
 
 from tests.session.needs import OPENSSL
 
-__all__ = ["Authority", "needs_openssl"]
-
 needs_openssl = OPENSSL.unless(shutil.which("openssl") is not None)
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 

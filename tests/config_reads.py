@@ -15,8 +15,6 @@ from typing import Any, get_type_hints
 
 from trinamo.runtime.config.keys import Section
 
-__all__ = ["fields_read"]
-
 Kind = type[Any]
 
 

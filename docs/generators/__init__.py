@@ -15,8 +15,6 @@ from .configuration import configuration_page
 from .index import index_page
 from .protocols import TABLES, protocol_page
 
-__all__ = ["PAGES"]
-
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "api.md": api_page,
     "configuration.md": configuration_page,

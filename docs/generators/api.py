@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import trinamo
 
-__all__ = ["api_page", "public_names"]
-
 _STUB: Final = Path(trinamo.__file__).with_suffix(".pyi")
 
 _INTRO: Final = """\

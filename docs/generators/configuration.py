@@ -14,8 +14,6 @@ import yaml
 from trinamo.runtime.config.config import PRESETS, RESERVED_VARIABLES, Config
 from trinamo.runtime.config.keys import Field, Secret, config_fields, section_types
 
-__all__ = ["configuration_page"]
-
 _INTRO = """\
 # Configuration
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["index_page"]
-
 _DOCS: Final = Path(__file__).parents[1]
 _GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Use it": (

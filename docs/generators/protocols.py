@@ -17,8 +17,6 @@ from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
 
-__all__ = ["TABLES", "protocol_page"]
-
 PresenceTable = Mapping[Presence, Mapping[Sign, Presence]]
 
 TABLES: Final[Mapping[str, Tables | PresenceTable]] = {

@@ -19,8 +19,6 @@ from ..protocol.kv.hints import RoutingHint
 from ..protocol.streams.request import Answer, ConnectionInfo, Envelope, raise_for_nack
 from .router import Router
 
-__all__ = ["StreamAttempt", "UnaryAttempt", "check_killed"]
-
 
 class UnaryAttempt(InFlight):
     """One unary request at one instance."""

@@ -47,8 +47,6 @@ from .deadline import Bound, left_s, within
 from .router import Router
 from .streams import Exchange, ResponseStream
 
-__all__ = ["ELSEWHERE", "Client"]
-
 T = TypeVar("T")
 S = TypeVar("S")
 _DECODERS_MAX: Final = 64

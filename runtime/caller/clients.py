@@ -27,8 +27,6 @@ from .client import Client
 from .kv.routing import KvRouting
 from .router import Router
 
-__all__ = ["Clients"]
-
 _Opened = tuple[Client, trio.CancelScope]
 
 

@@ -16,8 +16,6 @@ import trio
 from ..context import Context, Reason
 from ..errors import DeadlineError
 
-__all__ = ["Bound", "left_s", "within"]
-
 T = TypeVar("T")
 
 

@@ -29,8 +29,6 @@ from .client import ELSEWHERE
 from .router import Router
 from .streams import Telling
 
-__all__ = ["DirectClient"]
-
 
 class DirectClient:
     """Asks the upstreams of one model, which each calls `model`; `find` knows them by instance id."""

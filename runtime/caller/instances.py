@@ -27,8 +27,6 @@ from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 from .reports import InstanceReports
 
-__all__ = ["Instances"]
-
 _WHY: Final = {
     Sign.LAPSED: ("left", "left discovery and has fallen silent"),
     Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer"),

@@ -24,8 +24,6 @@ from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 from .instances import Instances
 from .record import InstanceRecord
 
-__all__ = ["Monitor", "Route", "best_route"]
-
 _log = logging.getLogger("trinamo.router")
 _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0

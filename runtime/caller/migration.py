@@ -32,16 +32,6 @@ from ..traces.trace import Leg
 from .client import ELSEWHERE
 from .router import Router
 
-__all__ = [
-    "VERDICTS",
-    "Asks",
-    "MigratingAnswer",
-    "MigrationPolicy",
-    "Progress",
-    "Verdict",
-    "may_migrate",
-]
-
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
 _CHAT_PATH: Final = "/v1/chat/completions"

@@ -16,8 +16,6 @@ from ..protocol.discovery.breaker import Breaker
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight, Liveness, Presence
 
-__all__ = ["InstanceRecord", "InstanceStatus"]
-
 
 class InstanceStatus(enum.StrEnum):
     """How an instance is seen now."""

@@ -18,8 +18,6 @@ from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from .record import InstanceRecord
 
-__all__ = ["InstanceReports"]
-
 
 class InstanceReports:
     """Follows the reports of instances that `find` knows, and writes them into their records.

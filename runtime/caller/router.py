@@ -46,8 +46,6 @@ from .liveness import Monitor, Route, best_route
 from .record import InstanceStatus
 from .reports import InstanceReports
 
-__all__ = ["Router"]
-
 _log = logging.getLogger("trinamo.router")
 
 

@@ -16,8 +16,6 @@ from .attempts import StreamAttempt
 from .deadline import within
 from .router import Router
 
-__all__ = ["Exchange", "ResponseStream", "Telling"]
-
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 

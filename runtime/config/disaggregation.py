@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from .keys import Count, Seconds, Section, about
 
-__all__ = ["DisaggregationConfig"]
-
 
 class DisaggregationConfig(Section, frozen=True, kw_only=True):
     """Prefill and decode workers (`worker.role`); see `docs/disaggregation.md`."""

@@ -19,8 +19,6 @@ from .keys import (
     need_together,
 )
 
-__all__ = ["HttpConfig", "HttpTlsConfig"]
-
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]{0,31}://[^/\s*,]{1,255})$")]
 _NO_IDS = frozenset(
     {"authorization", "cookie", "connection", "content-length", "content-type", "transfer-encoding"}

@@ -17,32 +17,6 @@ import attrs
 import msgspec
 from msgspec import Meta
 
-__all__ = [
-    "LOOPBACK_NAMES",
-    "Addresses",
-    "Bytes",
-    "Count",
-    "Field",
-    "FrameBytes",
-    "Name",
-    "Port",
-    "Seconds",
-    "Secret",
-    "Section",
-    "Text",
-    "Tokens",
-    "about",
-    "address_of",
-    "config_fields",
-    "is_loopback",
-    "is_name",
-    "need_consent",
-    "need_together",
-    "section_types",
-    "words_of",
-]
-
-
 LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 

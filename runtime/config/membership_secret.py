@@ -13,8 +13,6 @@ from typing import Final
 from ..errors import ConfigError
 from .config import SecurityConfig
 
-__all__ = ["SECRET_BYTES_MAX", "SECRET_BYTES_MIN", "read_secret"]
-
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
 _KEY: Final = "security.secret_file"

@@ -12,8 +12,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["ENGINES", "ModelLine", "check_engine", "is_own_engine", "parse_model"]
-
 ENGINES: Final = ("auto", "llamacpp", "exact", "echo", "mocker", "openai")
 _KEYS: Final = ("path", "sha256", "alias", "endpoint", "arg")
 _OWN_ENGINE: Final = re.compile(r"[^\s:;,]+:[A-Za-z_][\w.]*")

@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from .keys import Seconds, Section, Tokens, about
 
-__all__ = ["RouterConfig", "RouterKvConfig"]
-
 _Weight = Annotated[float, Meta(ge=0, le=1000)]
 
 

@@ -22,22 +22,6 @@ import yaml
 from ..errors import ConfigError
 from .keys import Field, Secret, Section, config_fields, section_types
 
-__all__ = [
-    "DEPTH_MAX",
-    "FILE_BYTES_MAX",
-    "NODES_MAX",
-    "RESERVED_VARIABLES",
-    "ConfigValue",
-    "build_config",
-    "dump",
-    "nearest",
-    "parse_size",
-    "read_environ",
-    "read_overrides",
-    "read_yaml",
-    "read_yaml_file",
-]
-
 _Root = TypeVar("_Root", bound=Section)
 
 FILE_BYTES_MAX = 256 * 1024

@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from .keys import Bytes, Count, FrameBytes, Port, Seconds, Section, Text, about
 
-__all__ = ["TcpConfig"]
-
 KeepaliveSeconds = Annotated[int, Meta(ge=1, le=32_767, extra={"unit": "s"})]
 """What the kernel takes for its probes."""
 

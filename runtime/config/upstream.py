@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from .keys import FrameBytes, Seconds, Section, Text, about
 
-__all__ = ["UpstreamConfig"]
-
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):
     """What is asked by `worker.engine: openai`, and by frontends with `http.upstreams`."""

@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from .keys import Bytes, Port, Seconds, Section, about
 
-__all__ = ["WeightsConfig"]
-
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
     """A worker without its model's file takes it from a peer; see `docs/weights.md`."""

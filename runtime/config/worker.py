@@ -12,8 +12,6 @@ from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
 from .models import check_engine, is_own_engine, parse_model
 from .upstream import UpstreamConfig
 
-__all__ = ["WorkerConfig", "endpoint_of_model"]
-
 _NAME_CHARACTERS_MAX: Final = 63
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 

@@ -60,8 +60,6 @@ from ..traces.ring import Traces
 from ..traces.trace import Leg
 from .flow import Filled, check_token, first_item, missing_blocks, wait_end
 
-__all__ = ["MODE", "QUEUE_LIMITS", "DecodeFirst", "QueuedPrefills"]
-
 MODE: Final = "decode_first"
 QUEUE_LIMITS: Final = QueueLimits(
     # A job that its taker died with comes again only to be refused: nobody waits so long.

@@ -26,8 +26,6 @@ from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .flow import Filled, Flow
 
-__all__ = ["DecodeHost", "DisaggregatedEngine", "DisaggregationLimits"]
-
 _log = logging.getLogger("trinamo.disaggregation")
 _SEED_BITS: Final = 64
 

@@ -14,8 +14,6 @@ from ..errors import RemoteProtocolError, RequestError
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.openai.generate import GenerateRequest
 
-__all__ = ["Filled", "Flow", "check_token", "first_item", "missing_blocks", "wait_end"]
-
 T = TypeVar("T")
 
 

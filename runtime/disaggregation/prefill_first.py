@@ -47,8 +47,6 @@ from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_
 from ..protocol.openai.generate import GenerateRequest
 from .flow import Filled, check_token, missing_blocks
 
-__all__ = ["MODE", "KeptPrefills", "PrefillFirst"]
-
 MODE: Final = "prefill_first"
 _READ: Final = b"read"
 """What a decode worker notifies when it has all blocks."""

@@ -21,8 +21,6 @@ from .generation import EngineInfo, EngineStatistics
 from .text import StopMatcher
 from .validation import check_features, check_prompt_fits, check_request
 
-__all__ = ["EchoEngine", "open_echo_engine"]
-
 _WORD = re.compile(r"\s*\S+|\s+$")
 
 

@@ -18,19 +18,6 @@ from ..protocol.kv.events import KvEvent
 from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ..sinks import Sink, forward_items
 
-__all__ = [
-    "BlockListener",
-    "EngineInfo",
-    "EngineStatistics",
-    "Forward",
-    "ForwardsDeltas",
-    "Generates",
-    "GenerationEngine",
-    "StandsBefore",
-    "TellsBlocks",
-    "forward_of",
-]
-
 BlockListener = Callable[[Sequence[KvEvent]], None]
 Forward = Callable[[GenerateRequest, Context, Sink[Delta]], Awaitable[None]]
 

@@ -22,8 +22,6 @@ from ..kv.cache import HoldsKv
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 
-__all__ = ["HandsOver", "KeptPrefill", "Prompt", "Reservation"]
-
 
 @attrs.frozen(kw_only=True)
 class Prompt:

@@ -18,18 +18,6 @@ from ..errors import RequestError
 from ..protocol.openai.generate import ChatMessage, GenerateRequest
 from .validation import check_prompt_fits
 
-__all__ = [
-    "BYTES_EXACT",
-    "BYTES_MOCKER",
-    "START",
-    "VOCABULARY",
-    "Special",
-    "Tokenizer",
-    "encode_exact",
-    "encode_mocker",
-    "tokenizer_of",
-]
-
 Tokenizer = Callable[[GenerateRequest, int], list[int]]
 """From a checked request and the model's longest context, in tokens, to the prompt's tokens, those
 that were delivered left out. Raises `RequestError` if the prompt is too long or has bad token ids."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-__all__ = ["StopMatcher", "TextStream"]
-
 
 class StopMatcher:
     """Lets text through up to the stop string that is complete first.

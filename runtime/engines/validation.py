@@ -16,8 +16,6 @@ from ..protocol.openai.generate import (
     features_of,
 )
 
-__all__ = ["ROLES", "check_features", "check_prompt_fits", "check_request"]
-
 ROLES = ("system", "user", "assistant", "tool")
 TEMPERATURE_MAX = 2
 LOGPROBS_MAX = 20

@@ -8,8 +8,6 @@ import attrs
 
 from .load import LOAD_INTERVAL_S, LoadReport
 
-__all__ = ["REPORT_AGE_MAX_S", "BusyLimits"]
-
 REPORT_AGE_MAX_S: Final = 5 * LOAD_INTERVAL_S
 """Older reports say nothing: while the broker is away, nobody is busy for ever."""
 

@@ -36,8 +36,6 @@ from ..protocol.events.snapshot import (
 from ..retries import Retries
 from .subjects import event_subject, snapshot_subject
 
-__all__ = ["EventFollower"]
-
 _log = logging.getLogger("trinamo.events")
 SNAPSHOTS_AT_ONCE: Final = 8
 RETRY_S: Final = (0.1, 2.0)

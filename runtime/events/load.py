@@ -18,8 +18,6 @@ from ..protocol.discovery.instances import EndpointName
 from .source import EventSource
 from .subjects import topic_of
 
-__all__ = ["LOAD_INTERVAL_S", "LoadReport", "LoadSource"]
-
 LOAD_INTERVAL_S: Final = 1.0
 
 

@@ -12,8 +12,6 @@ from ..planes import EventPlane
 from ..protocol.undecodable import UNDECODABLE
 from .follower import EventFollower
 
-__all__ = ["ReportFollower"]
-
 T = TypeVar("T")
 
 

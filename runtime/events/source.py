@@ -26,8 +26,6 @@ from ..protocol.events.snapshot import (
 from ..retries import Retries
 from .subjects import event_subject, snapshot_subject
 
-__all__ = ["EventSource"]
-
 _log = logging.getLogger("trinamo.events")
 
 

@@ -17,8 +17,6 @@ from ..protocol.discovery.instances import EndpointName
 from .source import EventSource
 from .subjects import topic_of
 
-__all__ = ["StatusSource", "WorkerState"]
-
 _BEAT_S = 10.0
 
 

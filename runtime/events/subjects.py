@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..protocol.discovery.instances import EndpointName
 
-__all__ = ["event_subject", "snapshot_subject", "topic_of"]
-
 
 def topic_of(kind: str, endpoint: EndpointName) -> str:
     """The topic under which an endpoint's instances publish events of `kind`."""

@@ -31,17 +31,6 @@ from .routes.scraping import ScrapeTargets
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 from .survey.overview import FrontendView
 
-__all__ = [
-    "build_app",
-    "build_handlers",
-    "build_starlette",
-    "exchange_routes",
-    "json_response",
-    "metrics_route",
-    "status_of",
-    "trace_route",
-]
-
 _encode = msgspec.json.Encoder().encode
 
 

@@ -16,8 +16,6 @@ from .bodies import Body
 from .exchanges import JSON_TYPE, ClientGoneError, Handler, Headers, HttpExchange, find_header
 from .status import BodyTimeoutError, BodyTooLargeError, ErrorAnswer
 
-__all__ = ["AsgiExchange", "ExchangeApp", "Receive", "Scope", "Send", "send_error"]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

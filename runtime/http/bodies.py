@@ -10,8 +10,6 @@ from typing import Final, Self
 
 from ..errors import OverloadedError
 
-__all__ = ["SMALL_BODY_BYTES", "Bodies", "Body"]
-
 SMALL_BODY_BYTES: Final = 1 << 16
 """So much of each body is not counted: the bound of requests bounds it, and clients that hold long
 bodies do not keep short ones out."""

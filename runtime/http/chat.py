@@ -57,8 +57,6 @@ from .passing import PassedBody, PassedEvents
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerSink, BodySink, Delivery, EventSink
 
-__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "RESPONSES", "EndpointKind", "Inference"]
-
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
 CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"

@@ -10,8 +10,6 @@ import trio
 from ..errors import RequestError
 from .exchanges import Headers, find_header
 
-__all__ = ["TIMEOUT_HEADER", "find_deadline"]
-
 TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
 _TIMEOUT_MAX_S: Final = 86_400.0
 

@@ -18,17 +18,6 @@ from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from .bodies import Body
 from .status import ErrorAnswer, MediaTypeError
 
-__all__ = [
-    "ClientGoneError",
-    "Handler",
-    "Headers",
-    "HttpExchange",
-    "RequestIds",
-    "check_json",
-    "find_header",
-    "respond_error",
-]
-
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in lower case."""
 

@@ -16,8 +16,6 @@ from .exchanges import Headers, HttpExchange, respond_error
 from .status import ErrorAnswer
 from .streaming import EVENT_HEADERS, AnswerSink
 
-__all__ = ["PassedBody", "PassedEvents"]
-
 _REFUSAL: Final = "the upstream refuses the request"
 
 

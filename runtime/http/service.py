@@ -36,8 +36,6 @@ from .routes.scraping import ScrapeTargets
 from .server.server import Server
 from .survey.overview import FrontendView, Overview
 
-__all__ = ["HttpService", "HttpServiceBuilder"]
-
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
 

@@ -39,22 +39,6 @@ from ..protocol.openai.answers import ErrorBody, ErrorDetail
 from ..protocol.openai.http_head import HeadFault
 from ..protocol.openai.sse import encode_data
 
-__all__ = [
-    "STATUS_TABLE",
-    "BodyTimeoutError",
-    "BodyTooLargeError",
-    "ErrorAnswer",
-    "HostNotAllowedError",
-    "MediaTypeError",
-    "MethodNotAllowedError",
-    "PathNotFoundError",
-    "RateLimitExceededError",
-    "StatusRow",
-    "UnauthorizedError",
-    "answer_error",
-    "answer_head_fault",
-]
-
 RETRY_AFTER_S: Final = 1
 
 

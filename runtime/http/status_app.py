@@ -19,8 +19,6 @@ from ..traces.requests import view_requests
 from ..traces.ring import Traces
 from .app import build_starlette, json_response, live, metrics_route, trace_route
 
-__all__ = ["Health", "build_status_app"]
-
 
 @attrs.frozen
 class Health:

@@ -28,8 +28,6 @@ from ..sinks import Sink
 from .exchanges import Headers, HttpExchange, respond_error
 from .status import ErrorAnswer
 
-__all__ = ["EVENT_HEADERS", "AnswerSink", "BodySink", "Delivery", "EventSink"]
-
 EVENT_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

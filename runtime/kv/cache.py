@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     # numpy comes with it, which a process without KV memory need not load.
     from .memory import KvMemory
 
-__all__ = ["HoldsKv", "KvCache"]
 
 MemoryT_co = TypeVar("MemoryT_co", bound=RegionSet, default="KvMemory", covariant=True)
 

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from ..errors import RequestError
 from ..planes import DeviceMemory
 
-__all__ = ["DeviceArray", "device_memory"]
-
 
 class DeviceArray(Protocol):
     """An array on a GPU."""

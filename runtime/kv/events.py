@@ -23,8 +23,6 @@ from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.blocks import BlockSet
 from ..protocol.kv.events import KvEvent, encode_batch, hash_count, next_batch
 
-__all__ = ["KV_TOPIC", "KvEventSource", "KvSourceStatistics"]
-
 KV_TOPIC: Final = "kv"
 _OUTBOX_BLOCKS_MAX: Final = 65_536
 

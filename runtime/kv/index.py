@@ -25,8 +25,6 @@ from ..protocol.kv.events import Removed, Stored, decode_keys
 from ..protocol.kv.holders import BlockHolders
 from .events import KV_TOPIC
 
-__all__ = ["KvIndex", "KvIndexStatistics"]
-
 _PENDING_MAX: Final = 8192
 """Messages that wait to be read; the largest have 16 KiB."""
 

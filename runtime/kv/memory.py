@@ -23,8 +23,6 @@ from .regions import RegionSet
 
 Array = npt.NDArray[Any]
 
-__all__ = ["KvLayout", "KvMemory", "KvShape", "fingerprint"]
-
 
 class KvLayout(enum.StrEnum):
     """The order of the axes in the buffer."""

@@ -23,8 +23,6 @@ from itertools import islice
 from ..protocol.kv.events import KvEvent
 from .prefixes import PrefixCache
 
-__all__ = ["BlockPool", "block_count_for"]
-
 
 def block_count_for(tokens: int, block_tokens: int) -> int:
     """How many blocks of `block_tokens` tokens hold `tokens` tokens."""

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from ..protocol.kv.events import Cleared, KvEvent, Removed, Stored
 
-__all__ = ["PrefixCache"]
-
 
 class PrefixCache:
     """Full blocks by their hashes; one block a hash, and one hash a block."""

@@ -14,8 +14,6 @@ from typing_extensions import Buffer
 from ..errors import RequestError
 from ..planes.transfer import DeviceMemory
 
-__all__ = ["RegionSet"]
-
 
 class RegionSet:
     """`block_count` blocks, each in as many ranges of `range_bytes` as there are *parts*.

@@ -19,8 +19,6 @@ from .memory import KvLayout, KvShape, fingerprint
 from .pool import BlockPool
 from .regions import RegionSet
 
-__all__ = ["kv_cache"]
-
 
 def kv_cache(
     tensors: Any,

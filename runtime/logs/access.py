@@ -17,8 +17,6 @@ from ..env import Clock
 from .masking import mask_text
 from .text import cut
 
-__all__ = ["ACCESS_LOGGER", "LOOK_AGENT", "AccessLog", "AccessRecord", "access_level"]
-
 ACCESS_LOGGER: Final = "trinamo.access"
 LOOK_AGENT: Final = "trinamo-look"
 """The user agent of a frontend that looks after its upstreams, every two seconds."""

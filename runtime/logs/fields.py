@@ -10,15 +10,6 @@ from typing import Any, Final, TypeVarTuple
 
 import trio
 
-__all__ = [
-    "add_fields",
-    "current_fields",
-    "log_fields",
-    "name_process",
-    "name_task",
-    "start_nameless",
-]
-
 Ts = TypeVarTuple("Ts")
 _EMPTY: Final[dict[str, Any]] = {}
 _scope: ContextVar[dict[str, Any]] = ContextVar("log_fields", default=_EMPTY)

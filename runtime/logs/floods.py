@@ -15,8 +15,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["FloodGate"]
-
 BURST_LINES: Final = 50
 LINES_PER_S: Final = 2.0
 ALL_BURST_LINES: Final = 500

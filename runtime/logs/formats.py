@@ -20,8 +20,6 @@ from .fields import current_fields
 from .masking import mask_text, masked
 from .text import cut, one_line, tell_causes, tell_traceback
 
-__all__ = ["ConsoleFormat", "JsonFormat"]
-
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 """What every record has; anything else came with `extra`."""
 _COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}

@@ -6,8 +6,6 @@ import logging
 
 from ..protocol.discovery.instances import Instance
 
-__all__ = ["InstanceLog"]
-
 
 class InstanceLog:
     """The texts begin with the instance's id and the endpoint, `instance %s of %s …`."""

@@ -9,8 +9,6 @@ from typing import Any, Final
 from ..config.keys import Secret
 from .text import cut
 
-__all__ = ["mask_text", "masked"]
-
 MASK: Final = "***"
 # A field whose name has one of these as a word never shows its value ...
 SECRET_WORDS: Final = frozenset(

@@ -11,8 +11,6 @@ from typing import Final
 
 import trio
 
-__all__ = ["LogNotices"]
-
 _INTERVAL_S: Final = 5.0
 _KINDS_MAX: Final = 64
 

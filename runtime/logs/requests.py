@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-__all__ = ["log_request"]
-
 _SENTENCE: Final = "request ended"
 
 

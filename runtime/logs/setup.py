@@ -18,8 +18,6 @@ from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
 from .text import one_line
 
-__all__ = ["LogHandler", "set_log_level", "setup_log"]
-
 # Libraries that say at `info` what we already say, or say it once per connection.
 QUIET_LIBRARIES: Final = ("hypercorn", "nats", "grpc", "asyncio", "httpx", "httpcore", "trio")
 

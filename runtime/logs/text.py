@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-__all__ = ["causes_of", "cut", "leaves", "one_line", "tell_causes", "tell_traceback"]
-
 CHARACTERS_MAX: Final = 4096
 CAUSES_MAX: Final = 4
 """Of one failure; what fails together has mostly failed for one reason."""

@@ -21,8 +21,6 @@ from ..protocol.disaggregation.decision import PrefillReason
 from .metrics import DURATION_BUCKETS_S
 from .tallies import Counts, Histograms, Registry
 
-__all__ = ["DecodeMetrics", "PrefillMetrics", "PrefillOutcome", "PrefillRecord", "RemotePrefill"]
-
 _log = logging.getLogger("trinamo.disaggregation")
 _REMOTE: Final = "remote"
 _LOCAL: Final = "local"

@@ -11,8 +11,6 @@ from ..env import Env
 from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
 from .tallies import Count, Histogram
 
-__all__ = ["UNKNOWN_MODEL", "FrontendMetrics", "RequestRecord"]
-
 UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
 

@@ -18,8 +18,6 @@ from ..engines.generation import GenerationEngine
 from ..kv.events import KvEventSource
 from .metrics import Metrics
 
-__all__ = ["KvSeries"]
-
 _ENGINE_GAUGES: Final = {
     "paused_sequences": "Of the sequences those whose consumers are too slow",
     "waiting_tokens": "Known tokens still to be computed before their sequences decode",

@@ -12,8 +12,6 @@ from ..nurseries import open_nursery
 from .metrics import Metrics
 from .tallies import Histogram, Histograms
 
-__all__ = ["lag_measured"]
-
 INTERVAL_S: Final = 0.1
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 

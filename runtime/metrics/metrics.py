@@ -15,15 +15,6 @@ from prometheus_client.registry import Collector
 from ..env import Env
 from .tallies import Counts, Histograms, Registry
 
-__all__ = [
-    "CANCELLED",
-    "CONTENT_TYPE",
-    "DURATION_BUCKETS_S",
-    "SUCCESS",
-    "Metrics",
-    "entries_refused",
-]
-
 LiveCounts = Callable[[], tuple[int, int, int]]
 """How many instances are live, how many of them inhibited, and how many stale."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

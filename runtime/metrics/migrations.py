@@ -7,8 +7,6 @@ from typing import Final
 
 from .tallies import Counts, Histograms, Registry
 
-__all__ = ["MigrationSeries"]
-
 _GAP_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 

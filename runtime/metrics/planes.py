@@ -23,8 +23,6 @@ from ..planes import (
 )
 from .metrics import Metrics
 
-__all__ = ["show_planes"]
-
 _CONTROL: Final = "trinamo_control_plane"
 _EVENT: Final = "trinamo_event_plane"
 

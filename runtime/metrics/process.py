@@ -14,8 +14,6 @@ from prometheus_client.process_collector import ProcessCollector
 
 from .metrics import Metrics
 
-__all__ = ["show_process"]
-
 
 def show_process(metrics: Metrics, role: str) -> None:
     """Add them to the exposition of `metrics`; once per process, and not in a simulation."""

@@ -17,8 +17,6 @@ from ..env import Clock
 from ..queues.queues import Queues
 from .metrics import Metrics
 
-__all__ = ["show_queues"]
-
 _QUEUE: Final = "trinamo_queue"
 
 

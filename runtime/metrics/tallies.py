@@ -25,8 +25,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["Count", "Counts", "Histogram", "Histograms", "Registry"]
-
 _LARGE: Final = 1e6
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 

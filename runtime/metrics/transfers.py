@@ -19,8 +19,6 @@ from prometheus_client.registry import Collector
 
 from ..planes import TransferReport
 
-__all__ = ["ALIASES", "TransferMetrics"]
-
 _WINDOW: Final = 100
 _GBPS: Final = 8e-9
 """Of a byte per second."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-__all__ = ["WeightsMetrics"]
-
 
 class WeightsMetrics:
     """One per process; methods are named after events."""

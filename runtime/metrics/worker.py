@@ -18,8 +18,6 @@ from ..traces.trace import Leg, Trace
 from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
 from .tallies import Count, Histogram
 
-__all__ = ["EndpointTally", "WorkerMetrics", "WorkerRecord"]
-
 
 @attrs.define(eq=False)
 class EndpointTally:

@@ -8,18 +8,6 @@ from typing import Protocol
 
 import attrs
 
-__all__ = [
-    "ControlPlane",
-    "Delete",
-    "Entry",
-    "Lease",
-    "Put",
-    "PutOutcome",
-    "Resync",
-    "Snapshot",
-    "WatchEvent",
-]
-
 
 @attrs.frozen
 class Entry:

@@ -11,12 +11,6 @@ import attrs
 from ..protocol.queue.jobs import QueueLimits
 from .queue import WorkQueue
 
-__all__ = [
-    "EventPlane",
-    "Message",
-    "Subscription",
-]
-
 
 @attrs.frozen
 class Message:

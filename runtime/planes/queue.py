@@ -19,8 +19,6 @@ from ..protocol.queue.jobs import (
     Settlement,
 )
 
-__all__ = ["WorkQueue"]
-
 
 class WorkQueue(Protocol):
     """A named queue on the event plane's broker, shared by all processes that open it.

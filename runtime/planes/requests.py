@@ -11,16 +11,6 @@ from ..errors import TrinamoError
 from ..protocol.streams.reasons import Reason
 from ..protocol.streams.request import Answer, Envelope
 
-__all__ = [
-    "Delivery",
-    "RequestPlane",
-    "RequestServer",
-    "RequestService",
-    "TakeAnswer",
-    "WhyLeft",
-    "dropped",
-]
-
 TakeAnswer = Callable[[Answer | TrinamoError, bytes], None]
 """Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error."""
 

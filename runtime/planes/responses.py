@@ -11,15 +11,6 @@ from ..errors import TrinamoError
 from ..protocol.streams.request import ConnectionInfo
 from ..sinks import Sink
 
-__all__ = [
-    "CallHome",
-    "InputRegistration",
-    "Registration",
-    "ResponseChannel",
-    "ResponsePlane",
-    "ResponseSender",
-]
-
 
 class ResponseChannel(Protocol):
     """The caller's end of one response stream, after or before the worker's call."""

@@ -15,8 +15,6 @@ import attrs
 
 from ..protocol.transfer.settlement import InquiryResult
 
-__all__ = ["Answers", "InquiryReport", "IsSettled", "SettlementPlane"]
-
 IsSettled = Callable[[int], bool]
 """Whether no transfer of ours with this ticket is under way. Synchronous, so that what it says is
 true of one instant."""

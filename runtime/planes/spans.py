@@ -7,8 +7,6 @@ from typing import Protocol
 
 import attrs
 
-__all__ = ["Span", "SpanSink"]
-
 
 @attrs.define(kw_only=True)
 class Span:

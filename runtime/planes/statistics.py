@@ -11,8 +11,6 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 
-__all__ = ["ControlStatistics", "CountsControl", "CountsEvents", "EventStatistics"]
-
 
 @attrs.frozen
 class ControlStatistics:

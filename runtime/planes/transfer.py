@@ -27,16 +27,6 @@ from typing_extensions import Buffer
 from ..protocol.transfer.access import OnComplete, unheard
 from ..protocol.transfer.description import Direction, MemoryDescription
 
-__all__ = [
-    "DeviceMemory",
-    "MemoryRegion",
-    "Registrable",
-    "RemoteMemory",
-    "Transfer",
-    "TransferPlane",
-    "TransferReport",
-]
-
 
 @attrs.frozen(kw_only=True)
 class DeviceMemory:

@@ -26,8 +26,6 @@ from . import (
 from .settlement import SettlementPlane
 from .spans import SpanSink
 
-__all__ = ["DataPlane", "TransferChain", "Transports"]
-
 
 @attrs.frozen(kw_only=True)
 class DataPlane:

@@ -14,8 +14,6 @@ from ..planes import ControlPlane
 from ..protocol.discovery.instances import Instance, encode_instance
 from ..worker.registration import HeldLease, Registrar
 
-__all__ = ["LeaseState", "OwnEntries"]
-
 
 class LeaseState(enum.StrEnum):
     """What a process knows of its lease."""

@@ -16,8 +16,6 @@ from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import SUCCESS
 from .runtime import Runtime
 
-__all__ = ["engines_facts", "frontend_facts", "worker_facts"]
-
 STREAMS_MAX: Final = 1024
 
 

@@ -20,8 +20,6 @@ from .frontend.dashboard import dashboard_url, open_own_dashboard
 from .roles import FrontendReady
 from .stopping import StopRequest
 
-__all__ = ["serve_engines"]
-
 
 async def serve_engines(
     config: Config,

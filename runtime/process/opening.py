@@ -42,8 +42,6 @@ from ..worker.worker import Worker
 from .runtime import Runtime
 from .settings.settings import REQUESTS_MAX, Settings
 
-__all__ = ["open_runtime"]
-
 _log = logging.getLogger("trinamo.runtime")
 _SETTINGS_WAIT_S: Final = 1.0
 """How long a start waits for the settings before it goes on with their defaults."""

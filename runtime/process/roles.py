@@ -41,8 +41,6 @@ from .worker.disaggregated import check_role, choose_role
 from .worker.models import movable_kv, offer_models
 from .worker.weights import WorkerWeights, lend_weights
 
-__all__ = ["FrontendReady", "WorkerReady", "serve_frontend", "serve_worker"]
-
 
 @attrs.frozen
 class WorkerReady:

@@ -40,8 +40,6 @@ from .settings.live import LiveConfig
 from .settings.settings import Settings
 from .shutdown import Step, run_steps
 
-__all__ = ["Runtime"]
-
 _log = logging.getLogger("trinamo.runtime")
 
 

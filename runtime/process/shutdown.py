@@ -14,8 +14,6 @@ import trio
 
 from ..errors import TrinamoError
 
-__all__ = ["Step", "run_steps"]
-
 _log = logging.getLogger("trinamo.runtime")
 
 

@@ -19,8 +19,6 @@ from ..http.survey.overview import describe_planes
 from .facts import worker_facts
 from .runtime import Runtime
 
-__all__ = ["Describes", "open_frontend_status", "open_worker_status"]
-
 _CONNECTIONS_MAX: Final = 128
 
 

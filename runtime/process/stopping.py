@@ -15,8 +15,6 @@ import trio
 
 from ..nurseries import open_nursery
 
-__all__ = ["StopRequest", "stopped_by_signals"]
-
 _log = logging.getLogger("trinamo.runtime")
 
 

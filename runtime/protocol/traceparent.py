@@ -11,8 +11,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["TRACEPARENT_CHARS_MAX", "TraceParent", "decode_traceparent", "encode_traceparent"]
-
 TRACEPARENT_CHARS_MAX: Final = 256
 _SHAPE: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1

@@ -6,8 +6,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["UNDECODABLE"]
-
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """For `except`: bytes that are not the type asked for, no UTF-8, or nested too deep.
 

@@ -35,8 +35,6 @@ from ..planes import (
 from ..traces.ring import Traces
 from .consumer import Consumer, ConsumerLimits, Job, JobOutcome, open_consumer
 
-__all__ = ["CountedQueue", "QueueTally", "Queues"]
-
 _log = logging.getLogger("trinamo.queues")
 READ_INTERVAL_S: Final = 5.0
 SHOWN_MAX: Final = 64

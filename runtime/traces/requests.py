@@ -10,8 +10,6 @@ import msgspec
 from .ring import Traces, root_of
 from .trace import Trace
 
-__all__ = ["RequestView", "RequestsView", "view_requests"]
-
 SHOWN_MAX: Final = 64
 """Of either kind."""
 LOOKED_AT_MAX: Final = 4096

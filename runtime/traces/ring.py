@@ -20,8 +20,6 @@ from ..protocol.traceparent import decode_traceparent
 from .spans import Tracing
 from .trace import NO_TRACE, Fact, Leg, Trace
 
-__all__ = ["LegView", "ProcessView", "RecentView", "TraceView", "Traces", "root_of"]
-
 FOUND_MAX: Final = 16
 """Traces told for one id. A client may give many of its requests the same."""
 RECENT_MAX: Final = 50

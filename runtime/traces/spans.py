@@ -17,8 +17,6 @@ from ..planes.spans import Span, SpanSink
 from ..protocol.traceparent import TraceParent, decode_traceparent, encode_traceparent
 from .trace import Fact, Leg, Trace
 
-__all__ = ["SpanTrace", "Tracing"]
-
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64
 # Where the id of the span stands in a `traceparent`.

@@ -15,8 +15,6 @@ import trio
 
 from ..errors import TrinamoError
 
-__all__ = ["GOOD_OUTCOMES", "NO_TRACE", "Fact", "Leg", "Trace"]
-
 LEGS_MAX: Final = 64
 """Of one trace: a request that is tried more often than that tells no more by it."""
 

@@ -21,8 +21,6 @@ import trio
 from ..errors import ConfigError, CorruptedError
 from .messages import CHUNKS_MAX, Manifest
 
-__all__ = ["Hop", "PartialFile", "manifest_of", "open_partial", "read_chunk"]
-
 Hop = Callable[..., Awaitable[Any]]
 """Runs a function that waits for the disk: `trio.to_thread.run_sync`, or at once in a simulation."""
 _LOCK_POLL_S: Final = 0.2

@@ -45,8 +45,6 @@ from .messages import (
 )
 from .pace import Pace
 
-__all__ = ["HeldFile", "Lender", "register_window"]
-
 _log = logging.getLogger("trinamo.weights")
 _TICKET_BITS: Final = 62
 

@@ -19,23 +19,6 @@ from ..errors import RemoteProtocolError
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.undecodable import UNDECODABLE
 
-__all__ = [
-    "CHUNKS_MAX",
-    "WEIGHTS_PREFIX",
-    "WINDOW",
-    "Ask",
-    "Item",
-    "Lent",
-    "Manifest",
-    "Opened",
-    "Want",
-    "WeightsCard",
-    "decode_weights_card",
-    "encode_weights_card",
-    "region_fingerprint",
-    "weights_key",
-]
-
 WEIGHTS_PREFIX: Final = "weights/"
 CHUNKS_MAX: Final = 1 << 16
 """Of one file: 256 GiB in chunks of 4 MiB; the list of their digests has 2 MiB then."""

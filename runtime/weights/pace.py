@@ -6,8 +6,6 @@ from typing import Final
 
 import trio
 
-__all__ = ["Pace"]
-
 _BURST_S: Final = 0.1
 """What was not used is kept for so long, so that a late timer costs no bandwidth."""
 

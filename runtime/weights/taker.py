@@ -52,8 +52,6 @@ from .messages import (
     region_fingerprint,
 )
 
-__all__ = ["Offer", "Progress", "Taker", "Wanted", "find_offers", "weights_endpoint"]
-
 _log = logging.getLogger("trinamo.weights")
 _PAUSE_MIN_S: Final = 0.2
 _PAUSE_MAX_S: Final = 5.0

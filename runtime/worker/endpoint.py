@@ -18,15 +18,6 @@ from ..protocol.streams.request import Envelope, RequestKind
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink, forward_items
 
-__all__ = [
-    "Endpoint",
-    "InputHandler",
-    "PushHandler",
-    "StreamHandler",
-    "UnaryHandler",
-    "single_error",
-]
-
 _log = logging.getLogger("trinamo.worker")
 
 StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]

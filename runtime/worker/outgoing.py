@@ -11,8 +11,6 @@ from ..planes import ResponseSender
 from ..sinks import Sink
 from ..traces.trace import Leg
 
-__all__ = ["OutgoingAnswer"]
-
 _TAKES_WITHOUT_ROOM_MAX: Final = 64
 """What a source may still have had on its way; one that does not heed us would fill the memory."""
 

@@ -13,8 +13,6 @@ import trio
 from ..errors import FencedError
 from ..planes import Delete, Entry, Put, Resync, Snapshot, WatchEvent
 
-__all__ = ["RegisteredKey", "Render"]
-
 Render = Callable[[int], bytes]
 """From the incarnation to the value to put."""
 

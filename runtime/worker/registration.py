@@ -39,8 +39,6 @@ from ..protocol.discovery.lease import LeaseTimer
 from ..retries import Retries
 from .registered_key import RegisteredKey, Render
 
-__all__ = ["HeldLease", "Registrar"]
-
 _log = logging.getLogger("trinamo.registration")
 _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0

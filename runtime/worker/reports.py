@@ -22,8 +22,6 @@ from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.routing import Policy
 from .worker import Worker
 
-__all__ = ["Reports"]
-
 _BLOCKS_OF_A_FRACTION = 1000
 """What is reported of a server that tells how full its KV cache is, and not of how many blocks."""
 

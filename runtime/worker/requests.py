@@ -25,8 +25,6 @@ from ..protocol.streams.request import (
     failure,
 )
 
-__all__ = ["RequestTable"]
-
 _SEEN_MAX: Final = 4096
 Reply = Callable[[Answer, bytes], Awaitable[None]]
 

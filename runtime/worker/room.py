@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..engines.generation import GenerationEngine
 from ..errors import OverloadedError
 
-__all__ = ["check_waiting_tokens"]
-
 
 def check_waiting_tokens(engine: GenerationEngine, waiting_tokens_max: int) -> None:
     """Raise `OverloadedError` while more than `waiting_tokens_max` tokens wait to be computed.

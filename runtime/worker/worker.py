@@ -39,8 +39,6 @@ from ..traces.ring import Traces
 from .endpoint import Endpoint, single_error
 from .outgoing import OutgoingAnswer
 
-__all__ = ["Worker"]
-
 _log = logging.getLogger("trinamo.worker")
 _CANCELLED_MAX: Final = 4096
 """Cancels remembered for requests that have not arrived; the oldest are forgotten first."""

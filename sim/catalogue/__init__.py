@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["FOLDER", "scenario_paths"]
-
 FOLDER = Path(__file__).parent
 
 

@@ -7,8 +7,6 @@ from typing import NoReturn
 from ..core.errors import Violation
 from ..core.trace import Row
 
-__all__ = ["Checker"]
-
 
 class Checker:
     """One rule, for one run; subclasses override `on`, or `at_end`, or both.

@@ -9,8 +9,6 @@ from typing_extensions import override
 from ..core.trace import Row
 from .checker import Checker
 
-__all__ = ["Delivery"]
-
 LISTED_MAX = 10
 
 

@@ -20,8 +20,6 @@ from typing_extensions import override
 
 from .checker import Checker
 
-__all__ = ["Linearizability", "Operation", "register"]
-
 TRIES_MAX: Final = 200_000
 """How many steps the search takes for one key before it gives up: about a second."""
 LISTED_MAX: Final = 12

@@ -16,7 +16,6 @@ from . import blocks, census, expectations, inputs, leases, streams, watches
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
 
-__all__ = ["INVARIANTS", "judge"]
 
 INVARIANTS: Final = {
     "I1": "a client's tokens, and a worker's input, are a gapless prefix; nothing follows the end",

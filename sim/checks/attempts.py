@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ..core.trace import Row
     from ..scenario.outcome import Outcome
 
-__all__ = ["Attempt", "attempts_of"]
 
 HEARD_S: Final = 0.005
 """Within how long the protocol has a Kill heard; time passes between steps where they are interleaved."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..cluster.roles import Process
     from ..scenario.outcome import Outcome
 
-__all__ = ["check", "lost_blocks", "stale_peers"]
-
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """What was wrong with the life of any block."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..cluster.roles import Process
     from ..scenario.outcome import Outcome
 
-__all__ = ["check", "leftovers", "overflows"]
 
 EVENT_BYTES_MAX: Final = 512
 """Of a token of the simulated engine."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..cluster.roles import Process
     from ..scenario.outcome import Outcome
 
-__all__ = ["missed", "stale_reports"]
-
 
 def stale_reports(outcome: Outcome) -> Iterator[str]:
     """What some router believes of a living worker and is not so; none at quiescence."""

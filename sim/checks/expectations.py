@@ -12,7 +12,6 @@ from ..cluster.workload import COMPLETE
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
 
-__all__ = ["BURST_S", "check"]
 
 BURST_S: Final = 0.02
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
 
-__all__ = ["check"]
-
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Items of input that are lost, repeated or out of order, and inputs that nobody completed."""

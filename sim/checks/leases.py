@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..core.trace import Row
     from ..scenario.outcome import Outcome
 
-__all__ = ["check"]
 
 TICK_S: Final = 0.001
 """How late the store's own clock may notice that a lease is due."""

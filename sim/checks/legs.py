@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
     from .attempts import Attempt
 
-__all__ = ["check"]
 
 _DEATHS: Final = ("kill", "power_off")
 

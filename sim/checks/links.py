@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ..cluster.roles import Process
 
-__all__ = ["overdue", "overflows"]
 
 CLOSING_S: Final = 1.0
 """What an end of a link may take to look whether it is idle, and to close it."""

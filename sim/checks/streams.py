@@ -20,7 +20,6 @@ from .attempts import Attempt, attempts_of
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
 
-__all__ = ["check"]
 
 TOKENS_AFTER_STOP_MAX: Final = 3
 """One in the step that is running, one it was about to hand out, one on its way to the note."""

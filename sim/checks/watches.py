@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..scenario.outcome import Outcome
 
-__all__ = ["check", "stale_views"]
-
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Revisions that go back within one watch, and watches that do not begin with a snapshot."""

@@ -19,8 +19,6 @@ from trinamo.runtime.protocol.transfer.description import Direction
 
 from ..core.errors import Violation
 
-__all__ = ["BlockAudit", "Landings", "WatchedPlane"]
-
 
 @attrs.define
 class _Landing:

@@ -27,7 +27,6 @@ from .membership import SECRET
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["ACTS", "ByzantineClient"]
 
 UNKNOWN: Final = "0" * 32
 POLL_S: Final = 0.005

@@ -34,8 +34,6 @@ from .workload import ClientProfile, RequestRecord, ask_over_http
 if TYPE_CHECKING:
     from ..scenario.plans import FaultPlan
 
-__all__ = ["Cluster", "ClusterPlan"]
-
 
 @attrs.frozen(kw_only=True)
 class ClusterPlan:

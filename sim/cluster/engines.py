@@ -23,8 +23,6 @@ from trinamo.runtime.errors import EngineError, TrinamoError
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.runtime.sinks import Sink
 
-__all__ = ["RAISE_WORD", "NotedAttempt", "WatchedEngine", "request_name"]
-
 RAISE_WORD: Final = "raise-after-"
 """A prompt with this word and a number makes the engine raise after so many tokens."""
 

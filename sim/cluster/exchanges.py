@@ -23,7 +23,6 @@ from .engines import NotedAttempt
 if TYPE_CHECKING:
     from trinamo.runtime.process.runtime import Runtime
 
-__all__ = ["InputItem", "exchange_endpoint", "serve_exchanges"]
 
 ITEM_S: Final = 0.001
 """How long an item keeps its handler busy."""

@@ -21,8 +21,6 @@ from .exchanges import InputItem, exchange_endpoint
 from .roles import Process, run_caller
 from .workload import COMPLETE, Client, ClientProfile, RequestRecord
 
-__all__ = ["ask_as_member"]
-
 DROPPED: Final = "dropped"
 
 

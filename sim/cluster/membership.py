@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["SECRET"]
-
 SECRET: Final = b"the secret of a simulated cluster"

@@ -28,8 +28,6 @@ from ..services.memory.adapters import TroubledFabric
 from .audit import BlockAudit, Landings, WatchedPlane
 from .membership import SECRET
 
-__all__ = ["ClusterMemory", "MemoryPlan"]
-
 PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""
 SLICE_BYTES: Final = 4096

@@ -16,8 +16,6 @@ from typing_extensions import override
 from ..net.network import Network
 from ..net.sockets import SimSocket
 
-__all__ = ["ClusterNetwork"]
-
 
 class ClusterNetwork(Network):
     """A `Network` with `exhausted`: the hosts on which accept fails for now."""

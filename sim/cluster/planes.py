@@ -24,8 +24,6 @@ from .membership import SECRET
 from .memory import ClusterMemory
 from .services import NotedControlPlane, Services
 
-__all__ = ["SimTransports"]
-
 
 @attrs.frozen
 class _NotedSpans:

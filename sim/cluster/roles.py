@@ -34,14 +34,6 @@ from .exchanges import serve_exchanges
 if TYPE_CHECKING:
     from .planes import SimTransports
 
-__all__ = [
-    "HTTP_PORT",
-    "MODEL",
-    "Process",
-    "run_caller",
-    "run_frontend",
-    "run_worker",
-]
 
 HTTP_PORT = 8000
 MODEL = "mocker"

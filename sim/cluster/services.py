@@ -43,15 +43,6 @@ from ..services.interception import Done
 if TYPE_CHECKING:
     from ..net.network import Network
 
-__all__ = [
-    "BROKER",
-    "STORE",
-    "NetworkServices",
-    "NotedControlPlane",
-    "NotedStore",
-    "Services",
-    "WatchView",
-]
 
 STORE: Final = "store"
 BROKER: Final = "broker"

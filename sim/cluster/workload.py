@@ -31,14 +31,6 @@ from .roles import HTTP_PORT, MODEL, Process
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = [
-    "COMPLETE",
-    "Client",
-    "ClientProfile",
-    "RequestRecord",
-    "Via",
-    "ask_over_http",
-]
 
 Via = Literal["http", "runtime", "exchange"]
 """How a client asks: a frontend, a worker through the runtime, or a worker to which it streams input."""

@@ -26,8 +26,6 @@ from ..scenario.scenario import Scenario
 from .services import MemoryServices
 from .world import LoopbackNetwork, LoopbackWorld
 
-__all__ = ["Conformance", "Strange", "conform", "refusals", "shapes_of"]
-
 FAULTS: Final = ("kill", "stop", "boot", "reset", "compact", "lose_replies")
 """What can be done to one host of a process in real time."""
 WHY_NOT: Final = {

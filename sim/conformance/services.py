@@ -26,8 +26,6 @@ from ..core.world import World
 if TYPE_CHECKING:
     from ..net.network import Network
 
-__all__ = ["MemoryServices"]
-
 
 class MemoryServices:
     """Both processes, and what lies between them and each host. Implements `Services`."""

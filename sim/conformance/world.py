@@ -29,7 +29,6 @@ from ..core.world import WALL_EPOCH_S, World
 if TYPE_CHECKING:
     from .services import MemoryServices
 
-__all__ = ["LoopbackNetwork", "LoopbackSocket", "LoopbackWorld"]
 
 LOOPBACK = "127.0.0.1"
 END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill"}

@@ -23,16 +23,6 @@ from typing_extensions import override
 
 from .machines import Machines
 
-__all__ = [
-    "Choice",
-    "Choices",
-    "DeviationChoices",
-    "LabelledChoices",
-    "PrefixChoices",
-    "ReplayChoices",
-    "SeedChoices",
-]
-
 
 class Choice(NamedTuple):
     """One answered question: `value` out of `range(n)`."""

@@ -23,8 +23,6 @@ import attrs
 import trio
 from typing_extensions import override
 
-__all__ = ["WALL_EPOCH_S", "EventClock", "WallClock"]
-
 WALL_EPOCH_S = 1_700_000_000.0
 """What the wall clock of a host without skew shows at the start, in Unix seconds."""
 

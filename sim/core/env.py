@@ -13,8 +13,6 @@ from trinamo.runtime.env import Clock
 
 from .world import World
 
-__all__ = ["SimClock", "SimEnv"]
-
 
 class SimClock:
     """The virtual clocks: one monotonic for all hosts, one wall clock per host with its skew."""

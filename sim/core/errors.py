@@ -5,18 +5,6 @@ from __future__ import annotations
 from trinamo.runtime.logs.text import leaves
 from trinamo.runtime.nurseries import single
 
-__all__ = [
-    "Deadlock",
-    "Escape",
-    "SimulationError",
-    "StepLimit",
-    "TimeLimit",
-    "UnsupportedTrio",
-    "Violation",
-    "parted",
-    "standing_for",
-]
-
 
 class SimulationError(Exception):
     """The root of the simulator's own findings."""

@@ -19,17 +19,6 @@ from .clock import WallClock
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = [
-    "CURRENT",
-    "DRIVER",
-    "Host",
-    "HostState",
-    "Incarnation",
-    "check_main",
-    "current_host_name",
-    "current_label",
-    "incarnation_of",
-]
 
 DRIVER = "driver"
 """The name of the host that scenario code runs on, outside every booted host."""

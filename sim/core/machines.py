@@ -13,8 +13,6 @@ from .clock import WALL_EPOCH_S, EventClock, WallClock
 from .host import CURRENT, Host, current_label
 from .trace import Trace
 
-__all__ = ["FAULTS", "Machines"]
-
 FAULTS = frozenset(
     {"kill", "power_off", "pause", "stop", "skew", "cut", "reset", "finish", "answer_syn"}
 )

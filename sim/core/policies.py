@@ -33,7 +33,6 @@ from .host import incarnation_of
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["Arrange", "Happenings", "Policy", "is_interleaved", "policy_named"]
 
 Policy = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
 

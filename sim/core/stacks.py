@@ -14,7 +14,6 @@ from .trace import Fields
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["TaskLabels", "await_stacks", "host_of", "task_name"]
 
 FRAMES_MAX = 24
 LABELS_MAX = 10_000

@@ -16,8 +16,6 @@ import attrs
 import trio
 from typing_extensions import override
 
-__all__ = ["Strikes"]
-
 Call = Callable[[], object]
 
 

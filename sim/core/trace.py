@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import attrs
 import msgspec
 
-__all__ = ["Difference", "Fields", "Row", "Trace", "diff", "first_difference"]
-
 Plain = str | int | float | bytes | bool | None | tuple[Any, ...]
 
 

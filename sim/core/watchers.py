@@ -8,8 +8,6 @@ from typing import Any, Protocol, TypeVar
 from .host import current_label
 from .trace import Row
 
-__all__ = ["Watcher", "Watchers", "Watching"]
-
 
 class Watcher(Protocol):
     """A rule: hears of every note as it is made, and of the end of a run that did not fail."""

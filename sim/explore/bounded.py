@@ -17,8 +17,6 @@ import attrs
 from ..core.choices import Choice, DeviationChoices
 from .run import Play, Run, played
 
-__all__ = ["Search", "explore_bounded"]
-
 Deviations = tuple[tuple[int, int], ...]
 
 

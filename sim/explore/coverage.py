@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from .run import shape_of
 
-__all__ = ["Coverage"]
-
 
 class Coverage:
     """What all runs lack that were added."""

@@ -17,8 +17,6 @@ import attrs
 
 from .run import Scenario, run
 
-__all__ = ["Determinism", "check_determinism"]
-
 HASH_SEEDS = ("0", "1", "42")
 TIMEOUT_S = 600.0
 

@@ -30,8 +30,6 @@ from ..core.choices import Choices, ReplayChoices, SeedChoices
 from ..core.trace import Trace
 from .run import Finding, Play, Played, Run, Scenario, played
 
-__all__ = ["SCHEMA", "BadFailureFile", "Failure", "load_failure", "save_failure"]
-
 SCHEMA = "trinamo.sim-failure/2"
 FILE_BYTES_MAX = 100_000
 ROWS_BYTES_MAX = 40_000

@@ -15,8 +15,6 @@ from ..core.errors import Escape, SimulationError, Violation
 from ..core.host import HostState
 from ..core.world import World
 
-__all__ = ["hints_of", "nothing_varies", "varying"]
-
 FAULTS_SAID_MAX = 3
 HERE = Path(__file__).resolve().parents[1]
 _NAMES_A_SOCKET = re.compile("socket|getaddrinfo")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..report import About, page
 from .run import Played
 
-__all__ = ["page_of"]
-
 
 def page_of(
     title: str,

@@ -16,8 +16,6 @@ from typing_extensions import override
 from ..core.choices import PrefixChoices, ReplayChoices
 from .run import Play, Run, run
 
-__all__ = ["Pin", "PinPoint", "pin"]
-
 
 @attrs.frozen
 class PinPoint:

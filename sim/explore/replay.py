@@ -7,8 +7,6 @@ import attrs
 from .failure import Failure, versions
 from .run import Play, Played
 
-__all__ = ["Replay", "replay"]
-
 
 @attrs.frozen
 class Replay:

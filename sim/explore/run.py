@@ -26,18 +26,6 @@ from ..core.trace import Trace
 from ..core.world import World
 from .hints import hints_of, varying
 
-__all__ = [
-    "BadScenario",
-    "Finding",
-    "Play",
-    "Played",
-    "Run",
-    "Scenario",
-    "played",
-    "quietly",
-    "run",
-]
-
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
 # Numbers, and long quotations: what differs between two runs that break a rule alike.

@@ -22,8 +22,6 @@ import attrs
 from ..core.choices import Choice, Choices, LabelledChoices, ReplayChoices
 from .run import Run, Scenario, played
 
-__all__ = ["Shrunk", "shrink"]
-
 
 @attrs.define
 class Shrunk:

@@ -18,8 +18,6 @@ from .coverage import Coverage
 from .hints import nothing_varies
 from .run import Finding, Run, Scenario, run
 
-__all__ = ["Failures", "Progress", "swarm"]
-
 RECHECK_ONE_IN = 20
 BATCH = 8
 """How many seeds go to a process at a time."""

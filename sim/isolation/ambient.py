@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
-__all__ = ["Ambient", "Patch", "stand_ins", "unbind"]
-
 Ambient = Literal["raise", "virtual"]
 Patch = tuple[Any, str, Any]
 Refuse = Callable[[str], Callable[..., Any]]

@@ -21,8 +21,6 @@ from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 
 from .planting import Patch, bug
 
-__all__: list[str] = []
-
 
 @bug
 def filled_before_computed() -> list[Patch]:

@@ -12,8 +12,6 @@ from trinamo.runtime.http.streaming import Delivery
 
 from .planting import Patch, bug
 
-__all__ = ["disconnect_unseen", "place_lost", "waiter_stays"]
-
 
 @bug
 def waiter_stays() -> list[Patch]:

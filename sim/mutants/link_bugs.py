@@ -16,9 +16,6 @@ from trinamo.transports.tcp.streams.multiplexed.link import Link
 
 from .planting import Patch, bug
 
-__all__: list[str] = []
-
-
 # --- credit -----------------------------------------------------------------------------------------
 
 

@@ -14,8 +14,6 @@ from trinamo.runtime.worker.worker import Worker
 
 from .planting import Patch, bug
 
-__all__: list[str] = []
-
 
 @bug
 def replay_repeats_the_last() -> list[Patch]:

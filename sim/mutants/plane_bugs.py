@@ -29,9 +29,6 @@ from ..cluster.services import NotedStore
 from ..services.connector import Connector
 from .planting import Patch, bug
 
-__all__: list[str] = []
-
-
 # --- leases and watches -------------------------------------------------------------------------------
 
 

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-__all__ = ["BUGS", "Patch", "bug", "planted"]
-
 Patch = tuple[Any, str, Any]
 """An owner, the name of one of its attributes, and what stands there while the bug is planted."""
 BUGS: dict[str, Callable[[], list[Patch]]] = {}

@@ -18,8 +18,6 @@ from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStat
 from ..services.memory.transfer import SimulatedTransfer
 from .planting import Patch, bug
 
-__all__: list[str] = []
-
 
 @bug
 def transfers_hold_no_lease() -> list[Patch]:

@@ -29,8 +29,6 @@ from ..core.host import DRIVER, Host, HostState, current_host_name
 from ..core.world import World
 from .network import Network
 
-__all__ = ["DROP", "HOLD", "Bus", "Message", "Rule", "Verdict", "delay", "dice", "duplicate", "nth"]
-
 INBOX_MAX = 10_000
 """How many messages may wait unread in one host's inbox of one channel."""
 TRACED_BYTES_MAX = 200

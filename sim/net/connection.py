@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ..core.host import Host
     from .links import Link, Wires
 
-__all__ = ["Address", "Connection", "Endpoint", "os_error"]
 
 Address = tuple[str, int]
 

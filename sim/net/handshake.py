@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..core.host import Host
     from ..core.world import World
 
-__all__ = ["LOOPBACK", "Dial", "Listener", "Stack", "SynAnswer"]
 
 SynAnswer = Literal["accept", "refuse", "ignore"]
 

@@ -23,7 +23,6 @@ from ..core.trace import Fields
 if TYPE_CHECKING:
     from ..core.world import World
 
-__all__ = ["Link", "Links", "Wires"]
 
 JITTER_STEPS = 16
 

@@ -29,8 +29,6 @@ from .handshake import LOOPBACK, Stack
 from .links import Link
 from .sockets import SimSocket
 
-__all__ = ["Network"]
-
 UNKNOWN_MAX: Final = 3
 """Names that are told of: a misspelt one is enough, and a peer can be asked for in a loop."""
 

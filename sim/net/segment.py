@@ -8,8 +8,6 @@ from zlib import crc32
 
 from ..core.trace import Fields
 
-__all__ = ["Segment", "SegmentKind"]
-
 HEADER_BYTES = 54
 """Ethernet, IPv4 and TCP, without options."""
 

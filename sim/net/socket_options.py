@@ -6,8 +6,6 @@ import math
 import socket as stdlib
 import struct
 
-__all__ = ["SocketOptions"]
-
 RETRIES_S = 924.6
 """How long Linux repeats unacknowledged data by default (tcp_retries2 = 15)."""
 

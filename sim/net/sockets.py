@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from .handshake import Listener, Stack
 
-__all__ = ["SimSocket"]
 
 T = TypeVar("T")
 

@@ -26,8 +26,6 @@ from ..explore.run import BadScenario, Scenario
 from ..net.network import Network
 from .search import Found, Hint, search
 
-__all__ = ["MarkedTest", "Options"]
-
 PLACES_MAX = 3
 
 

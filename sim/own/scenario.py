@@ -40,8 +40,6 @@ from .source import (
     loaded_function,
 )
 
-__all__ = ["file_stem", "function_in_file", "is_own", "label_of", "own_change", "own_scenario"]
-
 NEVER_AWAITED = "was never awaited"
 SHOWN_MAX = 1000
 _shown: set[tuple[str, type[Warning], tuple[object, ...]]] = set()

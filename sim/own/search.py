@@ -23,8 +23,6 @@ from ..explore.shrink import shrink as shrink_run
 from ..explore.swarm import NONDETERMINISM, Progress, swarm
 from .scenario import file_stem, function_in_file, is_own, label_of, standing_hints
 
-__all__ = ["Found", "Hint", "search"]
-
 LISTED_MAX = 12
 
 

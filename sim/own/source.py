@@ -18,17 +18,6 @@ from types import ModuleType
 
 from ..explore.run import BadScenario
 
-__all__ = [
-    "ALL_PARTS",
-    "check_callable",
-    "check_in_file",
-    "checks",
-    "digest_of",
-    "functions_of",
-    "in_words",
-    "loaded_function",
-]
-
 PARTS = ("choices", "world", "network")
 ALL_PARTS = "`choices`, `world`, `network`"
 FILE_BYTES_MAX = 5_000_000

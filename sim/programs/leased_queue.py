@@ -24,8 +24,6 @@ from ..faults import Fault, arm
 from ..net.bus import Bus, Message, Verdict, delay
 from ..net.network import Network
 
-__all__ = ["run"]
-
 QUEUE = "queue"
 LEASE_S = 1.0
 HORIZON_S = 8.0

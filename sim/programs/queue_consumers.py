@@ -28,8 +28,6 @@ from ..core.world import World
 from ..net.network import Network
 from ..services import SimulatedNats, open_simulated_nats
 
-__all__ = ["run"]
-
 QUEUE: Final = "jobs"
 LIMITS: Final = QueueLimits(visibility_timeout_s=2.0, attempts_max=50)
 PACE: Final = ConsumerLimits(jobs_max=2, backoff=Backoff(min_s=0.2, max_s=0.5))

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 
 from ..core.trace import Row
 
-__all__ = ["Attribution", "host_name", "request_of"]
-
 
 def host_name(label: str) -> str:
     """The host of a row without its incarnation: `worker0` for `worker0.2`."""

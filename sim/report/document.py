@@ -15,8 +15,6 @@ import attrs
 from ..core.trace import Row
 from .events import ITEMS_MAX, Events, events_of
 
-__all__ = ["BYTES_MAX", "About", "page"]
-
 BYTES_MAX = 2_000_000
 HOSTS_MAX = 200
 REQUESTS_MAX = 2000

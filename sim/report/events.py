@@ -18,8 +18,6 @@ from ..core.host import DRIVER
 from ..core.trace import Row
 from .attribution import Attribution, host_name, request_of
 
-__all__ = ["Events", "Message", "Note", "events_of"]
-
 ITEMS_MAX = 12_000
 TEXT_MAX = 300
 LABEL_MAX = 60

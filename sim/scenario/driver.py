@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .plans import LinkPlan
     from .scenario import Scenario
 
-__all__ = ["ClusterDriver"]
 
 STEP_S: Final = (0.2, 1.0)
 """How often the driver looks whether what it waits for has come, at first and after a while."""

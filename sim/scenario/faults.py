@@ -23,7 +23,6 @@ from .plans import FaultPlan
 if TYPE_CHECKING:
     from .outcome import Outcome
 
-__all__ = ["FAULTS", "FaultWord", "Nemesis"]
 
 TIME_STEPS: Final = 16
 

@@ -44,8 +44,6 @@ from .plans import (
 )
 from .scenario import Scenario
 
-__all__ = ["NOTES", "load_scenario", "parse_scenario"]
-
 T = TypeVar("T")
 TOP: Final = (
     "name", "about", "covers", "policy", "streams", "cluster", "engine", "network", "link", "workload", "byzantine",

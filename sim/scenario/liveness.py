@@ -17,8 +17,6 @@ from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
 
-__all__ = ["heal_core"]
-
 RUNNING = (HostState.UP, HostState.PAUSED)
 
 

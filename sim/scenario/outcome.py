@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..core.world import World
     from .scenario import Scenario
 
-__all__ = ["Outcome"]
-
 
 @attrs.define(eq=False, slots=False)
 class Outcome:

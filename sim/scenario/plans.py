@@ -11,18 +11,6 @@ import math
 import attrs
 from typing_extensions import override
 
-__all__ = [
-    "BrokenRule",
-    "Expect",
-    "FaultPlan",
-    "Limits",
-    "LinkPlan",
-    "Liveness",
-    "Mutant",
-    "NetworkPlan",
-    "QueuePlan",
-]
-
 
 @attrs.frozen(kw_only=True)
 class NetworkPlan:

@@ -18,8 +18,6 @@ from .file import load_scenario, parse_scenario
 from .outcome import Outcome
 from .run import run_scenario
 
-__all__ = ["play_of", "run"]
-
 
 def play_of(path: str | Path, *, bug: str = "") -> Play:
     """The scenario in a file, with `bug` planted if there is one; raises `ConfigError`."""

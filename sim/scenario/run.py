@@ -22,8 +22,6 @@ from .outcome import Outcome
 from .plans import QueuePlan
 from .scenario import Scenario
 
-__all__ = ["run_scenario"]
-
 
 def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outcome:
     """Play it in a fresh world and judge it; `bug` names a mistake to put back.

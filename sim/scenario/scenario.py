@@ -13,8 +13,6 @@ from ..cluster.cluster import ClusterPlan
 from ..core.scheduler import Policy
 from .plans import Expect, FaultPlan, Limits, LinkPlan, Liveness, Mutant, NetworkPlan, QueuePlan
 
-__all__ = ["Scenario"]
-
 
 @attrs.frozen(kw_only=True)
 class Scenario:

@@ -24,8 +24,6 @@ from trinamo.runtime.protocol.streams.codec import Frame
 
 from .peer import Peer
 
-__all__ = ["Connector", "Session", "running"]
-
 PAUSE_MIN_S: Final = 0.05
 
 

@@ -25,8 +25,6 @@ from ..core.world import World
 from ..net.bus import DROP, Message, Rule, Verdict
 from .wire import Reply
 
-__all__ = ["DelayLine", "Done", "Interceptor"]
-
 Deliver = Callable[[], None]
 
 

@@ -9,8 +9,6 @@ from ..core.world import World
 from .interception import Interceptor
 from .machine_clock import MachineClock
 
-__all__ = ["Machine"]
-
 
 class Machine(ABC):
     """What one may do to the machine of a service, whatever it serves.

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from ..core.world import World
 
-__all__ = ["MachineClock"]
-
 
 class MachineClock:
     """Seconds as one machine counts them. `on_change` is called when it is tampered with."""

@@ -21,8 +21,6 @@ from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_f
 
 from ..net.sockets import SimSocket
 
-__all__ = ["Peer"]
-
 READ_BYTES_MAX: Final = 65_536
 FRAME_PART_BYTES_MAX: Final = 64 << 20
 OUTBOX_BYTES_MAX: Final = 1 << 20

@@ -13,21 +13,6 @@ import msgspec
 
 from trinamo.runtime.errors import RemoteProtocolError
 
-__all__ = [
-    "Answer",
-    "Call",
-    "Forget",
-    "NoLeader",
-    "Ping",
-    "Pong",
-    "Refusal",
-    "Reply",
-    "arguments",
-    "decode",
-    "encode",
-    "reader",
-]
-
 T = TypeVar("T")
 
 

@@ -21,7 +21,6 @@ import pytest
 if TYPE_CHECKING:
     from .sim import Choices, Network, World
 
-__all__: list[str] = []
 
 PARTS: Final = ("choices", "world", "network")
 SEEDS: Final = 100

@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CORE", "ROOT"]
-
 ROOT: Final = Path(__file__).parents[2]
 
 CORE: Final[dict[str, tuple[str, ...]]] = {

@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["Mutation", "mutations"]
-
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,

@@ -30,8 +30,6 @@ from trinamo.transports.servers.embedded import EmbeddedServer, supervised
 from trinamo.transports.servers.probes import ask, etcd_is_ready, nats_is_ready
 from trinamo.transports.servers.scratch import scratch_directory
 
-__all__ = ["ServerCluster", "open_etcd_cluster", "open_nats_cluster"]
-
 POLL_S: Final = 0.05
 START_ATTEMPTS: Final = 3
 CLUSTER_NAME: Final = "trinamo"

@@ -13,8 +13,6 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-__all__ = ["IS_SWARM", "load"]
-
 IS_SWARM = os.environ.get("HYPOTHESIS_PROFILE") == "swarm"
 KEPT = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")) / "examples"
 

@@ -13,13 +13,6 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = [
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_runtest_makereport",
-    "pytest_xdist_make_scheduler",
-]
-
 FIRST: Final = tuple(
     f"tests/{folder}/"
     for folder in ("cluster", "outages", "attack", "cli", "transports", "shipped", "conformance")

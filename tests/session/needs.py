@@ -18,13 +18,6 @@ from typing import Final, NoReturn
 import attrs
 import pytest
 
-__all__ = [
-    "A_MODEL", "CHROMIUM", "CONGESTION_CONTROL", "C_COMPILER", "GPU", "KUBECTL", "LLAMACPP",
-    "LLAMACPP_SERVER", "MOONCAKE",
-    "NETWORKS", "NIXL", "OPENSSL", "PROMTOOL", "ROOT_RIGHTS", "SYSTEM_ETCD", "SYSTEM_NATS", "VULTURE", "Need",
-    "can_make_networks", "needs_library_of", "pytest_terminal_summary", "skipped_text",
-]  # fmt: skip
-
 HEAD: Final = "Skipped: "
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Thing", "render"]
-
 Thing = dict[str, Any]
 KNOWN = {"apiVersion", "kind", "resources", "components", "patches"}
 

@@ -18,8 +18,6 @@ from trinamo.sim import Policy
 from trinamo.sim.explore import Run, Scenario
 from trinamo.sim.explore.swarm import play_seeds
 
-__all__ = ["Examined", "Properties", "Seeds", "hush", "property_files"]
-
 PROFILE: Final = "swarm"
 FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 NOTHING_COLLECTED: Final = 5

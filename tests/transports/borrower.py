@@ -33,8 +33,6 @@ from trinamo.transports.one_sided.memory import OneSidedRegion
 from trinamo.transports.one_sided.plane import OneSidedPlane
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
-__all__ = ["BLOCKS", "open_engine"]
-
 BLOCKS = 96
 SHAPE = KvShape(layers=1, heads=1, channels=64, block_tokens=256, dtype="<i2")
 """64 KB a block, so that a chunk of the backends is eight of them."""

@@ -35,8 +35,6 @@ from trinamo.runtime.protocol.transfer.description import (
     encode_descriptions,
 )
 
-__all__ = ["ROUTED_FAULTS", "RoutedFault", "RoutedScene", "open_routed_scene"]
-
 READ: Final = Direction.READ
 Change = Callable[[bytes], bytes]
 

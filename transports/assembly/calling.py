@@ -27,8 +27,6 @@ from trinamo.runtime.sinks import Iteration
 from .planes import RealTransports
 from .running import running_config
 
-__all__ = ["Caller", "connect"]
-
 DELTAS_MAX: Final = 256
 """Of one answer that its reader has not taken yet; then the worker waits."""
 Prompt = str | Sequence[ChatMessage] | GenerateRequest

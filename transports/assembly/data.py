@@ -22,8 +22,6 @@ from trinamo.transports.tcp import (
 if TYPE_CHECKING:
     from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
 
-__all__ = ["open_data_plane"]
-
 
 @asynccontextmanager
 async def open_data_plane(

@@ -11,8 +11,6 @@ from trinamo.runtime.config.config import EtcdConfig, NatsConfig
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
 
-__all__ = ["embedded_etcd", "embedded_nats"]
-
 
 def embedded_etcd(section: EtcdConfig) -> AbstractAsyncContextManager[EmbeddedServer]:
     """An etcd of our own while inside."""

@@ -22,8 +22,6 @@ from trinamo.runtime.process.stopping import StopRequest
 
 from .process import asked_to_stop
 
-__all__ = ["AnyEngine", "run", "serve"]
-
 AnyEngine = EngineDefinition | GenerationEngine | Callable[..., Any]
 """What `trinamo.engine` has made, what it would take, or an engine that is open already."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane
     from trinamo.runtime.planes.spans import SpanSink
 
-__all__ = ["RealTransports"]
-
 
 class RealTransports:
     """A `Transports` that talks to the world."""

@@ -22,14 +22,6 @@ from trinamo.runtime.worker.endpoint import InputHandler, StreamHandler, UnaryHa
 
 from .planes import RealTransports
 
-__all__ = [
-    "asked_to_stop",
-    "open_runtime",
-    "serve_bidirectional",
-    "serve_stream",
-    "serve_unary",
-]
-
 
 def open_runtime(
     config: Config | None = None,

@@ -13,8 +13,6 @@ from trinamo.runtime.process.stopping import StopRequest
 from .planes import RealTransports
 from .process import asked_to_stop
 
-__all__ = ["serve_frontend", "serve_worker"]
-
 
 async def serve_worker(
     engine: GenerationEngine | Sequence[GenerationEngine],

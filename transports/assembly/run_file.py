@@ -20,19 +20,6 @@ import attrs
 
 from trinamo.transports.servers.scratch import scratch_parent
 
-__all__ = [
-    "FILE_BYTES_MAX",
-    "ProcessEntry",
-    "RunFile",
-    "find_runs",
-    "is_worker_name",
-    "process_started",
-    "run_folder",
-    "running",
-    "sweep",
-    "write_whole",
-]
-
 FILE_BYTES_MAX: Final = 256 * 1024
 # The only folders that sweeping may remove: what the embedded servers make for themselves.
 _OURS: Final = ("trinamo-etcd-", "trinamo-nats-", "trinamo-run-")

@@ -10,8 +10,6 @@ from trinamo.runtime.errors import ConfigError
 
 from .run_file import RunFile, find_runs
 
-__all__ = ["about", "joinable", "meant", "names_etcd", "names_nats", "running_config"]
-
 
 def names_etcd(section: EtcdConfig) -> bool:
     """Whether the configuration means an etcd of somebody's own, rather than ours."""

@@ -25,8 +25,6 @@ from trinamo.transports.tcp import (
     open_transfer_plane,
 )
 
-__all__ = ["open_transfer_chain"]
-
 _log = logging.getLogger("trinamo.transfer")
 
 

@@ -19,8 +19,6 @@ import trio
 from .rpc import METHODS, Metadata, Stream
 from .streams import open_stream, status_of
 
-__all__ = ["Bridge", "GrpcChannel"]
-
 
 class Bridge:
     """The way back from gRPC's threads into this trio run, for all calls of one client."""

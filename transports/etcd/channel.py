@@ -18,8 +18,6 @@ import trio
 from trinamo.runtime.config.planes import TlsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
 
-__all__ = ["REPLY_BYTES_MAX", "Endpoints", "open_channel", "parse_endpoints", "resolve"]
-
 # A page of 128 values of 1 MiB, and their keys.
 REPLY_BYTES_MAX: Final = 160 << 20
 

@@ -28,8 +28,6 @@ from . import wire_pb2 as wire
 from .failures import StatusError, Verdict, final_error, judge
 from .rpc import Channel, Metadata
 
-__all__ = ["CallOutcome", "Client", "Credentials"]
-
 _log = logging.getLogger("trinamo.etcd")
 
 RETRY_PAUSE_MIN_S: Final = 0.02

@@ -38,8 +38,6 @@ from .keeping import LeaseKeeper
 from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
 
-__all__ = ["VALUE_BYTES_MAX", "EtcdControlPlane", "open_etcd", "open_plane"]
-
 # etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
 VALUE_BYTES_MAX: Final = 1 << 20
 # So a page of the largest values still fits into one reply; see `channel.REPLY_BYTES_MAX`.

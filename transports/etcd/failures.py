@@ -16,8 +16,6 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 
-__all__ = ["StatusError", "StreamLostError", "Verdict", "final_error", "judge"]
-
 
 class StatusError(Exception):
     """A call ended with a status of gRPC, `code` by its name. Never leaves this package."""

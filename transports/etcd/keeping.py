@@ -23,8 +23,6 @@ from .client import Client
 from .failures import StatusError, StreamLostError, Verdict, final_error
 from .rpc import Metadata, Stream
 
-__all__ = ["LeaseKeeper"]
-
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.5
 

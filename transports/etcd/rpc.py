@@ -14,8 +14,6 @@ import attrs
 
 from . import wire_pb2 as wire
 
-__all__ = ["METHODS", "Channel", "Metadata", "Method", "Stream"]
-
 Metadata = tuple[tuple[str, str], ...]
 
 

@@ -20,8 +20,6 @@ import trio
 from .failures import StatusError, StreamLostError
 from .rpc import Metadata
 
-__all__ = ["open_stream", "status_of"]
-
 REQUESTS_MAX: Final = 100_000
 REPLIES_MAX: Final = 16
 

@@ -31,8 +31,6 @@ from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot, WatchEv
 
 from . import wire_pb2 as wire
 
-__all__ = ["PENDING_MAX", "Phase", "Watch", "WatchTable", "entry_of", "prefix_range"]
-
 PENDING_MAX: Final = 1024
 
 # A key nobody writes: a watch on it is a question that the server answers at once.

@@ -25,8 +25,6 @@ from .failures import StreamLostError
 from .rpc import Stream
 from .watches import Phase, Watch, WatchTable
 
-__all__ = ["WatchKeeper", "WatchReader"]
-
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 

@@ -23,8 +23,6 @@ from trinamo.runtime.planes import Entry, Lease, PutOutcome, Resync, Snapshot, W
 
 from .store import MemoryStore
 
-__all__ = ["ControlFaults", "MemoryControlPlane"]
-
 T = TypeVar("T")
 
 

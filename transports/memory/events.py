@@ -31,8 +31,6 @@ from trinamo.runtime.planes import Message, QueueLimits
 from .queue import MemoryQueues, MemoryWorkQueue
 from .subjects import check_pattern, check_subject, is_pattern, matches
 
-__all__ = ["MemoryBroker", "MemoryEventPlane", "MemorySubscription"]
-
 _NO_RESPONDERS = {"Status": "503"}
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 

@@ -28,8 +28,6 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 
-__all__ = ["MemoryQueues", "MemoryWorkQueue"]
-
 ADMINISTRATION_TIMEOUT_S = 10.0
 T = TypeVar("T")
 

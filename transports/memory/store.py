@@ -28,8 +28,6 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Delete, Entry, Lease, Put, PutOutcome, Snapshot
 
-__all__ = ["HISTORY_MAX", "VALUE_BYTES_MAX", "Change", "MemoryStore"]
-
 VALUE_BYTES_MAX: Final = 1 << 20
 HISTORY_MAX: Final = 10_000
 

@@ -11,8 +11,6 @@ import re
 
 from trinamo.runtime.errors import RequestError
 
-__all__ = ["SUBJECT_CHARS_MAX", "check_pattern", "check_subject", "is_pattern", "matches"]
-
 SUBJECT_CHARS_MAX = 1024
 
 # Whitespace and control characters would end the subject early in the line protocol of NATS, and

@@ -27,8 +27,6 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import Memory
 
-__all__ = ["Engine", "Told", "create_engine", "import_library", "session_of"]
-
 Told = tuple[str, bytes]
 """Who says it, as it says, and what."""
 _SESSION: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}")

@@ -9,8 +9,6 @@ from typing import Final, Literal
 from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 
-__all__ = ["SLICES_MAX", "MooncakeOptions", "choose_path", "engine_environment"]
-
 SLICES_MAX: Final = 512
 """Ranges of one call. Over TCP more than 1,024 were refused, and sometimes the engine with them."""
 FORCE_TCP: Final = "MC_FORCE_TCP"

@@ -26,8 +26,6 @@ from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment
 from .workers import Workers
 
-__all__ = ["MooncakeBackend", "make_engine", "open_mooncake_plane"]
-
 _log = logging.getLogger("trinamo.mooncake")
 
 

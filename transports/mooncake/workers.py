@@ -30,8 +30,6 @@ from trinamo.transports.one_sided.transfer import Job, MoveBlocks, ReadPage, Ste
 from .engine import Engine, Told, session_of
 from .options import SLICES_MAX
 
-__all__ = ["Workers"]
-
 _log = logging.getLogger("trinamo.mooncake")
 _CONNECTIONS: Final = 4
 """To one peer, as the engine has it by default."""

@@ -14,15 +14,6 @@ from urllib.parse import urlsplit
 
 from trinamo.runtime.errors import ConfigError, RequestError
 
-__all__ = [
-    "SUBJECT_CHARS_MAX",
-    "check_group",
-    "check_pattern",
-    "check_server",
-    "check_subject",
-    "message_bytes",
-]
-
 SUBJECT_CHARS_MAX = 1024
 """Subject, reply and sizes must fit the server's control line of 4096 bytes."""
 

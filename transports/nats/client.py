@@ -11,8 +11,6 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-__all__ = ["NatsClient", "TlsRefusedError"]
-
 
 class TlsRefusedError(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types
     """The server, or somebody on the way to it, does not offer the TLS that is configured."""

@@ -13,8 +13,6 @@ from typing import Any
 
 import nats.errors
 
-__all__ = ["CONNECTION_ERRORS", "abort", "say_goodbye", "settle", "wait_for"]
-
 SETTLE_TRIES = 100
 CONFIRM_TIMEOUT_S = 10.0
 

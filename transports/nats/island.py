@@ -40,7 +40,6 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*child.watcher.*")
     import trio_asyncio
 
-__all__ = ["Island"]
 
 PUBLISH_BATCH = 64
 ABORT_GRACE_S = 0.5

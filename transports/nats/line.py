@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 
 from .outbox import Interest, Outbox
 
-__all__ = ["Line"]
-
 
 class Line(ABC):
     """A connection that comes and goes. `messages_max` and `bytes_max` bound what waits for it."""

@@ -9,8 +9,6 @@ import logging
 
 from trinamo.runtime.logs.notices import LogNotices
 
-__all__ = ["Notices"]
-
 logger = logging.getLogger("trinamo.nats")
 
 INTERVAL_S = 5.0

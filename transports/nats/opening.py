@@ -15,8 +15,6 @@ from .checks import check_server
 from .options import NatsOptions, tls_context
 from .plane import NatsEventPlane
 
-__all__ = ["open_nats"]
-
 
 @asynccontextmanager
 async def open_nats(

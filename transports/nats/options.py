@@ -10,8 +10,6 @@ import attrs
 
 from trinamo.runtime.config.planes import NatsConfig, TlsConfig
 
-__all__ = ["NatsOptions", "tls_context"]
-
 NAME: Final = "trinamo"
 PINGS_OUTSTANDING_MAX: Final = 2
 

@@ -17,8 +17,6 @@ import attrs
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.planes import Message
 
-__all__ = ["Interest", "Outbox", "Publication"]
-
 COMPACT_AT = 64
 """So many withdrawn messages may stand in the queue before it is looked through."""
 

@@ -24,8 +24,6 @@ from .outbox import Interest, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import open_work_queue
 
-__all__ = ["NatsEventPlane", "NatsSubscription"]
-
 YIELD_EVERY = 16
 
 

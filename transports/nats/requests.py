@@ -53,8 +53,6 @@ from trinamo.runtime.worker.requests import RequestTable
 
 from .checks import check_subject
 
-__all__ = ["NatsRequestPlane", "NatsRequestServer"]
-
 _log = logging.getLogger("trinamo.nats")
 _PENDING_MAX: Final = 4096
 

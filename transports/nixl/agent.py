@@ -25,8 +25,6 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import Memory
 
-__all__ = ["Agent", "create_agent", "has_gpu", "import_library"]
-
 _MODULES: Final = ("nixl_cu12._bindings", "nixl_cu13._bindings")
 
 

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from trinamo.runtime.errors import DisconnectedError, TransferError, TrinamoError
 
-__all__ = ["Command", "Commands", "as_ours", "ended", "wake_up"]
-
 _log = logging.getLogger("trinamo.nixl")
 
 

@@ -12,8 +12,6 @@ from trinamo.transports.one_sided.memory import Memory
 
 from .agent import Agent
 
-__all__ = ["PreparedLists"]
-
 _LISTS_MAX: Final = 4096
 """Bitmaps of tickets are read at many places; beyond this the oldest list is dropped."""
 

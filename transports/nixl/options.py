@@ -13,8 +13,6 @@ import attrs
 from trinamo.runtime.config.planes import NixlConfig
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 
-__all__ = ["Devices", "NixlOptions", "find_devices", "ucx_environment"]
-
 
 class NixlOptions(NixlConfig, frozen=True, kw_only=True):
     """The section `data_plane.nixl`, and what others say of every backend."""

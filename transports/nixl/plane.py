@@ -31,8 +31,6 @@ from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
 from .progress import ProgressThread
 
-__all__ = ["NixlBackend", "open_nixl_plane"]
-
 _log = logging.getLogger("trinamo.nixl")
 _making: Final = trio.Lock()
 

@@ -39,8 +39,6 @@ from .agent import Agent
 from .commands import Command, Commands, as_ours, ended, wake_up
 from .lists import PreparedLists
 
-__all__ = ["ProgressThread"]
-
 _log = logging.getLogger("trinamo.nixl")
 _T = TypeVar("_T")
 _LOOKS: Final = 100

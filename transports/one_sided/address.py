@@ -25,8 +25,6 @@ from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
 from .memory import Memory, OneSidedRemote
 
-__all__ = ["SLOT_BYTES", "allocate", "pack_address", "parse_remote"]
-
 SLOT_BYTES: Final = HEADER_BYTES + max(DIRECTORY_BYTES, BITMAP_BYTES_MAX)
 """What one job may read of an access page at a time."""
 

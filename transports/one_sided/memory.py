@@ -21,8 +21,6 @@ from trinamo.runtime.protocol.transfer.description import MemoryDescription
 
 from .region import BlockRegion, buffers_of, check_alike, writable_bytes
 
-__all__ = ["Memory", "OneSidedRegion", "OneSidedRemote", "synchronize_of"]
-
 
 @attrs.frozen(kw_only=True)
 class Memory:

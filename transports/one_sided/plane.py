@@ -53,13 +53,6 @@ from .transfer import (
     take_steps,
 )
 
-__all__ = [
-    "PROBES_MAX",
-    "REGIONS_MAX",
-    "OneSidedPlane",
-    "open_one_sided_plane",
-]
-
 _log = logging.getLogger("trinamo.transfer")
 REGIONS_MAX: Final = 1024
 """Regions that one plane registers in its life: their pages stay, so that late peers are refused."""

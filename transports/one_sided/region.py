@@ -23,18 +23,6 @@ from trinamo.runtime.protocol.transfer.description import (
     encode_description,
 )
 
-__all__ = [
-    "BlockRegion",
-    "HostRegion",
-    "RemoteRegion",
-    "buffers_of",
-    "check_alike",
-    "check_parts",
-    "check_size",
-    "host_buffers",
-    "writable_bytes",
-]
-
 
 class BlockRegion:
     """One registered region. Implements `MemoryRegion`, but for what enforces `is_fenced`."""

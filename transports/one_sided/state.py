@@ -21,8 +21,6 @@ from trinamo.runtime.protocol.transfer.description import (
     check_transfer,
 )
 
-__all__ = ["TransferPlan", "TransferState", "again", "plan_transfer"]
-
 
 class _Local(Protocol):
     """What a plan needs of a region of ours."""

@@ -33,21 +33,6 @@ from trinamo.runtime.protocol.transfer.description import Direction, pool_number
 from .memory import Memory, OneSidedRegion, OneSidedRemote
 from .state import TransferPlan, TransferState
 
-__all__ = [
-    "SMALL_BYTES",
-    "Backend",
-    "Job",
-    "Look",
-    "MoveBlocks",
-    "OneSidedTransfer",
-    "Plan",
-    "ReadPage",
-    "Step",
-    "Tell",
-    "take_steps",
-]
-
-
 SMALL_BYTES: Final = 64 << 10
 """A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
 

@@ -20,8 +20,6 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from trinamo.runtime.planes.spans import Span
 
-__all__ = ["SpanEncoder"]
-
 _NS: Final = 1_000_000_000
 _SCOPE: Final = InstrumentationScope("trinamo")
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)

@@ -25,8 +25,6 @@ from trinamo.runtime.planes.spans import Span
 
 from .encoding import SpanEncoder
 
-__all__ = ["OtlpSpans", "open_spans"]
-
 BATCH_BYTES_MAX: Final = 64 << 20
 """Of one request; a batch of 512 spans has some 300 KB."""
 SENDER: Final = "_client"

@@ -14,15 +14,6 @@ from pathlib import Path
 
 from trinamo.runtime.errors import ConfigError
 
-__all__ = [
-    "LOOPBACK",
-    "etcd_command",
-    "find_etcd",
-    "find_nats_server",
-    "free_port",
-    "nats_command",
-]
-
 LOOPBACK = "127.0.0.1"
 
 

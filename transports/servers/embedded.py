@@ -32,8 +32,6 @@ from .probes import etcd_is_ready, nats_is_ready
 from .process import log_tail, signal_group, spawn, terminate, wait_exit, wait_stopped
 from .scratch import scratch_directory
 
-__all__ = ["EmbeddedServer", "open_etcd_server", "open_nats_server", "supervised"]
-
 _log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02

@@ -10,8 +10,6 @@ from typing import Final
 
 import trio
 
-__all__ = ["ask", "etcd_is_ready", "nats_is_ready"]
-
 PROBE_TIMEOUT_S: Final = 1.0
 # etcd's metrics are some hundred kilobytes.
 ANSWER_BYTES_MAX: Final = 1 << 20

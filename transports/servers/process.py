@@ -19,16 +19,6 @@ from typing import Final
 
 import trio
 
-__all__ = [
-    "LOG_TAIL_BYTES",
-    "log_tail",
-    "signal_group",
-    "spawn",
-    "terminate",
-    "wait_exit",
-    "wait_stopped",
-]
-
 LOG_TAIL_BYTES: Final = 4000
 
 # A launcher instead of a `preexec_fn`: code between fork and exec is unsafe in a process with

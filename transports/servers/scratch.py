@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["scratch_directory", "scratch_parent"]
-
 LOCK_NAME: Final = "lock"
 # A directory younger than this may belong to someone who is about to lock it.
 ABANDONED_AFTER_S: Final = 60.0

@@ -22,8 +22,6 @@ from trinamo.runtime.errors import RemoteProtocolError
 
 from .sockets import TcpOptions, tune
 
-__all__ = ["Gate", "origin_of"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("trinamo.tcp")

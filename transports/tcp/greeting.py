@@ -10,8 +10,6 @@ from trinamo.runtime.protocol.streams.membership import NONCE_BYTES, Greeting, P
 
 from .sockets import TcpOptions, dial
 
-__all__ = ["dial_member", "greet", "welcome"]
-
 
 async def dial_member(
     address: str, options: TcpOptions, env: Env, purpose: Purpose

@@ -10,8 +10,6 @@ from typing import Final
 
 from trinamo.runtime.errors import ConfigError
 
-__all__ = ["interface_address"]
-
 _SIOCGIFADDR: Final = 0x8915
 _IF_INET6: Final = Path("/proc/net/if_inet6")
 _GLOBAL_SCOPE: Final = 0x00

@@ -13,8 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 import outcome
 import trio
 
-__all__ = ["Promptly", "send_promptly"]
-
 T = TypeVar("T")
 
 _CHECKPOINT: Final[object] = trio.lowlevel.cancel_shielded_checkpoint().send(None)  # noqa: ASYNC105 -- asked, not awaited

@@ -19,8 +19,6 @@ from trinamo.runtime.errors import ConfigError, ConnectError
 from .interfaces import interface_address
 from .unfinished import Budget, Pending, Unfinished
 
-__all__ = ["TcpOptions", "dial", "format_address", "open_listener", "split_address", "tune"]
-
 _HOST_CHARS_MAX: Final = 255
 _PORT_DIGITS_MAX: Final = 5
 

@@ -15,8 +15,6 @@ import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
 
-__all__ = ["FREE_BYTES", "Budget", "Unfinished"]
-
 FREE_BYTES: Final = 64 * 1024
 """Of each connection; larger than all but a few frames."""
 

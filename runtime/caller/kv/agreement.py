@@ -32,8 +32,6 @@ from ...protocol.kv.active import (
 )
 from .loads import ActiveRequest, PredictedLoads
 
-__all__ = ["Agreement"]
-
 _GATHER_S: Final = 0.001
 """Events of so long go in one message."""
 _WAITING_MAX: Final = 8192

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import attrs
 
-__all__ = ["Candidate", "Weights", "choose", "costs"]
-
 
 @attrs.frozen(kw_only=True)
 class Weights:

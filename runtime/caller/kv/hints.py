@@ -11,8 +11,6 @@ from ...protocol.kv.hints import RoutingHint, hint_of_text, hint_of_tokens
 from ...protocol.openai.generate import GenerateRequest, ModelCard
 from ...protocol.openai.passing import prompt_of
 
-__all__ = ["make_hint"]
-
 _BLOCK_TOKENS: Final = 16
 """Where the card says nothing: then a block is only a measure."""
 

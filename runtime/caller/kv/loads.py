@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["ActiveRequest", "InstanceLoad", "PredictedLoads", "leading"]
-
 
 def leading(blocks: Mapping[int, object], keys: Sequence[int]) -> int:
     """How many leading ones of `keys` are in `blocks`, where those before one that is are too."""

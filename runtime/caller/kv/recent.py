@@ -12,8 +12,6 @@ from typing import Final
 
 from .loads import leading
 
-__all__ = ["RecentBlocks"]
-
 _BLOCKS_MAX: Final = 1 << 20
 
 

@@ -25,8 +25,6 @@ from .cost import Candidate, Weights, choose, costs
 from .loads import ActiveRequest, PredictedLoads, leading
 from .recent import RecentBlocks
 
-__all__ = ["KvRouting", "KvRoutingStatistics"]
-
 
 @attrs.frozen
 class KvRoutingStatistics:

@@ -32,8 +32,6 @@ from ..loop.step import Hop, Shaping, StepItem, scramble
 from ..prompts import BYTES_EXACT, VOCABULARY, encode_exact
 from .tables import ROTATION_SCALE, SOFTMAX_STEPS, integers, rotations, softmax
 
-__all__ = ["Dims", "ExactEngine", "open_exact_engine"]
-
 Array = npt.NDArray[Any]
 
 OUTPUTS = b"abcdefghijklmnopqrstuvwxyz" + b" " * 8 + b".,-';\n"

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROTATION_SCALE", "SOFTMAX_SCALE", "SOFTMAX_STEPS", "integers", "rotations", "softmax"]
-
 Array = npt.NDArray[Any]
 
 ROTATION_SCALE = 64

@@ -9,8 +9,6 @@ from typing import Any
 from ...kv.memory import KvLayout, KvMemory, fingerprint
 from .state import SequenceFormat
 
-__all__ = ["StagedBlocks"]
-
 _EVERY = -1
 
 

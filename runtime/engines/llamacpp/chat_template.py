@@ -23,8 +23,6 @@ from ...protocol.openai.generate import ChatMessage
 from ...protocol.openai.tool_calls import CALL_BEGIN
 from .tool_prompt import calls_of, told_in_words
 
-__all__ = ["ChatTemplate"]
-
 _NO_ID: Final = re.compile(r"[^\w.:-]")
 _OTHER_FORM: Final = "<function="
 """Templates that have it write calls in another form, between the same tags."""

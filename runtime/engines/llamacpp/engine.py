@@ -35,8 +35,6 @@ from .prompts import Prompts
 from .shaped import ShapedSampling
 from .vocabulary import Vocabulary
 
-__all__ = ["LlamaCppEngine", "open_llamacpp_engine"]
-
 _log = logging.getLogger("trinamo.engine")
 BLOCK_TOKENS = 16
 FEATURES: Final = frozenset(

@@ -22,8 +22,6 @@ from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 
-__all__ = ["Grammar", "Grammars", "grammar_of"]
-
 PROPERTIES_MAX: Final = 256
 """Of one object: optional ones cost their square."""
 NODES_MAX: Final = 1024

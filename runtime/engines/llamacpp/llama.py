@@ -9,8 +9,6 @@ from typing import Any
 
 from ...errors import ConfigError
 
-__all__ = ["import_llama", "load_model", "make_context"]
-
 
 def import_llama() -> ModuleType:
     """The extension module; `ConfigError` if the extra is not installed."""

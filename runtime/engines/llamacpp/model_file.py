@@ -19,17 +19,6 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
-__all__ = [
-    "FILE_NAME",
-    "FILE_SHA256",
-    "MODEL_NAME",
-    "cache_folder",
-    "fetch_model",
-    "find_model",
-    "missing_model",
-    "sample_digest",
-]
-
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432

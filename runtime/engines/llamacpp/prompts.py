@@ -11,8 +11,6 @@ from ...protocol.openai.generate import ChatMessage, GenerateRequest
 from .chat_template import ChatTemplate
 from .vocabulary import Vocabulary
 
-__all__ = ["Prompts"]
-
 PROMPT_BYTES_PER_TOKEN_MAX = 16
 """A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
 and is done between two events of the loop. Prose has 4."""

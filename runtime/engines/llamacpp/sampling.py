@@ -16,8 +16,6 @@ import numpy.typing as npt
 from ...protocol.openai.generate import GenerateRequest, TokenLogprob
 from ..loop.step import Sampling
 
-__all__ = ["choose", "is_reshaped", "reshape", "tell"]
-
 Array = npt.NDArray[Any]
 LOGPROB_MIN: Final = -9999.0
 """What JSON has in place of an infinite one, as OpenAI writes it."""

@@ -14,8 +14,6 @@ from ..loop.step import Shaping, StepItem
 from .grammars import Grammar, Grammars, grammar_of
 from .sampling import choose, is_reshaped, reshape, tell
 
-__all__ = ["ShapedSampling"]
-
 
 @attrs.frozen(eq=False)
 class _State:

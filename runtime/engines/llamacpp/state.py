@@ -27,8 +27,6 @@ import numpy.typing as npt
 
 from ...kv.memory import KvMemory, KvShape
 
-__all__ = ["DTYPE", "SequenceFormat"]
-
 DTYPE: Final = "<f2"
 _F16: Final = 1
 _HEADER: Final = struct.Struct("<IiII")

@@ -14,8 +14,6 @@ from ...errors import RequestError
 from ...protocol.openai.generate import ChatMessage
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 
-__all__ = ["calls_of", "told_in_words"]
-
 _HEAD: Final = """You may call functions to answer the user. Their signatures:
 <tools>
 """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Vocabulary"]
-
 
 class Vocabulary:
     """What the engine asks of llama.cpp's vocabulary."""

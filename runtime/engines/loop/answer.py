@@ -10,8 +10,6 @@ from ...sinks import Sink
 from ..text import TextStream
 from .sequence import TokenSequence
 
-__all__ = ["Answer"]
-
 Finish = Callable[[BaseException | None], None]
 
 

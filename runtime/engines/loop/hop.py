@@ -8,8 +8,6 @@ import trio
 
 from .step import Hop, StepItem
 
-__all__ = ["thread_hop"]
-
 
 def thread_hop() -> Hop:
     """A hop into a worker thread, one step at a time.

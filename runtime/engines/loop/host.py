@@ -29,8 +29,6 @@ from .sequence import TokenSequence
 from .step import Hop, KeepsKv, StagesKv, StepEngine
 from .steps import StepLoop
 
-__all__ = ["EngineHost", "open_engine_host"]
-
 
 class EngineHost:
     """A `GenerationEngine` over one step engine, which `HandsOver`; made by `open_engine_host`."""

@@ -18,8 +18,6 @@ from ...sinks import Sink
 from ..handoff import Prompt
 from .sequence import SequenceState, TokenSequence
 
-__all__ = ["Pinned", "Reserved"]
-
 
 class Pinned:
     """One pinned sequence, until its block is left or it is adopted; a `KeptPrefill`.

@@ -12,8 +12,6 @@ from ..validation import check_features, check_prompt_fits, check_request
 from .sequence import TokenSequence
 from .step import Sampling, Shaping, StepEngine
 
-__all__ = ["ends_with", "is_answered", "known_tokens", "sequence_of", "text_behind"]
-
 SEED_BITS = 64
 
 

@@ -34,8 +34,6 @@ from ...protocol.kv.events import block_hash
 from .sequence import SequenceState, TokenSequence
 from .step import StepItem
 
-__all__ = ["Plan", "Scheduler", "Work"]
-
 
 class Work(msgspec.Struct, eq=False, gc=False):
     """One sequence's share of a step: its next `token_count` tokens. There is one for every token."""

@@ -11,8 +11,6 @@ import attrs
 
 from .step import Sampling, Shaping
 
-__all__ = ["SequenceState", "TokenSequence"]
-
 
 class SequenceState(enum.Enum):
     """Where a sequence is; pausing and dying are flags beside it."""

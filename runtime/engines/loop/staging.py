@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from .scheduler import Work
 from .step import StagesKv, StepItem
 
-__all__ = ["Step", "staged_step"]
-
 Step = Callable[[Sequence[StepItem]], list[int | None]]
 _Copy = tuple[int, int, Sequence[int]]
 """Slot, tokens and block ids."""

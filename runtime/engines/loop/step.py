@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     # numpy comes with it, which most engines' processes do not need.
     from ...kv.memory import KvMemory
 
-__all__ = [
-    "Hop",
-    "KeepsKv",
-    "Sampling",
-    "Shaping",
-    "StagesKv",
-    "StepEngine",
-    "StepItem",
-    "scramble",
-]
 
 _MASK = (1 << 64) - 1
 

@@ -22,8 +22,6 @@ from .sequence import SequenceState, TokenSequence
 from .staging import Step, staged_step
 from .step import Hop, StagesKv, StepEngine
 
-__all__ = ["Asked", "StepLoop"]
-
 Asked = Answer | Pinned
 """What was asked of a sequence: tokens for a sink, or blocks for a transfer."""
 

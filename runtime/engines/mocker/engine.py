@@ -31,15 +31,6 @@ from ..loop.step import Hop, StepItem, scramble
 from ..prompts import BYTES_MOCKER, encode_mocker
 from .usage import KvUsage
 
-__all__ = [
-    "MockerEngine",
-    "MockerOptions",
-    "Timing",
-    "costed_hop",
-    "expected_text",
-    "open_mocker_engine",
-]
-
 KV_VERSION: Final = "1"
 KV_BYTES_MIN: Final = 16
 """A key and a value of 64 bits. In the first of the keys is the digest, the rest is weight."""

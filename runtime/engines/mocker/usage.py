@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["KvUsage"]
-
 
 class KvUsage:
     """The tokens of the sequences in the steps, those in blocks that several share counted once."""

@@ -29,7 +29,6 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*child.watcher.*")
     import trio_asyncio
 
-__all__ = ["AsyncioLoop", "open_asyncio_loop"]
 
 _log = logging.getLogger("trinamo.engines")
 T = TypeVar("T")

@@ -27,7 +27,6 @@ from .telling import told
 if TYPE_CHECKING:
     from .asyncio_loop import AsyncioLoop
 
-__all__ = ["EngineDefinition", "LoopName", "defined", "engine"]
 
 LoopName = Literal["trio", "asyncio"]
 CONTEXT_TOKENS_MAX: Final = 8192

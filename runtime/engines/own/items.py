@@ -10,8 +10,6 @@ from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, To
 from ..text import StopMatcher
 from ..validation import check_prompt_fits
 
-__all__ = ["AnswerItems", "count_words"]
-
 _NO_VOCABULARY = 0
 """The id of a token of which only the text is known."""
 

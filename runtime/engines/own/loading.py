@@ -18,8 +18,6 @@ from ...errors import ConfigError
 from .definition import EngineDefinition, defined
 from .telling import told
 
-__all__ = ["load_engine"]
-
 
 def load_engine(name: str) -> EngineDefinition:
     """Import what `name` means; raises `ConfigError` with a sentence that says what is wrong.

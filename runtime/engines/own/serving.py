@@ -19,8 +19,6 @@ from .items import AnswerItems
 from .stalls import Stalls
 from .telling import told
 
-__all__ = ["Answering", "GeneratorEngine"]
-
 _log = logging.getLogger("trinamo.engines")
 Answering = Callable[[GenerateRequest, Context], AsyncGenerator[Any, None]]
 """What a program writes: yields `str` or `Delta`."""

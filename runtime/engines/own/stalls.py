@@ -20,8 +20,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...errors import EngineError
 from .telling import told
 
-__all__ = ["Stalls"]
-
 _log = logging.getLogger("trinamo.engines")
 T = TypeVar("T")
 STALL_S: Final = 0.25

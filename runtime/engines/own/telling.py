@@ -6,8 +6,6 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-__all__ = ["told"]
-
 _HERE: Final = Path(__file__).resolve().parent
 
 

@@ -14,8 +14,6 @@ from ...config.keys import is_loopback
 from ...config.upstream import UpstreamConfig
 from ...errors import ConfigError
 
-__all__ = ["Address", "find_address"]
-
 _PORTS: Final = {"http": 80, "https": 443}
 _PATH_DEFAULT: Final = "/v1"
 _KEY_BYTES_MAX: Final = 8192

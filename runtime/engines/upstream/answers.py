@@ -18,8 +18,6 @@ from ...protocol.openai.passing import Renaming
 from .events import EventSplitter, Received
 from .refusals import error_of_event
 
-__all__ = ["StreamedAnswer", "WholeAnswer", "refused"]
-
 _DONE: Final = b"[DONE]"
 _PIECE_BYTES: Final = 1 << 18
 """A long body travels in pieces of this."""

@@ -11,8 +11,6 @@ from ...config.upstream import UpstreamConfig
 from ...context import Context, State
 from ...errors import DisconnectedError
 
-__all__ = ["Call", "Calling", "Calls"]
-
 
 @attrs.define(eq=False)
 class Call:

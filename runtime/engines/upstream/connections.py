@@ -15,8 +15,6 @@ from ...errors import ConnectError, DisconnectedError, TrinamoError
 from .address import Address
 from .response import Response
 
-__all__ = ["Connection", "Connections", "request_head"]
-
 _READ_BYTES: Final = 1 << 16
 _IDLE_MAX: Final = 256
 _DRAIN_S: Final = 1.0

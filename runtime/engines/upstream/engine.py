@@ -19,8 +19,6 @@ from ..generation import EngineInfo, EngineStatistics
 from .upstream import Upstream, open_upstream
 from .watch import ListedModel, list_models
 
-__all__ = ["UpstreamEngine", "open_upstream_engine"]
-
 _log = logging.getLogger("trinamo.upstream")
 _QUEUED_DELTAS_MAX: Final = 256
 _START_PAUSE_S: Final = 0.5

@@ -11,8 +11,6 @@ import attrs
 
 from ...errors import RemoteProtocolError
 
-__all__ = ["EventSplitter", "Received"]
-
 _BOM = b"\xef\xbb\xbf"
 _ENDINGS: Final = (b"\n\n", b"\n\r", b"\r\r")
 """One of these is in any two ends of lines that follow each other."""

@@ -16,8 +16,6 @@ from .readers import PushedStream, Readers
 from .refusals import refusal_of
 from .response import Response
 
-__all__ = ["UpstreamAnswer"]
-
 _OK: Final = 200
 _REFUSAL_BYTES_MAX: Final = 1 << 20
 

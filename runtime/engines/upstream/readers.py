@@ -21,8 +21,6 @@ from .answers import StreamedAnswer
 from .calls import Call
 from .response import Response
 
-__all__ = ["PushedStream", "Readers"]
-
 _READ_BYTES: Final = 1 << 16
 _EVENTS_MAX: Final = 256
 

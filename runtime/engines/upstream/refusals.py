@@ -23,8 +23,6 @@ from ...errors import (
     UpstreamError,
 )
 
-__all__ = ["error_of_event", "refusal_of"]
-
 _MESSAGE_CHARS_MAX: Final = 500
 _RETRY_AFTER_MAX_S: Final = 3600
 

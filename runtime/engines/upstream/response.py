@@ -8,8 +8,6 @@ import httptools
 
 from ...errors import DisconnectedError, RemoteProtocolError
 
-__all__ = ["Response"]
-
 _HEAD_BYTES_MAX: Final = 1 << 16
 
 

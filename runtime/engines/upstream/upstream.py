@@ -29,8 +29,6 @@ from .exchange import UpstreamAnswer
 from .readers import Readers
 from .watch import UpstreamView
 
-__all__ = ["Upstream", "open_upstream"]
-
 _log = logging.getLogger("trinamo.upstream")
 _CHAT: Final = "/v1/chat/completions"
 _EMBEDDINGS: Final = "/v1/embeddings"

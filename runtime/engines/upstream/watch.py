@@ -16,8 +16,6 @@ from .answers import WholeAnswer
 from .connections import Connections, request_head
 from .refusals import refusal_of
 
-__all__ = ["ListedModel", "Load", "UpstreamView", "list_models"]
-
 _ANSWER_BYTES_MAX: Final = 4 << 20
 _METRICS_BYTES_MAX: Final = 1 << 20
 """A longer page tells nothing: it is read in one turn of the loop, between the tokens of others."""

@@ -22,8 +22,6 @@ from .keys import ApiKeys
 from .queue import AdmissionQueue
 from .rate import RateLimit
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """The requests of one service: those that arrive, those that wait and those in flight."""

@@ -17,8 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...config.http import HttpConfig
 from ..exchanges import Headers, find_header
 
-__all__ = ["AllowsOrigins", "Cors"]
-
 ANY: Final = "*"
 PREFIX: Final = "/v1/"
 """What pages may ask for: OpenAI's API, and nothing that operators ask."""

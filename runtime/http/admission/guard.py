@@ -13,8 +13,6 @@ from ..routes.access import OUTCOME
 from ..status import UnauthorizedError, answer_error
 from .keys import ApiKeys
 
-__all__ = ["OPEN", "NeedsKey"]
-
 OPEN: Final = frozenset({"/health", "/live"})
 """What load balancers and supervisors ask, who hold no secrets."""
 

@@ -25,8 +25,6 @@ from ..exchanges import Headers, find_header
 from ..server.files import look_at
 from ..status import UnauthorizedError
 
-__all__ = ["ApiKeys"]
-
 LOOK_INTERVAL_S: Final = 5.0
 FILE_BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 1024

@@ -21,8 +21,6 @@ from ...metrics.metrics import DURATION_BUCKETS_S, Metrics
 from ..exchanges import ClientGoneError, HttpExchange
 from ..models.models import Engine
 
-__all__ = ["LOOK_INTERVAL_S", "AdmissionQueue"]
-
 LOOK_INTERVAL_S: Final = 0.25
 """How often those who wait for busy workers look at what these report, and whether it is too old."""
 

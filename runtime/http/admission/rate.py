@@ -7,8 +7,6 @@ import math
 from ...env import Clock
 from ..status import RateLimitExceededError
 
-__all__ = ["RateLimit"]
-
 
 class RateLimit:
     """`burst` requests at once, and `rate_per_s` of them in the long run; full at the beginning."""

@@ -36,8 +36,6 @@ from .snapshot import Own, Snapshots, role_of
 from .tabs import Tabs
 from .timeline import Seen, Timeline
 
-__all__ = ["PREFIX", "Dashboard", "interval_s"]
-
 PREFIX: Final = "/dashboard"
 INTERVAL_S: Final = 1.0
 ASKED_PER_S_MAX: Final = 64

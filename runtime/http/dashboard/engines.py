@@ -13,8 +13,6 @@ from ..survey.overview import FrontendView
 from ..survey.survey import Survey, take_view
 from .gathering import Look, Neighbours
 
-__all__ = ["EnginesLook"]
-
 
 class EnginesLook:
     """Looks at `engines`, each as an instance that is called as its model."""

@@ -9,18 +9,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-__all__ = [
-    "Backend",
-    "EngineFacts",
-    "FrontendFacts",
-    "FrontendTotals",
-    "QueueFacts",
-    "Transfers",
-    "WorkerFacts",
-    "cut_text",
-    "read_facts",
-]
-
 TEXT_CHARACTERS_MAX: Final = 160
 ENTRIES_MAX: Final = 64
 """Of a list or a table that a process tells."""

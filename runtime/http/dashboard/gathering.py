@@ -40,8 +40,6 @@ from ..survey.survey import (
     why_away,
 )
 
-__all__ = ["INSTANCES_MAX", "Gatherer", "Look", "Looks", "Neighbours", "Place", "alone"]
-
 ETCD_TIMEOUT_S: Final = 0.8
 ASK_TIMEOUT_S: Final = 0.8
 REQUESTS_BYTES_MAX: Final = 1 << 20

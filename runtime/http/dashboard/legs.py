@@ -14,8 +14,6 @@ from ...protocol.undecodable import UNDECODABLE
 from ...traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
 from ..survey.http_client import fetch
 
-__all__ = ["LegRow", "LegsView", "ask_legs", "legs_view"]
-
 ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 32
 ANSWER_BYTES_MAX: Final = 1 << 20

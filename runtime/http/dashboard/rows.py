@@ -11,17 +11,6 @@ from ...traces.requests import RequestView
 from .facts import EngineFacts, QueueFacts
 from .timeline import Event
 
-__all__ = [
-    "BackendRow",
-    "FrontendRow",
-    "InstanceRow",
-    "ModelRow",
-    "QueueRow",
-    "ServerRow",
-    "Snapshot",
-    "Traffic",
-]
-
 
 class ServerRow(msgspec.Struct, kw_only=True):
     """etcd or NATS, as this frontend sees it."""

@@ -33,8 +33,6 @@ from .rows import (
 )
 from .timeline import Event
 
-__all__ = ["Own", "Snapshots", "role_of"]
-
 MODELS_MAX: Final = 128
 REQUESTS_MAX: Final = 64
 REFUSED_MAX: Final = 16

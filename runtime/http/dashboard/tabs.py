@@ -15,8 +15,6 @@ from ..exchanges import Headers, HttpExchange, respond_error
 from ..status import answer_error
 from .files import HEADERS
 
-__all__ = ["Tabs"]
-
 TABS_MAX: Final = 64
 MISSED_MAX: Final = 15
 RETRY: Final = b"retry: 1000\n\n"

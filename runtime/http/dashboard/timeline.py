@@ -14,8 +14,6 @@ from typing import Final
 import attrs
 import msgspec
 
-__all__ = ["Event", "Seen", "Timeline"]
-
 EVENTS_MAX: Final = 200
 SUBJECTS_MAX: Final = 4096
 TEXT_CHARACTERS_MAX: Final = 200

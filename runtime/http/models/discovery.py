@@ -31,8 +31,6 @@ from ...retries import Retries
 from ...sinks import Sink
 from .models import ModelManager, RemoteEngine
 
-__all__ = ["ClientSource", "RoutedEngine", "watch_models"]
-
 _log = logging.getLogger("trinamo.http")
 _UNUSED_S: Final = 60.0
 C = TypeVar("C", bound=Asks)

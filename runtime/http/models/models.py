@@ -29,9 +29,6 @@ from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, Mod
 from ...sinks import Sink
 from ..survey.overview import MODELS_MAX, ModelView
 
-__all__ = ["Engine", "ModelKind", "ModelManager", "RemoteEngine"]
-
-
 Engine: TypeAlias = ForwardsDeltas | Generates
 """What answers for one model: in production a routed client, in a test anything that yields.
 

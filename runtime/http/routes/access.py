@@ -13,8 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...logs.access import LOOK_AGENT, AccessLog
 from ...metrics.metrics import SUCCESS
 
-__all__ = ["OUTCOME", "TellsRequests"]
-
 OUTCOME: Final = "trinamo.outcome"
 """Where an application leaves the code of an error in the scope."""
 PROBES: Final = frozenset({"/health", "/live", "/metrics", "/status", "/sd"})

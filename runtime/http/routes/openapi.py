@@ -30,8 +30,6 @@ from ..admission.guard import OPEN
 from ..survey.overview import FrontendView
 from .scraping import TargetGroup
 
-__all__ = ["openapi_document"]
-
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"

@@ -24,8 +24,6 @@ from ...planes import ControlPlane, Entry
 from ...protocol.discovery.frontends import FRONTEND_PREFIX, decode_frontend
 from ...protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
 
-__all__ = ["ScrapeTargets", "TargetGroup"]
-
 READ_INTERVAL_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
 TARGETS_MAX: Final = 4096

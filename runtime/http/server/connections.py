@@ -11,8 +11,6 @@ from typing import Final
 
 from .phases import Phase, ServedConnection
 
-__all__ = ["ConnectionTable"]
-
 _WAITING: Final = (Phase.SHAKING, Phase.IDLE, Phase.ARRIVING)
 
 

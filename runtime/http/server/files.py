@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["look_at"]
-
 
 def look_at(*names: str | None) -> tuple[object, ...]:
     """What is another once one of these files is."""

@@ -14,8 +14,6 @@ import attrs
 
 from ...config.keys import LOOPBACK_NAMES, address_of, is_loopback
 
-__all__ = ["HostPolicy", "url_of"]
-
 ANY: Final = "*"
 
 

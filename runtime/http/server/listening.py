@@ -11,8 +11,6 @@ import trio
 from ...errors import ConfigError
 from .hosts import url_of
 
-__all__ = ["open_listeners"]
-
 BACKLOG: Final = 1024
 
 

@@ -7,8 +7,6 @@ from typing import Protocol, TypeVar
 
 import trio
 
-__all__ = ["Driver", "Phase", "ServedConnection"]
-
 
 class Phase(enum.Enum):
     """What a connection does, as far as it matters for who may be cut off."""

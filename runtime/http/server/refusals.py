@@ -9,8 +9,6 @@ from ...errors import OverloadedError
 from ...protocol.openai.http_head import HeadFault
 from ..status import ErrorAnswer, HostNotAllowedError, answer_error, answer_head_fault
 
-__all__ = ["HOST_ANSWER", "fault_response", "overload_response"]
-
 HOST_ANSWER: Final = answer_error(
     HostNotAllowedError(
         "the Host header names another server; call this one by its address or by localhost, or"

@@ -31,8 +31,6 @@ from .sockets import configure_socket
 from .tls.certificates import Certificates, find_certificate_faults
 from .tls.series import CertificateSeries
 
-__all__ = ["Server"]
-
 REFUSALS_MAX: Final = 64
 """How many connections over the limit are answered at a time; the rest is just closed."""
 REFUSAL_S: Final = 1.0

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import trio
 
-__all__ = ["configure_socket", "open_sender"]
-
 
 def configure_socket(
     sock: trio.socket.SocketType, *, peer_timeout_s: float, write_timeout_s: float

@@ -11,8 +11,6 @@ from ...errors import TrinamoError
 from ...nurseries import open_nursery
 from .http_client import fetch_json
 
-__all__ = ["FrontendLook", "ask_frontends"]
-
 ASK_TIMEOUT_S: Final = 1.5
 ANSWER_BYTES_MAX: Final = 256 << 10
 

@@ -27,8 +27,6 @@ from ...errors import (
 from ...logs.text import cut
 from ...protocol.undecodable import UNDECODABLE
 
-__all__ = ["Response", "fetch", "fetch_json", "open_request"]
-
 READ_BYTES: Final = 65_536
 BODY_BYTES_MAX: Final = 8 << 20
 

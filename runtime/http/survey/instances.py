@@ -14,8 +14,6 @@ from ...planes import Entry
 from ...protocol.discovery.instances import Instance
 from .http_client import fetch_json
 
-__all__ = ["ASK_TIMEOUT_S", "InstanceLook", "ask_each", "fetch_facts", "instance_look"]
-
 ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 64
 ANSWER_BYTES_MAX: Final = 256 << 10

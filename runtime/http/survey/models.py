@@ -13,8 +13,6 @@ from ...planes import Entry
 from ...protocol.discovery.model_cards import ModelTable, decode_card
 from ...protocol.openai.generate import ModelCard
 
-__all__ = ["ModelLook", "look_at_models"]
-
 TOLD_MAX: Final = 16
 """What the cards of one model say, where they differ."""
 

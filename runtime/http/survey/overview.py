@@ -24,19 +24,6 @@ from ...planes import (
     EventStatistics,
 )
 
-__all__ = [
-    "AWAY",
-    "INSTANCES_MAX",
-    "MODELS_MAX",
-    "FrontendView",
-    "HasClients",
-    "InstanceView",
-    "ModelView",
-    "Overview",
-    "describe_planes",
-    "overview",
-]
-
 AWAY: Final = "away"
 """The state of an upstream that does not answer: it is offered to nobody, and shown all the same."""
 INSTANCES_MAX: Final = 1024

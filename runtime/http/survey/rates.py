@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Rates"]
-
 
 class Rates:
     """Differences per second of counters that only grow; one that shrank began again at zero."""

@@ -25,21 +25,6 @@ from .instances import ASK_TIMEOUT_S, InstanceLook, ask_each, fetch_facts, insta
 from .models import ModelLook, look_at_models
 from .overview import AWAY, FrontendView, InstanceView
 
-__all__ = [
-    "OwnedProcess",
-    "Survey",
-    "ask_instances",
-    "ask_processes",
-    "discover",
-    "name_instances",
-    "take_last_known",
-    "take_view",
-    "tell_frontends",
-    "tell_planes",
-    "tell_workers",
-    "why_away",
-]
-
 AWAY_PROBLEM: Final = "the upstream fails its looks; the frontend's log says why"
 TOLD_MAX: Final = 16
 """Sentences of one kind; the others are counted."""

@@ -17,8 +17,6 @@ from ...planes import RemoteMemory, Transfer, TransferReport
 from ...protocol.transfer.description import Direction
 from .routes import Route
 
-__all__ = ["Job", "progressing", "reached"]
-
 _LOOKS: Final = 8
 """How often a transfer is looked at before it counts as hanging."""
 

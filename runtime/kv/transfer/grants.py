@@ -12,8 +12,6 @@ import trio
 
 from ...errors import StaleMemoryError
 
-__all__ = ["Grant"]
-
 
 class Grant:
     """Our blocks lent to one peer, by a ticket that nobody else knows.

@@ -25,8 +25,6 @@ from ..pool import BlockPool
 from .grants import Grant
 from .settlement import Inquiries, Path, Tickets, quiesce
 
-__all__ = ["BlockLeases", "open_block_leases"]
-
 _log = logging.getLogger("trinamo.transfer")
 
 

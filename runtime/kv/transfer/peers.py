@@ -29,8 +29,6 @@ from .metadata import NixlMetadataStore
 from .router import TransferRouter
 from .routes import RoutedMemory, RoutedPeer
 
-__all__ = ["REGION", "EnginePeers"]
-
 _log = logging.getLogger("trinamo.transfer")
 REGION: Final = "kv"
 """What an engine's cache is called in its metadata."""

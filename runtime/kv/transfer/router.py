@@ -52,8 +52,6 @@ from .leases import BlockLeases
 from .routes import Route, RoutedMemory, RoutedPeer
 from .statistics import BackendStatistics, TransferStatistics
 
-__all__ = ["TransferRouter", "open_transfer_router"]
-
 _log = logging.getLogger("trinamo.transfer")
 
 

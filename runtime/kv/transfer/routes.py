@@ -15,8 +15,6 @@ from ...protocol.transfer.description import (
     encode_descriptions,
 )
 
-__all__ = ["Route", "RoutedMemory", "RoutedPeer"]
-
 
 class RoutedMemory:
     """One piece of memory, registered with every backend that took it. A `MemoryRegion`, too."""

@@ -26,8 +26,6 @@ from ...protocol.transfer.settlement import (
 )
 from .grants import Grant
 
-__all__ = ["Inquiries", "Path", "Tickets", "quiesce"]
-
 _PAUSE_MIN_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SLOW_PAUSE_MAX_S: Final = 30.0

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-__all__ = ["BackendStatistics", "TransferStatistics"]
-
 
 @attrs.frozen(kw_only=True)
 class BackendStatistics:

@@ -27,8 +27,6 @@ from ...traces.ring import Traces
 from ..facts import engines_facts
 from ..runtime import Runtime
 
-__all__ = ["dashboard_url", "open_dashboard", "open_own_dashboard"]
-
 
 def open_dashboard(
     nursery: trio.Nursery,

@@ -13,8 +13,6 @@ from ...http.models.models import ModelManager
 from ...metrics.migrations import MigrationSeries
 from ..runtime import Runtime
 
-__all__ = ["follow_models"]
-
 
 async def follow_models(
     nursery: trio.Nursery, runtime: Runtime, clients: ClientSource[Any], manager: ModelManager

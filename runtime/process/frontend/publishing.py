@@ -11,8 +11,6 @@ from ...nurseries import open_nursery
 from ...protocol.discovery.frontends import FrontendEntry, encode_frontend, frontend_key
 from ..runtime import Runtime
 
-__all__ = ["publish_frontend"]
-
 _EVERYWHERE: Final = ("//0.0.0.0:", "//[::]:")
 
 

@@ -27,8 +27,6 @@ from ...protocol.discovery.routing import Policy
 from ...protocol.openai.generate import ModelCard
 from ..runtime import Runtime
 
-__all__ = ["DirectUpstreams", "alone"]
-
 _log = logging.getLogger("trinamo.upstream")
 _NAMESPACE: Final = "upstreams"
 

@@ -14,8 +14,6 @@ import msgspec
 from ...config.config import Config
 from .settings import LIVE_KEYS, Settings
 
-__all__ = ["LiveConfig"]
-
 
 class LiveConfig:
     """Tells those who listen, synchronously, whenever it changes."""

@@ -27,22 +27,6 @@ from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchE
 from ...protocol.undecodable import UNDECODABLE
 from ...retries import Retries
 
-__all__ = [
-    "LIVE_KEYS",
-    "PREFILL_TOKENS_LOCAL_MAX",
-    "QUEUE_DEPTH_MAX",
-    "REQUESTS_MAX",
-    "SETTINGS",
-    "SETTINGS_PREFIX",
-    "Setting",
-    "SettingReading",
-    "Settings",
-    "find_setting",
-    "read_settings",
-    "reset_setting",
-    "write_setting",
-]
-
 _log = logging.getLogger("trinamo.settings")
 
 SETTINGS_PREFIX: Final = "config/"

@@ -36,8 +36,6 @@ from ...queues.queues import CountedQueue
 from ..runtime import Runtime
 from ..settings.settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
 
-__all__ = ["DecodeRole", "PrefillRole", "check_role", "choose_role"]
-
 _DEPTH_INTERVAL_S: Final = 1.0
 """How old the depth of the queue may be that decisions depend on."""
 

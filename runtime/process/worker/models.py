@@ -24,8 +24,6 @@ from ...protocol.openai.generate import (
 from ..runtime import Runtime
 from .disaggregated import DecodeRole, PrefillRole
 
-__all__ = ["movable_kv", "offer_models"]
-
 _log = logging.getLogger("trinamo.runtime")
 _BODY_BYTES_MAX: Final = 1 << 28
 

@@ -25,8 +25,6 @@ from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weight
 from ..opening import open_runtime
 from ..runtime import Runtime
 
-__all__ = ["WorkerWeights", "lend_weights", "take_weights"]
-
 _log = logging.getLogger("trinamo.weights")
 _LOOK_S: Final = 0.5
 

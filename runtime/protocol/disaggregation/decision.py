@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LOCAL_IF", "PrefillReason", "Situation", "decide"]
-
 
 class PrefillReason(enum.StrEnum):
     """Why a prompt was computed here or elsewhere; the label `reason` of the metrics."""

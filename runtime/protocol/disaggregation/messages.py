@@ -26,22 +26,6 @@ from ..traceparent import TRACEPARENT_CHARS_MAX
 from ..transfer.settlement import PEER_BYTES_MAX
 from ..undecodable import UNDECODABLE
 
-__all__ = [
-    "Begun",
-    "Claim",
-    "Kept",
-    "Lent",
-    "Pairing",
-    "PrefillAsk",
-    "PrefillDone",
-    "RemotePrefillRequest",
-    "ask_bytes_max_for",
-    "decode_done",
-    "decode_job",
-    "encode",
-    "prefill_request",
-]
-
 JOB_ID_CHARS_MAX: Final = 128
 _TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 14

@@ -10,8 +10,6 @@ import ipaddress
 import re
 from typing import Final
 
-__all__ = ["is_address"]
-
 _SUBJECT: Final = re.compile(r"[!-~]{1,255}")
 """Visible ASCII: what any transport may call a place."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")

@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping
 
 import attrs
 
-__all__ = ["AliasTable", "Claim"]
-
 
 @attrs.frozen
 class Claim:

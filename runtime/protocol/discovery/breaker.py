@@ -20,8 +20,6 @@ from ...errors import (
 )
 from .presence import InFlight
 
-__all__ = ["Breaker"]
-
 _FAULTS: Final = (ConnectError, DisconnectedError, RemoteProtocolError, UpstreamError)
 _STRIKES_MAX: Final = 5
 _GROWS_TO_S: Final = 60.0

@@ -12,8 +12,6 @@ import msgspec
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 
-__all__ = ["FRONTEND_PREFIX", "FrontendEntry", "decode_frontend", "encode_frontend", "frontend_key"]
-
 FRONTEND_PREFIX: Final = "frontends/"
 _ID_DIGITS: Final = 16
 

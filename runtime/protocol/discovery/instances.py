@@ -15,15 +15,6 @@ from ...errors import RemoteProtocolError, RequestError
 from ..undecodable import UNDECODABLE
 from .addresses import is_address
 
-__all__ = [
-    "INSTANCE_PREFIX",
-    "EndpointName",
-    "Instance",
-    "decode_instance",
-    "encode_instance",
-    "is_instance_id",
-]
-
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ID: Final = re.compile(r"[0-9a-f]{1,16}")

@@ -6,8 +6,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LeaseTimer"]
-
 _WAIT_MIN_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
 

@@ -27,16 +27,6 @@ from ..undecodable import UNDECODABLE
 from .aliases import AliasTable, Claim
 from .instances import EndpointName, is_instance_id
 
-__all__ = [
-    "ANYBODY",
-    "MODEL_PREFIX",
-    "ModelChange",
-    "ModelTable",
-    "decode_card",
-    "encode_card",
-    "model_key",
-]
-
 MODEL_PREFIX: Final = "models/"
 ANYBODY: Final = ""
 """Stands for the instance that a card names, where it names none."""

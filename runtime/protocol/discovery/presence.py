@@ -19,8 +19,6 @@ from typing import Final
 
 from ...errors import DisconnectedError
 
-__all__ = ["LOOKS_PER_GRACE", "PRESENCE", "InFlight", "Liveness", "Presence", "Sign"]
-
 LOOKS_PER_GRACE: Final = 4
 """How often it is looked, and probed: what takes a grace by rule takes a quarter more at most."""
 _ROUNDING_S: Final = 1e-6

@@ -10,8 +10,6 @@ from typing import Final
 from ...errors import RequestError, UnavailableError
 from .instances import Instance
 
-__all__ = ["TOLD_LOAD", "Policy", "pick"]
-
 
 class Policy(enum.StrEnum):
     """How to choose among equals."""

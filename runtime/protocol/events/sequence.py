@@ -19,16 +19,6 @@ from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 from .snapshot import WholeSnapshot
 
-__all__ = [
-    "SequenceCounts",
-    "SequencedEvent",
-    "SequencedView",
-    "Step",
-    "Trouble",
-    "decode_event",
-    "encode_event",
-]
-
 BUFFERED_MAX: Final = 1024
 BUFFERED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Over all views that share their counts."""

@@ -17,18 +17,6 @@ import msgspec
 from ...errors import OverloadedError, RemoteProtocolError
 from ..undecodable import UNDECODABLE
 
-__all__ = [
-    "PARTS_MAX",
-    "SequencedSnapshot",
-    "SnapshotAssembly",
-    "SnapshotRequest",
-    "WholeSnapshot",
-    "decode_request",
-    "decode_snapshot",
-    "encode_request",
-    "encode_snapshot",
-]
-
 PARTS_MAX: Final = 64
 
 

@@ -17,18 +17,6 @@ from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 from .hints import HINT_BLOCKS_MAX
 
-__all__ = [
-    "ActiveEvent",
-    "Began",
-    "Ended",
-    "FirstToken",
-    "decode_active",
-    "encode_active",
-    "next_active",
-    "pack_keys",
-    "unpack_keys",
-]
-
 _EVENTS_MAX: Final = 256
 _BATCH_BYTES_MAX: Final = 1 << 18
 """Of the keys in one batch; a message holds four times as much, and NATS takes a mebibyte."""

@@ -15,8 +15,6 @@ from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 from .events import Cleared, KvEvent, Removed, Stored, join_hashes, joined_keys
 
-__all__ = ["BlockSet", "decode_part"]
-
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
     """Hashes, joined."""

@@ -20,26 +20,6 @@ import msgspec
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 
-__all__ = [
-    "BATCH_EVENTS_MAX",
-    "BATCH_HASHES_MAX",
-    "HASH_BYTES",
-    "Cleared",
-    "KvEvent",
-    "Removed",
-    "Stored",
-    "block_hash",
-    "block_hashes",
-    "block_keys",
-    "chained_hashes",
-    "decode_keys",
-    "encode_batch",
-    "hash_count",
-    "join_hashes",
-    "joined_keys",
-    "next_batch",
-]
-
 HASH_BYTES: Final = 8
 """Of a million blocks two have the same 64 bits once in 2**25 clusters."""
 BATCH_EVENTS_MAX: Final = 256

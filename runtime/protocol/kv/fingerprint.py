@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["differences", "encode_fingerprint"]
-
 
 def encode_fingerprint(facts: Mapping[str, object]) -> str:
     """The facts in their order, such as `engine=exact version=1`.

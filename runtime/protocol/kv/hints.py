@@ -9,8 +9,6 @@ import attrs
 
 from .events import block_hashes, block_keys, chained_hashes
 
-__all__ = ["HINT_BLOCKS_MAX", "RoutingHint", "hint_of_text", "hint_of_tokens"]
-
 HINT_BLOCKS_MAX: Final = 4096
 """Blocks beyond are not named: naming one costs about a microsecond, and the caller waits for it."""
 _TOKEN_BYTES: Final = 4

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["BlockHolders"]
-
 _SHARDS: Final = 256
 """Parts of the map. With a million blocks one has 4096, which grows and is swept within a millisecond."""
 _MASKS_MAX: Final = 4096

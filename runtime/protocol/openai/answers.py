@@ -21,28 +21,6 @@ from .logprobs import (
 )
 from .sse import TextTemplate, encode_data
 
-__all__ = [
-    "AnswerFormat",
-    "ChatAnswer",
-    "ChatChoice",
-    "ChatChunk",
-    "ChatChunkChoice",
-    "ChatCompletion",
-    "ChatDelta",
-    "ChatReply",
-    "Completion",
-    "CompletionAnswer",
-    "CompletionChoice",
-    "ErrorBody",
-    "ErrorDetail",
-    "FunctionDelta",
-    "Model",
-    "ModelList",
-    "ToolCall",
-    "ToolCallDelta",
-    "Usage",
-]
-
 _encode = msgspec.json.Encoder().encode
 
 

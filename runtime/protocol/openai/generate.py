@@ -14,29 +14,6 @@ import msgspec
 
 from ...errors import RequestError
 
-__all__ = [
-    "ALIASES_MAX",
-    "LOGIT_BIASES_MAX",
-    "SCHEMA_CHARS_MAX",
-    "STOP_CHARS_MAX",
-    "STOP_STRINGS_MAX",
-    "TOKEN_CHARS_MAX",
-    "TOOLS_CHARS_MAX",
-    "TOOL_NAMED",
-    "ChatMessage",
-    "Delta",
-    "Feature",
-    "FinishReason",
-    "GenerateRequest",
-    "ModelCard",
-    "PassedRequest",
-    "TokenLogprob",
-    "bounded_request_type",
-    "features_of",
-    "is_shaped",
-    "payload_bytes_max_for",
-]
-
 ALIASES_MAX: Final = 32
 """Of one worker for one model."""
 STOP_STRINGS_MAX: Final = 32

@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["HOST_VALUE", "HeadFault", "find_fault_in_bytes", "find_fault_in_fields"]
-
 PREFACE_START: Final = b"PRI * HTTP/"
 """How a client opens HTTP/2 that was not agreed upon (RFC 9113, section 3.4)."""
 HOST_VALUE: Final = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%\[\]:]*")

@@ -10,8 +10,6 @@ from typing_extensions import Buffer
 
 from ...errors import RequestError
 
-__all__ = ["decode_json", "decode_part"]
-
 _T = TypeVar("_T")
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")

@@ -12,16 +12,6 @@ import msgspec
 
 from .generate import TokenLogprob
 
-__all__ = [
-    "ChatLogprobs",
-    "ChatTokenLogprob",
-    "CompletionLogprobs",
-    "TextOffsets",
-    "TopLogprob",
-    "make_chat_logprobs",
-    "make_completion_logprobs",
-]
-
 
 class TopLogprob(msgspec.Struct, frozen=True):
     """One alternative."""

@@ -11,8 +11,6 @@ from .json_parts import decode_part
 from .shaping import ABSENT, refuse
 from .tools import calls_text
 
-__all__ = ["ContentPart", "RequestMessage", "check_chars", "turns_of"]
-
 _ROLES = {
     "system": "system",
     "developer": "system",

@@ -17,15 +17,6 @@ from ...errors import RequestError
 from .generate import GenerateRequest, PassedRequest
 from .json_parts import decode_json, decode_part
 
-__all__ = [
-    "Renaming",
-    "can_go_on",
-    "decode_passed",
-    "prompt_of",
-    "with_assistant_prefix",
-    "with_model",
-]
-
 _ABSENT: Final = Raw()
 _FORMS: Final = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),

@@ -38,15 +38,6 @@ from .shaping import (
 )
 from .tools import tool_choice, tools_text
 
-__all__ = [
-    "CONTEXT_TOKENS_MAX",
-    "ChatCompletionRequest",
-    "CompletionRequest",
-    "StreamOptions",
-    "decode_chat_request",
-    "decode_completion_request",
-]
-
 CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
 STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00") + 64)

@@ -15,16 +15,6 @@ from ...errors import RequestError
 from .generate import LOGIT_BIASES_MAX, SCHEMA_CHARS_MAX
 from .json_parts import decode_part
 
-__all__ = [
-    "ABSENT",
-    "chat_logprobs",
-    "completion_logprobs",
-    "is_absent",
-    "logit_bias",
-    "refuse",
-    "schema_of",
-]
-
 ABSENT: Final = Raw()
 """A parameter that was not given, by identity."""
 _LOGIT_BIAS_BYTES_MAX: Final = LOGIT_BIASES_MAX * 64

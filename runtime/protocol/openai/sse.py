@@ -10,8 +10,6 @@ import msgspec
 
 from ...errors import LocalProtocolError
 
-__all__ = ["DONE", "DONE_DATA", "TextTemplate", "encode_data"]
-
 DONE_DATA = b"[DONE]"
 """The data of the event that ends a complete OpenAI stream."""
 

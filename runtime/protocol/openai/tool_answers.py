@@ -8,8 +8,6 @@ from .answers import ChatAnswer, ChatDelta, ChatReply, FunctionDelta, ToolCall, 
 from .generate import Delta, FinishReason
 from .tool_calls import CallPiece, ToolCallParser
 
-__all__ = ["ToolAnswer"]
-
 
 class ToolAnswer(ChatAnswer):
     """One answer of `/v1/chat/completions` to a request with tools."""

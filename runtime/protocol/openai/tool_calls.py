@@ -19,8 +19,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["CALL_BEGIN", "CALL_END", "CallPiece", "ToolCallParser"]
-
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 _HEAD: Final = re.compile(

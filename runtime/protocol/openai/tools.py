@@ -17,8 +17,6 @@ from .generate import TOOL_NAMED, TOOLS_CHARS_MAX
 from .json_parts import decode_part
 from .shaping import is_absent
 
-__all__ = ["calls_text", "tool_choice", "tools_text"]
-
 _TOOLS_MAX: Final = 128
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 

@@ -13,18 +13,6 @@ import attrs
 
 from .jobs import DELAY_S_MAX, REASON_CHARS_MAX, Settlement
 
-__all__ = [
-    "Ack",
-    "Backoff",
-    "ConsumerCounts",
-    "Ending",
-    "HeldLease",
-    "JobOutcome",
-    "Nak",
-    "outcome_of",
-    "verdict_on",
-]
-
 _EXTENSIONS_PER_LEASE: Final = 3
 _RETRIES_PER_LEASE: Final = 12
 RETURNED_REASON: Final = "given back: its consumer stopped"

@@ -14,23 +14,6 @@ import attrs
 from ...errors import RequestError
 from ..traceparent import decode_traceparent
 
-__all__ = [
-    "DELAY_S_MAX",
-    "EXPIRED",
-    "NO_ORIGIN",
-    "REASON_CHARS_MAX",
-    "DeadLetter",
-    "JobOrigin",
-    "LeasedJob",
-    "PutResult",
-    "QueueLimits",
-    "QueueStatistics",
-    "Settlement",
-    "check_delay",
-    "check_job_id",
-    "check_queue_name",
-]
-
 DELAY_S_MAX: Final = 3600.0
 """The longest delay of a `nak`."""
 REASON_CHARS_MAX: Final = 512

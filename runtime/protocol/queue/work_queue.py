@@ -41,8 +41,6 @@ from .jobs import (
     check_job_id,
 )
 
-__all__ = ["QueueCounts", "WorkQueueModel"]
-
 _SEEN_MAX: Final = 1_000_000
 
 

@@ -13,18 +13,6 @@ from typing import Final
 
 from ...errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "DATA_BYTES_MAX",
-    "HEADER_BYTES_MAX",
-    "PREFIX_BYTES",
-    "Frame",
-    "FrameDecoder",
-    "data_prefix",
-    "decode_first_frame",
-    "decode_frame",
-    "encode_frame",
-]
-
 HEADER_BYTES_MAX: Final = 128 * 1024
 DATA_BYTES_MAX: Final = 32 * 1024 * 1024
 _PREFIX: Final = struct.Struct(">II")

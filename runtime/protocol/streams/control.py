@@ -16,23 +16,6 @@ from .codec import Frame, encode_frame
 from .reasons import Reason, known_reason
 from .request import MESSAGE_CHARS_MAX, StreamType, WireError, rebuilt, wire_error
 
-__all__ = [
-    "Closed",
-    "Control",
-    "Data",
-    "Declined",
-    "Failed",
-    "Handshake",
-    "Kill",
-    "Opened",
-    "Refused",
-    "Sentinel",
-    "Stop",
-    "WireRefusal",
-    "encode_control",
-    "parse_frame",
-]
-
 SUBJECT_CHARS_MAX: Final = 128
 """A longer one is none of ours."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from ...errors import RemoteProtocolError
 
-__all__ = ["ReceiveCredit", "SendCredit"]
-
 
 class SendCredit:
     """The sender's end: what it may still send."""

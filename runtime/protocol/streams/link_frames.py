@@ -46,20 +46,6 @@ from .control import (
 from .reasons import known_reason
 from .request import MESSAGE_CHARS_MAX, StreamType, WireError, rebuilt, wire_error
 
-__all__ = [
-    "HEAD_BYTES",
-    "Credit",
-    "Kind",
-    "Opening",
-    "encode_batch",
-    "encode_credit",
-    "encode_event",
-    "encode_item",
-    "encode_opening",
-    "parse_event",
-    "parse_opening",
-]
-
 
 class Kind(enum.IntEnum):
     """What a frame is: the fifth byte of its header."""

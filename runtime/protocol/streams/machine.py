@@ -16,8 +16,6 @@ import attrs
 
 from ...errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 
-__all__ = ["Machine", "Role", "TableKey", "Tables"]
-
 
 class TableKey(enum.Enum):
     """What the tables are keyed by. Hashed by identity: an `Enum` does so by name, in Python."""

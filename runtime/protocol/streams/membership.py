@@ -32,16 +32,6 @@ from typing import Final
 
 from ...errors import RemoteProtocolError
 
-__all__ = [
-    "GREETING_BYTES_MAX",
-    "HELLO_BEGINS",
-    "NONCE_BYTES",
-    "Greeting",
-    "GreetingState",
-    "Purpose",
-    "call_home_proof",
-]
-
 NONCE_BYTES: Final = 16
 _MAGIC: Final = b"trinamo\r\n\r\n"
 """Ends as the head of an HTTP request does, so that a server of HTTP does not wait for the rest."""

@@ -26,8 +26,6 @@ from .link_frames import (
     parse_opening,
 )
 
-__all__ = ["PART_BYTES", "Arrival", "Demultiplexer", "Multiplexer", "StreamIds"]
-
 PART_BYTES: Final = 16 * 1024
 """A longer item is sent in parts, so that it delays no other stream by more than one."""
 _PARTED_MAX: Final = 4

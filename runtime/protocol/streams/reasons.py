@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Reason", "known_reason"]
-
 
 class Reason(enum.StrEnum):
     """Why a request was stopped or killed; the label of the cancellation metric."""

@@ -27,31 +27,6 @@ from ..traceparent import TRACEPARENT_CHARS_MAX
 from ..undecodable import UNDECODABLE
 from .reasons import Reason, known_reason
 
-__all__ = [
-    "CONTEXT_ID_CHARS_MAX",
-    "AckStatus",
-    "Answer",
-    "Cancel",
-    "Carrier",
-    "ConnectionInfo",
-    "Envelope",
-    "RequestKind",
-    "StreamType",
-    "WireError",
-    "attempt_id",
-    "decode_answer",
-    "decode_cancel",
-    "decode_envelope",
-    "encode_answer",
-    "encode_cancel",
-    "encode_envelope",
-    "failure",
-    "raise_for_nack",
-    "readable_id",
-    "rebuilt",
-    "wire_error",
-]
-
 REQUEST_ID_CHARS_MAX = 128
 _ATTEMPT_CHARS = 9
 CONTEXT_ID_CHARS_MAX = REQUEST_ID_CHARS_MAX - _ATTEMPT_CHARS

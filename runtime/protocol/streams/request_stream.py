@@ -13,8 +13,6 @@ from typing import Final
 from .control import Closed, Data, Handshake, Kill, Refused, Sentinel, Stop
 from .machine import Machine, Role, TableKey, Tables
 
-__all__ = ["REQUEST_STREAM", "InputState", "ReceiverState", "request_stream"]
-
 
 class ReceiverState(TableKey):
     """Where the worker's half is."""

@@ -24,8 +24,6 @@ from .control import (
 )
 from .machine import Machine, Role, TableKey, Tables
 
-__all__ = ["RESPONSE_STREAM", "CallerState", "WorkerState", "response_stream"]
-
 
 class WorkerState(TableKey):
     """Where the worker's half is."""

@@ -13,8 +13,6 @@ import attrs
 from ...errors import LocalProtocolError, StaleMemoryError
 from .description import check_blocks, pool_numbers
 
-__all__ = ["AccessTable", "OnComplete", "unheard"]
-
 OnComplete = Callable[[bytes], None]
 """Told what a peer's transfer said when it was done; must not raise."""
 

@@ -28,22 +28,6 @@ import attrs
 
 from ...errors import LocalProtocolError, OverloadedError, StaleMemoryError
 
-__all__ = [
-    "BITMAP_BYTES_MAX",
-    "DIRECTORY_BYTES",
-    "HEADER_BYTES",
-    "TICKETS_MAX",
-    "TICKET_BLOCKS_MAX",
-    "AccessPage",
-    "Expected",
-    "bitmap_range",
-    "check_bitmap",
-    "check_header",
-    "find_ticket",
-    "incarnation_word",
-    "page_bytes",
-]
-
 HEADER_BYTES: Final = 64
 TICKETS_MAX: Final = 512
 """Tickets of one region that may be granted at once."""

@@ -14,8 +14,6 @@ import attrs
 from ...errors import RemoteProtocolError
 from .description import NOTIFY_BYTES_MAX
 
-__all__ = ["Completion", "decode_completion", "encode_completion"]
-
 _HEAD: Final = struct.Struct("<QQ")
 
 

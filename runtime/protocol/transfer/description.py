@@ -19,29 +19,6 @@ from ...errors import IncompatibleKvError, RemoteProtocolError, RequestError
 from ..kv.fingerprint import differences
 from ..undecodable import UNDECODABLE
 
-__all__ = [
-    "ADDRESS_BYTES_MAX",
-    "BACKENDS_MAX",
-    "BLOCKS_MAX",
-    "BLOCK_BYTES_MAX",
-    "BUFFERS_MAX",
-    "DESCRIPTION_BYTES_MAX",
-    "NOTIFY_BYTES_MAX",
-    "PARTS_MAX",
-    "Direction",
-    "MemoryDescription",
-    "check_blocks",
-    "check_compatible",
-    "check_transfer",
-    "decode_description",
-    "decode_descriptions",
-    "draw_incarnation",
-    "encode_description",
-    "encode_descriptions",
-    "pool_numbers",
-    "runs",
-]
-
 BLOCKS_MAX: Final = 1 << 17
 """Blocks of one transfer."""
 BLOCK_BYTES_MAX: Final = 1 << 30

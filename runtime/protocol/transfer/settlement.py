@@ -22,20 +22,6 @@ import msgspec
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 
-__all__ = [
-    "PATHLESS",
-    "PEER_BYTES_MAX",
-    "PROOFS",
-    "READINGS",
-    "InquiryResult",
-    "PeerDescriptor",
-    "PeerStatus",
-    "Reading",
-    "decode_peer",
-    "encode_peer",
-    "status_of",
-]
-
 PEER_BYTES_MAX: Final = 512
 
 

@@ -36,33 +36,6 @@ from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
 from .description import BLOCKS_MAX, NOTIFY_BYTES_MAX
 
-__all__ = [
-    "BLOCK_LIST_BYTES_MAX",
-    "HEADER_BYTES_MAX",
-    "PREFIX",
-    "SUM_BYTES",
-    "Abort",
-    "Answer",
-    "Confirmed",
-    "Failed",
-    "Finished",
-    "Hello",
-    "Inquiry",
-    "Message",
-    "Notify",
-    "Ping",
-    "Read",
-    "Request",
-    "Slice",
-    "Sums",
-    "Welcome",
-    "Write",
-    "decode_message",
-    "encode_message",
-    "pack_blocks",
-    "unpack_blocks",
-]
-
 PREFIX: Final = struct.Struct(">II")
 """Header bytes, data bytes; as in `protocol/streams/codec.py`."""
 HEADER_BYTES_MAX: Final = 16 * 1024

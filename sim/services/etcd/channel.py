@@ -26,8 +26,6 @@ from ..peer import Peer
 from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, encode, reader
 from .server import PORT
 
-__all__ = ["open_simulated_etcd"]
-
 KEEP_ALIVE_S: Final = 8.0
 """gRPC, as `transports/etcd/channel.py` sets it up, pings after six seconds and waits two."""
 

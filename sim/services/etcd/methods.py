@@ -15,8 +15,6 @@ from trinamo.runtime.planes import Entry
 from trinamo.transports.etcd import wire_pb2 as wire
 from trinamo.transports.memory.store import MemoryStore
 
-__all__ = ["Methods", "header_of", "key_value_of", "prefix_of", "refusal"]
-
 VERSION = "3.6.0"
 
 

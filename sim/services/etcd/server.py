@@ -36,8 +36,6 @@ from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, Reply, encode, rea
 from .methods import Methods, refusal
 from .watches import WatchStream
 
-__all__ = ["PORT", "WRITES", "SimulatedEtcd"]
-
 PORT: Final = 2379
 WRITES: Final = frozenset({"Put", "Txn", "DeleteRange", "LeaseGrant", "LeaseRevoke"})
 PROGRESS_S: Final = 60.0

@@ -15,8 +15,6 @@ from trinamo.transports.memory.store import Change, MemoryStore
 from ...core.choices import Choices
 from .methods import header_of, key_value_of, prefix_of
 
-__all__ = ["WatchStream"]
-
 FRAGMENT_ONE_IN = 4
 """How often the events of one reply come in two; etcd does so above a size that no run reaches."""
 

@@ -15,8 +15,6 @@ from typing_extensions import override
 from ...core.host import HostState
 from .fabric import MemoryFabric
 
-__all__ = ["TroubledFabric"]
-
 LOOK_S: Final = 0.01
 """How soon a copy goes on after the process that makes it does."""
 

@@ -19,8 +19,6 @@ from ...core.host import HostState, current_host_name
 from ...core.world import World
 from ...net.network import Network
 
-__all__ = ["Adapter", "MemoryFabric"]
-
 
 class Adapter:
     """What the fabric knows of one process: whether it lives, and the memory it has registered."""

@@ -48,8 +48,6 @@ from trinamo.transports.one_sided.state import plan_transfer
 from .fabric import Adapter, MemoryFabric
 from .transfer import SimulatedTransfer, end_all
 
-__all__ = ["SimulatedMemoryPlane", "open_simulated_memory"]
-
 CLOSE_TIMEOUT_S: Final = 10.0
 
 

@@ -24,8 +24,6 @@ from trinamo.transports.one_sided.state import TransferPlan, TransferState
 
 from .fabric import Adapter
 
-__all__ = ["SimulatedTransfer", "end_all"]
-
 
 class SimulatedTransfer(TransferState):
     """Implements `Transfer`. `forget` is called once it is settled."""

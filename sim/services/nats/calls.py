@@ -26,8 +26,6 @@ from trinamo.runtime.errors import (
 from ..connector import Connector
 from ..wire import Answer, Call, NoLeader, Refusal, Reply, encode
 
-__all__ = ["Caller", "Result"]
-
 RETRY_PAUSE_MIN_S: Final = 0.02
 RETRY_PAUSE_MAX_S: Final = 0.5
 

@@ -33,8 +33,6 @@ from .queue_client import open_queue
 from .server import PORT
 from .wire import Deliver, Publish, Subscribe, Unsubscribe, decode_from_broker
 
-__all__ = ["SimulatedEventPlane", "open_simulated_nats"]
-
 OUTGOING_BYTES_MAX: Final = 64 << 20
 CALL_TIMEOUT_S: Final = 10.0
 CALL_TRY_S: Final = 1.0

@@ -34,8 +34,6 @@ from trinamo.runtime.protocol.queue.jobs import check_delay, check_job_id, check
 from ..wire import Forget, encode
 from .calls import Caller
 
-__all__ = ["SimulatedWorkQueue", "open_queue"]
-
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 2.0
 """How long the broker lets a taker wait before it answers that there is nothing."""

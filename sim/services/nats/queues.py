@@ -24,8 +24,6 @@ from trinamo.transports.memory.queue import MemoryQueues
 from ..machine_clock import MachineClock
 from ..wire import Call, Reply, arguments, decode
 
-__all__ = ["CALLS", "QueueShelf", "Take"]
-
 SETTLED_MAX: Final = 10_000
 """How many settled leases are remembered."""
 TAKES_MAX: Final = 10_000

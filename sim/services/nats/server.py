@@ -42,8 +42,6 @@ from .wire import (
     decode_from_client,
 )
 
-__all__ = ["PORT", "SimulatedNats"]
-
 PORT: Final = 4222
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 """The largest payload with its headers."""

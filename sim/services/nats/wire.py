@@ -10,17 +10,6 @@ import msgspec
 
 from ..wire import Call, Forget, Ping, Pong, Reply, reader
 
-__all__ = [
-    "Deliver",
-    "FromBroker",
-    "FromClient",
-    "Publish",
-    "Subscribe",
-    "Unsubscribe",
-    "decode_from_broker",
-    "decode_from_client",
-]
-
 
 class Subscribe(msgspec.Struct, tag=True, frozen=True):
     """Deliver what matches `pattern` under `id`, which the client chose."""

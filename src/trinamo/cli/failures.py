@@ -13,18 +13,6 @@ from typing import Final
 
 from trinamo.runtime.logs.text import leaves, one_line, tell_traceback
 
-__all__ = [
-    "EXIT_CONFIG",
-    "EXIT_DEGRADED",
-    "EXIT_FAILED",
-    "EXIT_HURRIED",
-    "EXIT_OK",
-    "exit_code_of",
-    "guarded",
-    "report",
-    "show_tracebacks",
-]
-
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2

@@ -28,8 +28,6 @@ from .status.status import status
 from .trace.trace import trace
 from .up.up import up
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="trinamo",
     help="trinamo: a distributed runtime for LLM inference. Start with `trinamo up`.",

@@ -26,18 +26,6 @@ from .shell.engine_names import complete_engine
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
-__all__ = [
-    "ApiKeysFile",
-    "AsJson",
-    "EngineArgs",
-    "EngineName",
-    "RoleName",
-    "Sources",
-    "as_text",
-    "gather",
-    "pairs_of",
-    "takes_sources",
-]
 
 _PANEL = "Configuration"
 

@@ -18,7 +18,6 @@ from .options import AsJson, Sources, sources_of, takes_sources
 if TYPE_CHECKING:
     from trinamo.runtime.planes import DeadLetter, EventPlane, QueueStatistics
 
-__all__ = ["queue_app"]
 
 queue_app = typer.Typer(
     name="queue",

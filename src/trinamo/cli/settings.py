@@ -16,7 +16,6 @@ from .options import AsJson, Sources, takes_sources
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane
 
-__all__ = ["config_app"]
 
 config_app = typer.Typer(
     name="config",

@@ -15,8 +15,6 @@ from trinamo.runtime.protocol.streams.request import (
     StreamType,
 )
 
-__all__ = ["Service", "probe", "stream", "unary"]
-
 HOME = ConnectionInfo("127.0.0.1:1", "subject", StreamType.RESPONSE)
 
 

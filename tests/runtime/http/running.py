@@ -24,16 +24,6 @@ from trinamo.runtime.protocol.openai.generate import (
 )
 from trinamo.runtime.sinks import Sink
 
-__all__ = [
-    "Generate",
-    "LocalEngine",
-    "Running",
-    "Secured",
-    "on_every_server",
-    "say_hello",
-    "with_tls",
-]
-
 Generate = Callable[[GenerateRequest, Context], AsyncGenerator[Delta, None]]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from trinamo.runtime.kv.pool import BlockPool, block_count_for
 from trinamo.runtime.protocol.kv.events import KvEvent, block_hashes
 
-__all__ = ["CachedSequences"]
-
 
 class CachedSequences:
     """At most `block_count` blocks of `block_tokens` tokens, for sequences known by slot."""

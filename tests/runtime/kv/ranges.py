@@ -7,8 +7,6 @@ from typing import cast
 
 from trinamo.runtime.kv.memory import KvMemory
 
-__all__ = ["buffers", "range_of", "ranges_of"]
-
 
 def buffers(memory: KvMemory) -> list[memoryview]:
     """All of them are of this process."""

@@ -8,8 +8,6 @@ import trio
 
 from trinamo.sim import Network, SeedChoices, World
 
-__all__ = ["PORT", "echo", "swallow", "talk"]
-
 PORT = 7000
 
 

@@ -16,9 +16,6 @@ from trinamo.sim.core.scheduler import Policy
 from trinamo.sim.core.world import World
 from trinamo.sim.net.network import Network
 
-__all__ = ["EchoRun", "run"]
-
-
 SERVER, PORT = "server", 7000
 
 

@@ -10,8 +10,6 @@ from trinamo.sim.core.host import HostState
 from trinamo.sim.core.scheduler import Policy
 from trinamo.sim.core.world import World
 
-__all__ = ["CALLER", "WORKER", "Fault", "FaultKind", "Outcome", "Plan"]
-
 CALLER, WORKER = "caller", "worker"
 HANDLER_END_S_MAX = 0.005
 """From the caller's end of a stream to the handler's, one latency included."""

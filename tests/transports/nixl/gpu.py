@@ -13,8 +13,6 @@ from typing import Final
 
 from trinamo.runtime.planes import DeviceMemory
 
-__all__ = ["Gpu", "GpuMemory", "find_gpu"]
-
 _NON_BLOCKING: Final = 1
 """`CU_STREAM_NON_BLOCKING`: nobody else's work orders what is queued here."""
 

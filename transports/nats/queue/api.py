@@ -28,8 +28,6 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Message
 
-__all__ = ["WRONG_LAST_SEQUENCE", "JetStream", "JetStreamError", "StoredMessage", "parse_time"]
-
 TRY_TIMEOUT_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 0.25)
 WRONG_LAST_SEQUENCE: Final = 10071

@@ -17,8 +17,6 @@ from .records import (
     read_origin,
 )
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters:
     """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch."""

@@ -24,8 +24,6 @@ from trinamo.runtime.planes import Message
 
 from .records import Delivery, StreamNames, parse_delivery
 
-__all__ = ["Fetcher", "Puller"]
-
 logger = logging.getLogger("trinamo.nats")
 
 PULL_S: Final = 2.0

@@ -12,8 +12,6 @@ from trinamo.runtime.errors import EventPlaneError
 from .api import WRONG_LAST_SEQUENCE, JetStream, JetStreamError
 from .records import Delivery, Record, RecordState, StreamNames, decode_record, encode_record
 
-__all__ = ["Held", "Leases"]
-
 TRIES_MAX: Final = 8
 _EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
 

@@ -35,28 +35,6 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
-__all__ = [
-    "REQUEUED_HEADER",
-    "Bury",
-    "Delivery",
-    "Drop",
-    "Lease",
-    "Record",
-    "RecordState",
-    "StreamNames",
-    "consumer_config",
-    "dead_headers",
-    "decode_record",
-    "encode_record",
-    "judge",
-    "origin_headers",
-    "parse_delivery",
-    "queue_limits",
-    "read_dead_headers",
-    "read_origin",
-    "stream_configs",
-]
-
 REQUEUED_HEADER: Final = "Trinamo-Requeued"
 _ATTEMPTS_HEADER: Final = "Trinamo-Attempts"
 _REASON_HEADER: Final = "Trinamo-Reason"

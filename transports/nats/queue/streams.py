@@ -14,14 +14,6 @@ from trinamo.runtime.protocol.queue.jobs import QueueLimits, QueueStatistics
 from .api import JetStream, JetStreamError, Requester, parse_time
 from .records import StreamNames, consumer_config, queue_limits, stream_configs
 
-__all__ = [
-    "ADMINISTRATION_TIMEOUT_S",
-    "existing_limits",
-    "list_work_queues",
-    "make_streams",
-    "read_statistics",
-]
-
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
 

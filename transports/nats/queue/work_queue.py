@@ -64,8 +64,6 @@ from .streams import (
     read_statistics,
 )
 
-__all__ = ["NatsWorkQueue", "QueuePlane", "open_work_queue"]
-
 logger = logging.getLogger("trinamo.nats")
 
 CONFIRM_TIMEOUT_S: Final = 1.0

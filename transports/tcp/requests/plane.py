@@ -40,8 +40,6 @@ from ..greeting import dial_member
 from ..sockets import TcpOptions
 from ..streams.outbox import Outbox
 
-__all__ = ["TcpRequestPlane", "open_request_plane"]
-
 
 class TcpRequestPlane:
     """A `RequestPlane` over TCP. Connections are made on first use and kept."""

@@ -34,8 +34,6 @@ from ..sockets import TcpOptions, open_listener
 from ..streams.outbox import Outbox
 from ..unfinished import FREE_BYTES
 
-__all__ = ["TcpRequestServer", "open_request_server"]
-
 _log = logging.getLogger("trinamo.tcp")
 _UNARY_MAX: Final = 1024
 """Unary requests of one connection that may run at once; more are answered `overloaded`."""

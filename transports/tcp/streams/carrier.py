@@ -13,8 +13,6 @@ from collections.abc import Callable
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import Control
 
-__all__ = ["Driver", "ItemLane", "Lane"]
-
 
 class Lane(ABC):
     """One stream's way out. No method waits; after `hang_up` all are mute."""

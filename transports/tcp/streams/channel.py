@@ -19,8 +19,6 @@ from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit
 from trinamo.runtime.sinks import Sink
 
-__all__ = ["PUSHED_ITEMS_MAX", "Channel"]
-
 _ITEMS_PER_CHECKPOINT: Final = 32
 """A consumer of a stream that is never empty still lets others run this often."""
 PUSHED_ITEMS_MAX: Final = 64

@@ -23,8 +23,6 @@ from .input_receiver import InputReceiver
 from .multiplexed.worker import LinkedInput, LinkedResponse, WorkerLinks
 from .response_sender import TcpResponseSender
 
-__all__ = ["TcpClient", "open_client"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from trinamo.runtime.protocol.streams.request_stream import request_stream
 from .carrier import Driver, Lane
 from .channel import Channel
 
-__all__ = ["InputReceiver"]
-
 _log = logging.getLogger("trinamo.tcp")
 
 

@@ -24,8 +24,6 @@ from trinamo.runtime.protocol.streams.request_stream import request_stream
 from .carrier import ItemLane
 from .subject import OpenSubject
 
-__all__ = ["InputRegistration"]
-
 
 class InputRegistration(OpenSubject):
     """One subject for a worker that wants to be streamed to; also the sender itself.

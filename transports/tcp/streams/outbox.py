@@ -13,8 +13,6 @@ import trio
 
 from ..sending import send_promptly
 
-__all__ = ["Outbox"]
-
 
 class Outbox:
     """Bytes waiting for one connection's writer, bounded by `bytes_max`.

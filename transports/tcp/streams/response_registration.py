@@ -35,8 +35,6 @@ from .carrier import Lane
 from .channel import Channel
 from .subject import OpenSubject
 
-__all__ = ["ResponseRegistration"]
-
 _ENDED = (WorkerState.DONE, WorkerState.TRUNCATED, WorkerState.DRAINING)
 
 

@@ -25,8 +25,6 @@ from trinamo.runtime.protocol.streams.response_stream import WorkerState, respon
 
 from .carrier import Driver, ItemLane
 
-__all__ = ["TcpResponseSender"]
-
 _log = logging.getLogger("trinamo.tcp")
 
 

@@ -40,8 +40,6 @@ from .input_registration import InputRegistration
 from .multiplexed.link import Link
 from .response_registration import ResponseRegistration
 
-__all__ = ["TcpStreamServer", "open_stream_server"]
-
 _log = logging.getLogger("trinamo.tcp")
 _SUBJECT_BITS: Final = 128
 _HANDSHAKE_BYTES_MAX: Final = GREETING_BYTES_MAX - PREFIX_BYTES

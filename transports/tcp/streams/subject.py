@@ -13,8 +13,6 @@ from trinamo.runtime.protocol.streams.request import ConnectionInfo
 
 from .carrier import Driver, ItemLane, Lane
 
-__all__ = ["OpenSubject"]
-
 
 class OpenSubject(Driver):
     """One subject and, once the worker has called, its lane; leaving it calls `close`."""

@@ -20,8 +20,6 @@ from typing_extensions import Buffer
 
 from trinamo.runtime.errors import RefusedError
 
-__all__ = ["NO_CHECKSUM", "PIECE_BYTES", "Checksum", "ChecksumChoice", "choose", "offered"]
-
 _log = logging.getLogger("trinamo.tcp")
 PIECE_BYTES: Final = 1 << 20
 """Larger blocks are summed in pieces, so that the event loop gets its turn between them."""

@@ -29,8 +29,6 @@ from .checksum import NO_CHECKSUM
 from .initiator import Exchange, InitiatorLink, TcpRemote
 from .memory import Flow, TcpRegion
 
-__all__ = ["TcpTransfer"]
-
 
 class TcpTransfer(TransferState):
     """One transfer under way or over."""

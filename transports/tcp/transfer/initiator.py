@@ -35,8 +35,6 @@ from .checksum import NO_CHECKSUM
 from .link import Link
 from .memory import Flow
 
-__all__ = ["Dial", "Exchange", "InitiatorLink", "PeerStream", "TcpRemote"]
-
 
 class Exchange:
     """One request and its answers."""

@@ -25,8 +25,6 @@ from ..greeting import greet
 from ..sockets import TcpOptions, dial, format_address
 from .link import Link
 
-__all__ = ["answer", "inquire"]
-
 _VERSION = 1
 
 

@@ -40,8 +40,6 @@ from trinamo.runtime.protocol.transfer.stream import (
 from .memory import SLICE_RUNS_MAX, Flow
 from .pacing import send_unpaced
 
-__all__ = ["Link", "serve"]
-
 _AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
 _QUEUE_BYTES_MAX: Final = 1 << 20
 _LOOK_AHEAD_BYTES: Final = 1024

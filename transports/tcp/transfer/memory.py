@@ -29,8 +29,6 @@ from trinamo.transports.one_sided.region import HostRegion
 
 from .checksum import NO_CHECKSUM, PIECE_BYTES, Checksum
 
-__all__ = ["SLICE_RUNS_MAX", "Flow", "TcpRegion"]
-
 SLICE_RUNS_MAX: Final = 64
 """Descriptors of one system call; more than 64 were slower, not faster."""
 SLICE_BLOCKS_MAX: Final = 1024

@@ -16,8 +16,6 @@ from ipaddress import ip_address
 
 import trio
 
-__all__ = ["is_loopback", "send_unpaced"]
-
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
 
 

@@ -57,8 +57,6 @@ from .memory import TcpRegion
 from .refusals import Refusals
 from .target import TargetLink
 
-__all__ = ["TcpTransferPlane", "TransferOptions", "open_transfer_plane"]
-
 _log = logging.getLogger("trinamo.tcp")
 _VERSION: Final = 1
 

@@ -11,8 +11,6 @@ from typing import Final
 
 import trio
 
-__all__ = ["Refusals"]
-
 _PER_S: Final = 1000
 _BURST: Final = 2048
 """As many as one honest peer may have under way when its ticket is withdrawn, twice."""

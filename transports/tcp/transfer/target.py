@@ -40,8 +40,6 @@ from .link import Link
 from .memory import Flow, TcpRegion
 from .refusals import Refusals
 
-__all__ = ["TargetLink"]
-
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
 """Of all requests of one peer that are under way: a list costs some 36 bytes a block."""

@@ -34,8 +34,6 @@ from ..refusals import fault_response
 from ..sockets import open_sender
 from ..tls.session import TlsSession
 
-__all__ = ["Connection"]
-
 READ_BYTES: Final = 1 << 16
 WRITE_BYTES: Final = 1 << 16
 """What must be written within `write_timeout_s`: the measure of progress."""

@@ -42,8 +42,6 @@ from .http2.protocol import Http2
 from .http2.streams import Http2Stream
 from .parser import StrictParser
 
-__all__ = ["HypercornDriver"]
-
 GONE_GRACE_S: Final = 1.0
 
 log = logging.getLogger("trinamo.http")

@@ -14,8 +14,6 @@ from ....protocol.openai.http_head import (
     find_fault_in_fields,
 )
 
-__all__ = ["StrictParser"]
-
 TRAILER_BYTES_MAX: Final = 8192
 # h11 takes these in a value (RFC 9110, section 5.5, does not).
 _CONTROL: Final = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -10,8 +10,6 @@ from ....env import Clock
 from ....errors import LocalProtocolError
 from ...exchanges import Headers
 
-__all__ = ["LAST_CHUNK", "Dates", "encode_chunk", "encode_head", "has_body"]
-
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 _STATUS_LINES: Final = {

@@ -12,8 +12,6 @@ import trio
 from ...exchanges import ClientGoneError
 from .exchange import NativeExchange
 
-__all__ = ["AsgiCall"]
-
 SENDS_PER_CHECKPOINT: Final = 16
 """So an application that never waits, for a client that always reads, does not hold up others."""
 

@@ -11,8 +11,6 @@ from typing import Final, Protocol
 from ....protocol.openai.http_head import HeadFault
 from .heads import FaultError, RequestHead
 
-__all__ = ["EXTENSION_BYTES_MAX", "TRAILER_BYTES_MAX", "BodyReader", "open_body"]
-
 EXTENSION_BYTES_MAX: Final = 4096
 """Of all chunks of a body together."""
 TRAILER_BYTES_MAX: Final = 8192

@@ -28,8 +28,6 @@ from .heads import FaultError, HeadReader
 from .output import Output
 from .wire import Wire, abort
 
-__all__ = ["NativeConnection"]
-
 READ_BYTES: Final = 1 << 16
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 REQUESTS_MAX: Final = 100_000

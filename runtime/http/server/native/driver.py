@@ -21,8 +21,6 @@ from .connection import NativeConnection
 from .exchange import NativeExchange
 from .wire import open_wire
 
-__all__ = ["NativeDriver"]
-
 HOSTS_KNOWN_MAX: Final = 256
 
 log = logging.getLogger("trinamo.http")

@@ -19,8 +19,6 @@ from .bodies import open_body
 from .heads import RequestHead
 from .output import Output
 
-__all__ = ["NativeExchange", "Owner"]
-
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

@@ -20,8 +20,6 @@ from ....protocol.openai.http_head import (
 )
 from ...exchanges import Headers
 
-__all__ = ["HEADERS_MAX", "TARGET_BYTES_MAX", "FaultError", "HeadReader", "RequestHead"]
-
 HEADERS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8192
 

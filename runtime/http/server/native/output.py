@@ -13,8 +13,6 @@ import trio
 
 from .wire import Wire
 
-__all__ = ["Output"]
-
 WRITE_BYTES: Final = 1 << 16
 """What must be taken within the deadline: the measure of progress."""
 

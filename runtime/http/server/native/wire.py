@@ -13,8 +13,6 @@ from typing import Protocol, cast
 
 import trio
 
-__all__ = ["Wire", "open_wire"]
-
 
 class Wire(Protocol):
     """One accepted connection. All methods but `abort` raise `OSError` once it is broken."""

@@ -19,8 +19,6 @@ from ....errors import ConfigError
 from ..files import look_at
 from .expiry import find_expiry
 
-__all__ = ["Certificates", "find_certificate_faults"]
-
 PROTOCOLS: Final = ("h2", "http/1.1")
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _PEM_END: Final = "-----END CERTIFICATE-----"

@@ -6,8 +6,6 @@ import re
 from calendar import timegm
 from typing import Final
 
-__all__ = ["find_expiry"]
-
 SEQUENCE: Final = 0x30
 EXPLICIT_VERSION: Final = 0xA0
 UTC_TIME: Final = 0x17

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ....metrics.metrics import Metrics
 
-__all__ = ["CertificateSeries"]
-
 
 class CertificateSeries:
     """Of one server that speaks TLS."""

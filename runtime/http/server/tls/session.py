@@ -11,8 +11,6 @@ import contextlib
 import ssl
 from typing import Final
 
-__all__ = ["TlsSession"]
-
 READ_BYTES: Final = 1 << 16
 
 

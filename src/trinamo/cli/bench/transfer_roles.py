@@ -26,8 +26,6 @@ from trinamo.runtime.protocol.transfer.description import Direction
 
 from ..failures import guarded
 
-__all__ = ["open_plane"]
-
 Opened = AbstractAsyncContextManager[TransferPlane]
 _DEADLINE_S: Final = 120.0
 

@@ -12,7 +12,6 @@ import attrs
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Row", "rows_json", "rows_svg", "show"]
 
 _BAR: Final = 40
 _COLOURS: Final = {"read": "#2563a8", "write": "#d97a1d"}

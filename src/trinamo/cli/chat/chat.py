@@ -11,8 +11,6 @@ import typer
 
 from ..options import Sources, sources_of, takes_sources
 
-__all__ = ["chat"]
-
 COMPLETION_TIMEOUT_S: Final = 1.0
 """Somebody has pressed a key and waits."""
 

@@ -29,8 +29,6 @@ from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
-__all__ = ["Conversation", "converse"]
-
 TURNS_MAX: Final = 200
 _EVENT_BYTES_MAX: Final = 1 << 20
 """Older turns are forgotten; the system prompt stays."""

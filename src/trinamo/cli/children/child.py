@@ -23,8 +23,6 @@ from trinamo.transports.servers.process import signal_group, wait_exit
 
 from .readiness import LINE_BYTES_MAX, parse_line
 
-__all__ = ["Child", "ChildState"]
-
 PAUSE_MIN_S: Final = 0.2
 PAUSE_MAX_S: Final = 10.0
 STEADY_S: Final = 30.0

@@ -11,8 +11,6 @@ from trinamo.runtime.nurseries import open_nursery
 
 from .child import Child
 
-__all__ = ["end_all", "wait_all_ready"]
-
 END_MARGIN_S: Final = 3.0
 """What a child gets beyond the deadlines of its own shutdown before it is killed."""
 

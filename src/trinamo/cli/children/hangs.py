@@ -19,8 +19,6 @@ from trinamo.runtime.nurseries import open_nursery
 from .child import Child, ChildState
 from .shared_port import status_url_of
 
-__all__ = ["watch_for_hangs"]
-
 INTERVAL_S: Final = 2.0
 ASK_TIMEOUT_S: Final = 3.0
 FAILURES: Final = 2

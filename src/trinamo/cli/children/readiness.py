@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from trinamo.runtime.logs.text import one_line
 
-__all__ = ["LINE_BYTES_MAX", "announce", "bind_to_parent", "parse_line"]
-
 LINE_BYTES_MAX: Final = 65_536
 _VALUE_CHARACTERS_MAX: Final = 500
 _PR_SET_PDEATHSIG: Final = 1

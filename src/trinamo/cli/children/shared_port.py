@@ -17,8 +17,6 @@ from trinamo.runtime.errors import ConfigError
 from ..options import Sources
 from .child import Child
 
-__all__ = ["check_port", "frontend_grace_s", "reserved_port", "sharing", "status_url_of"]
-
 _ADVICE: Final = "--port, or 0 to let the system choose"
 
 

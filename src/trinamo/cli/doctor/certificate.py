@@ -12,8 +12,6 @@ from trinamo.runtime.http.server.tls.certificates import Certificates, find_cert
 
 from .finding import Finding, Verdict
 
-__all__ = ["certificate_findings"]
-
 DAY_S: Final = 86_400
 DAYS_MIN: Final = 14
 """Left to a certificate; whoever renews them by machine does so before."""

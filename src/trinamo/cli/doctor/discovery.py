@@ -16,8 +16,6 @@ from ..status.survey import survey_cluster
 from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 
-__all__ = ["cluster_findings", "discovery_findings", "shedding_findings"]
-
 TIMEOUT_S: Final = 6.0
 TOLD_MAX: Final = 8
 

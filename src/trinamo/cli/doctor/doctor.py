@@ -10,8 +10,6 @@ import typer
 from ..failures import EXIT_FAILED
 from ..options import Sources, takes_sources
 
-__all__ = ["doctor"]
-
 
 @takes_sources("etcd", "nats", "show")
 def doctor(

@@ -33,8 +33,6 @@ from .discovery import discovery_findings
 from .finding import Finding, Verdict
 from .transfer import transfer_findings
 
-__all__ = ["examine"]
-
 OPEN_FILES_MIN: Final = 4096
 """A frontend at its default bounds holds 2048 clients and a stream for each."""
 ASK_TIMEOUT_S: Final = 8.0

@@ -6,8 +6,6 @@ import enum
 
 import attrs
 
-__all__ = ["Finding", "Verdict"]
-
 
 class Verdict(enum.StrEnum):
     """How good a finding is."""

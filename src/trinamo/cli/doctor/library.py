@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LIBRARIES", "Library", "Loaded", "load", "parse_transports"]
-
 _TIMEOUT_S: Final = 10.0
 _OUTPUT_CHARS_MAX: Final = 1 << 20
 _NO_LIBRARY: Final = re.compile(r"(lib[\w+.-]+?\.so[\w.]*): cannot open shared object file")

@@ -13,8 +13,6 @@ from trinamo.runtime.logs.text import one_line
 
 from .finding import Finding, Verdict
 
-__all__ = ["findings_table"]
-
 _SIGNS: Final = {
     Verdict.GOOD: ("ok", "green"),
     Verdict.NOTE: ("-", "dim"),

@@ -23,8 +23,6 @@ from trinamo.runtime.errors import ConfigError
 from .finding import Finding, Verdict
 from .library import LIBRARIES, Loaded, load
 
-__all__ = ["Machine", "transfer_findings"]
-
 _GOOD, _NOTE, _WARNING, _MISSING = Verdict
 _TOOLS: Final = {"ibstat": "infiniband-diags", "ib_write_bw": "perftest"}
 """Debian's packages of them."""

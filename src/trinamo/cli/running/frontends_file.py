@@ -25,8 +25,6 @@ from trinamo.transports.assembly.run_file import (
     write_whole,
 )
 
-__all__ = ["FrontendsFile", "find_frontends"]
-
 _SUFFIX: Final = ".frontends"
 _log = logging.getLogger("trinamo.cli")
 

@@ -23,17 +23,6 @@ from trinamo.transports.assembly.running import about, joinable, meant, names_et
 
 from ..options import Sources
 
-__all__ = [
-    "NOTHING_RUNS",
-    "Target",
-    "frontend_url",
-    "join",
-    "locate",
-    "quiet_log",
-    "reachable",
-    "somebody_listens",
-]
-
 _LISTENS_S: Final = 1.0
 NOTHING_RUNS: Final = (
     "no cluster is running here; start one with `trinamo up`, or name the etcd of another with"

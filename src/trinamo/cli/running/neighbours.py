@@ -14,8 +14,6 @@ from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, running
 
 from .frontends_file import find_frontends
 
-__all__ = ["about_run", "find_neighbours", "frontends_of"]
-
 
 def find_neighbours(config: Config) -> Neighbours:
     """Those of the cluster with this etcd that run on this machine. Reads small files, no more."""

@@ -13,8 +13,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["Usage", "read_usage", "sum_samples"]
-
 _SAMPLE: Final = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,6 @@ from trinamo.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from trinamo.runtime.engines import GenerationEngine
 
-__all__ = ["Choice", "check_engines", "choose_engine", "open_engine"]
 
 _EXTRA_MODULES: Final = ("cyllama", "jinja2", "llguidance")
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-__all__ = ["collect_seldom"]
-
 OBJECTS_MAX: Final = 20_000
 """So many new objects may be alive before cycles among them are looked for: some megabytes."""
 

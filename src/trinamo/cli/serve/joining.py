@@ -17,8 +17,6 @@ from trinamo.transports.servers.scratch import scratch_directory
 
 from ..options import as_text
 
-__all__ = ["open_secret_file", "shared_settings"]
-
 _SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
 # Where an embedded server keeps its data, and was told to listen, is its owner's business alone.
 _OWN: Final = (".data_dir", ".store_dir", ".port")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-__all__ = ["raise_descriptor_limit"]
-
 DESCRIPTORS_MAX: Final = 1 << 20
 """Enough, where the hard limit is none: some libraries visit every number below it."""
 

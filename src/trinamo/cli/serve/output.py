@@ -27,8 +27,6 @@ from prometheus_client.registry import Collector
 
 from trinamo.runtime.logs.setup import LogHandler
 
-__all__ = ["LogLosses", "Output", "tell_losses", "unblock_output"]
-
 BUFFER_BYTES_MAX: Final = 256 << 10
 LINE_BYTES: Final = 64
 """What a line takes beyond its bytes."""

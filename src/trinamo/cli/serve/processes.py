@@ -25,8 +25,6 @@ from ..children.shared_port import frontend_grace_s, reserved_port, sharing, sta
 from ..options import Sources
 from ..running.frontends_file import FrontendsFile
 
-__all__ = ["run_processes"]
-
 _log = logging.getLogger("trinamo.cli")
 PUBLISH_S: Final = 1.0
 

@@ -36,8 +36,6 @@ from .garbage import collect_seldom
 from .output import LogLosses
 from .weights import held_weights, take_missing_weights
 
-__all__ = ["run_frontend", "run_worker"]
-
 _log = logging.getLogger("trinamo.cli")
 T = TypeVar("T")
 

@@ -23,7 +23,6 @@ from ..options import ApiKeysFile, EngineArgs, EngineName, RoleName, Sources, ta
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
 
-__all__ = ["frontend", "worker"]
 
 ReadyFd = Annotated[int | None, typer.Option("--ready-fd", hidden=True)]
 Parent = Annotated[int | None, typer.Option("--parent", hidden=True)]

@@ -22,8 +22,6 @@ from trinamo.runtime.process.worker.weights import WorkerWeights, take_weights
 from trinamo.runtime.weights.lender import HeldFile
 from trinamo.runtime.weights.taker import Progress, Wanted
 
-__all__ = ["held_weights", "take_missing_weights"]
-
 _log = logging.getLogger("trinamo.weights")
 TELL_S: Final = 1.0
 

@@ -8,8 +8,6 @@ from typing import Annotated, Final, Literal
 import typer
 from typer._completion_shared import get_completion_script
 
-__all__ = ["completion"]
-
 _VARIABLE: Final = "_TRINAMO_COMPLETE"
 # Typer's own for bash takes the words as bash does, which ends one at `=` and at `:`: neither
 # `--set key=value` nor `--engine file.py:name` would ever be completed behind it.

@@ -12,8 +12,6 @@ from typing import Final
 
 from trinamo.runtime.config.models import ENGINES
 
-__all__ = ["complete_engine"]
-
 FILES_MAX: Final = 256
 FILE_BYTES_MAX: Final = 1 << 20
 _DECORATED: Final = re.compile(

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import typer
 
-__all__ = ["HELP_OPTIONS", "tidied"]
-
 HELP_OPTIONS: Final = ["-h", "--help"]
 
 _BETWEEN: Final = "  ·  "

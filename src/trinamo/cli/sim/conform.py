@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from trinamo.sim.conformance.compare import Strange
     from trinamo.sim.explore import Scenario
 
-__all__ = ["compare_with_kernel"]
 
 STRANGE_MAX: Final = 5
 CONTEXT: Final = 3

@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     from trinamo.sim.core.policies import Policy
     from trinamo.sim.explore import Failure, Played, Replay, Scenario
 
-__all__ = [
-    "EXIT_BROKEN",
-    "EXIT_ESCAPE",
-    "EXIT_UNSTEADY",
-    "EXIT_USAGE",
-    "catalogue_names",
-    "complete_scenario",
-    "exit_code_for",
-    "open_failure",
-    "play_again",
-    "refuse",
-    "resolve",
-    "save_played",
-    "scenario_of",
-    "seeds_of",
-    "write_file",
-]
 
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2

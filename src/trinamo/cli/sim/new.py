@@ -7,8 +7,6 @@ from typing import Final
 
 from .files import refuse
 
-__all__ = ["write_project"]
-
 # Kept as text: no part of this program, and Python only where it is written to.
 TEMPLATE: Final = Path(__file__).parent / "template"
 

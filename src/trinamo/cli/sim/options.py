@@ -9,18 +9,6 @@ import typer
 
 from .files import complete_scenario
 
-__all__ = [
-    "Bug",
-    "FailFile",
-    "File",
-    "Files",
-    "Html",
-    "Loose",
-    "PolicyOption",
-    "Seed",
-    "StreamsOption",
-]
-
 PolicyName = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
 StreamsName = Literal["multiplexed", "dedicated"]
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from trinamo.sim.core.policies import Policy
     from trinamo.sim.explore import Scenario
 
-__all__ = ["OWN_SCENARIO", "complete_own", "is_own_name", "objection", "open_own", "warn_of_change"]
 
 OWN_SCENARIO: Final = "trinamo.sim.own.scenario"
 PARAMETERS: Final = frozenset({"file", "function", "digest", "policy", "faults"})

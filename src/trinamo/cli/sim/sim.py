@@ -33,7 +33,6 @@ from .text import hint_lines, hints_for, pin_lines, quietly, row_text, run_lines
 if TYPE_CHECKING:
     from trinamo.sim.explore import Failure, Played, Scenario
 
-__all__ = ["sim"]
 
 sim = typer.Typer(
     name="sim",

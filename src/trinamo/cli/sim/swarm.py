@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trinamo.sim.explore import Failure, Scenario, Search, Shrunk
     from trinamo.sim.explore.swarm import Progress
 
-__all__ = ["catalogue_table", "compare_digests", "explore_all", "make_dull", "search"]
 
 SAID_MAX: Final = 4000
 LISTED_MAX: Final = 20

@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from trinamo.sim.core.trace import Row
     from trinamo.sim.explore import Finding, Pin, Run, Scenario
 
-__all__ = [
-    "finding_lines",
-    "hint_lines",
-    "hints_for",
-    "pin_lines",
-    "quietly",
-    "row_text",
-    "run_lines",
-    "say",
-    "title_of",
-]
 
 BAR_WIDTH = 40
 EVIDENCE_LINES_MAX = 30

@@ -10,8 +10,6 @@ import typer
 
 from ..options import Sources, takes_sources
 
-__all__ = ["status"]
-
 
 @takes_sources("etcd", "nats", "show")
 def status(

@@ -37,8 +37,6 @@ from trinamo.transports.assembly.planes import open_control_plane
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens
 from ..running.neighbours import about_run, frontends_of
 
-__all__ = ["survey_cluster"]
-
 ETCD_TIMEOUT_S: Final = 3.0
 """Longer than the choice of a new leader takes."""
 

@@ -18,8 +18,6 @@ from trinamo.runtime.logs.text import one_line
 
 from .weights import weights_rows
 
-__all__ = ["survey_json", "survey_tables"]
-
 ROWS_MAX: Final = 200
 CELL_CHARACTERS_MAX: Final = 200
 

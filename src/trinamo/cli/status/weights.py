@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["WeightsRow", "weights_rows"]
-
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

@@ -18,8 +18,6 @@ from trinamo.transports.assembly.run_file import find_runs
 from ..running.locating import NOTHING_RUNS, Target, reachable
 from ..status.survey import survey_cluster
 
-__all__ = ["Answers", "Found", "ask_cluster", "recent_ids"]
-
 ASK_TIMEOUT_S: Final = 1.5
 COMPLETION_TIMEOUT_S: Final = 0.5
 """Somebody has pressed a key and waits."""

@@ -8,8 +8,6 @@ from typing import Final
 
 from .timeline import Row, TimeLine, facts_of
 
-__all__ = ["timeline_page"]
-
 _WIDTH: Final = 1000
 _LABEL: Final = 230
 _ROW: Final = 26

@@ -14,8 +14,6 @@ from trinamo.runtime.logs.text import one_line
 
 from .timeline import Row, TimeLine, facts_of
 
-__all__ = ["timeline_text"]
-
 CELL_CHARACTERS_MAX: Final = 200
 _BAR_CHARACTERS: Final = (20, 60)
 _LABELS_CHARACTERS: Final = 84

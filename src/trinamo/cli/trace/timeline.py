@@ -14,8 +14,6 @@ from trinamo.runtime.traces.trace import Fact
 
 from .asking import Answers, Found
 
-__all__ = ["Row", "TimeLine", "facts_of", "time_line", "timeline_json"]
-
 ROWS_MAX: Final = 500
 _SHOWN_LAST: Final = ("outcome",)
 

@@ -12,8 +12,6 @@ import typer
 
 from ..options import Sources, takes_sources
 
-__all__ = ["trace"]
-
 _ID: Final = re.compile(r"[A-Za-z0-9._:\-]{1,256}")
 
 

@@ -16,8 +16,6 @@ from trinamo.runtime.config.config import WorkerConfig
 from trinamo.runtime.config.models import is_own_engine
 from trinamo.runtime.errors import ConfigError
 
-__all__ = ["check_own_engines"]
-
 TIMEOUT_S: Final = 120.0
 _COMMAND: Final = (sys.executable, "-m", "trinamo.cli", "worker", "--check-engine")
 

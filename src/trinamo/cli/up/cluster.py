@@ -49,7 +49,6 @@ from .watching import watch_cluster
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
 
-__all__ = ["Cluster", "welcome"]
 
 START_TIMEOUT_S: Final = 120.0
 DISCOVERY_TIMEOUT_S: Final = 10.0

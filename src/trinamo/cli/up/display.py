@@ -17,7 +17,6 @@ from trinamo.runtime.logs.text import one_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Display", "LiveDisplay", "PlainDisplay", "Row", "open_display"]
 
 _COLORS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
 _STATE_STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}

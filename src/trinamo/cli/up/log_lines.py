@@ -14,8 +14,6 @@ from trinamo.runtime.logs.text import tell_causes
 
 from .display import Display
 
-__all__ = ["show_log"]
-
 
 class _DisplayHandler(logging.Handler):
     def __init__(self, display: Display) -> None:

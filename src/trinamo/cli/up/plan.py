@@ -20,8 +20,6 @@ from trinamo.transports.servers.binaries import LOOPBACK
 from ..options import Sources
 from ..serve.engine import choose_engine
 
-__all__ = ["Plan", "plan_cluster"]
-
 
 @attrs.frozen
 class Plan:

@@ -9,8 +9,6 @@ import typer
 
 from ..options import ApiKeysFile, EngineArgs, EngineName, Sources, takes_sources
 
-__all__ = ["up"]
-
 
 @takes_sources("etcd", "nats", "show")
 def up(

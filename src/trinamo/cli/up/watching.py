@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..children.child import Child
 
-__all__ = ["watch_cluster"]
 
 INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 0.8

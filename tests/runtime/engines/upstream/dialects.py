@@ -16,8 +16,6 @@ import attrs
 from trinamo.runtime.engines.upstream.answers import StreamedAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
-__all__ = ["DIALECTS", "RECORDED", "Dialect", "read"]
-
 EVENT_BYTES_MAX = 1 << 16
 RECORDED = Path(__file__).parent / "llamacpp" / "recorded"
 

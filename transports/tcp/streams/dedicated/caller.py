@@ -18,8 +18,6 @@ from ..response_registration import ResponseRegistration
 from .controls import ControlWriter
 from .lanes import ConnectionLane, WordLane
 
-__all__ = ["serve_input", "serve_response"]
-
 _BROKE = "the worker's connection broke"
 _CLOSED = "this end of the stream closed"
 

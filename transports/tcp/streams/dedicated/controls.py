@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import trio
 
-__all__ = ["ControlWriter"]
-
 
 class ControlWriter:
     """Sends the rare control frames of one connection, in order, then at `finish` half-closes.

@@ -13,8 +13,6 @@ from ..carrier import ItemLane, Lane
 from ..outbox import Outbox
 from .controls import ControlWriter
 
-__all__ = ["ConnectionLane", "WordLane"]
-
 
 class ConnectionLane(ItemLane):
     """For an end that sends items: everything in order, through the connection's writer."""

@@ -22,8 +22,6 @@ from ..outbox import Outbox
 from ..response_sender import TcpResponseSender
 from .lanes import ConnectionLane
 
-__all__ = ["open_input", "open_response"]
-
 _FIN = "the caller hung up"
 
 

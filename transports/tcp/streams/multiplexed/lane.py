@@ -18,8 +18,6 @@ from ..carrier import Driver, ItemLane
 
 _log = logging.getLogger("trinamo.tcp")
 
-__all__ = ["LinkLane"]
-
 
 class Sending(Protocol):
     """What a lane asks of its link. Nothing waits."""

@@ -29,8 +29,6 @@ from ...sockets import TcpOptions
 from ..carrier import Driver
 from .lane import LinkLane
 
-__all__ = ["Link"]
-
 _log = logging.getLogger("trinamo.tcp")
 
 

@@ -22,8 +22,6 @@ from ..response_sender import TcpResponseSender
 from .lane import LinkLane
 from .link import Link
 
-__all__ = ["LinkedInput", "LinkedResponse", "WorkerLinks"]
-
 
 class WorkerLinks:
     """The links of one worker, by the address of the caller at their other end."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ANSWER_REPAYS", "PIECE_REPAYS", "RESET_COSTS", "FrameBudget"]
-
 BUDGET: Final = 2_000.0
 REFILL_PER_S: Final = 200.0
 HEAD_BYTES: Final = 9

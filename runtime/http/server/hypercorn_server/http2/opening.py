@@ -10,8 +10,6 @@ import h2.connection
 import h2.errors
 import h2.settings
 
-__all__ = ["STREAMS_MAX", "encode_goaway", "open_h2"]
-
 STREAMS_MAX: Final = 128
 _GOAWAY: Final = 7
 

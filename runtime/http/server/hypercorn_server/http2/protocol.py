@@ -29,8 +29,6 @@ from .budget import ANSWER_REPAYS, PIECE_REPAYS, RESET_COSTS, FrameBudget
 from .opening import STREAMS_MAX, encode_goaway, open_h2
 from .streams import Http2Stream, make_scope
 
-__all__ = ["Http2"]
-
 STREAMS_PER_CONNECTION: Final = 10_000
 """After so many a connection takes no more and ends: what a peer's history costs is bounded."""
 CONNECTION_WINDOW_BYTES: Final = 1 << 18

@@ -17,8 +17,6 @@ import trio
 from ....asgi import Scope
 from ....exchanges import Headers
 
-__all__ = ["BACKLOG_BYTES", "Frames", "Http2Stream", "make_scope"]
-
 BACKLOG_BYTES: Final = 1 << 16
 NO_CONTENT: Final = 204
 NOT_MODIFIED: Final = 304

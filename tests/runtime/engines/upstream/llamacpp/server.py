@@ -22,8 +22,6 @@ from tests.sources import ROOT
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError
 
-__all__ = ["LlamaServer", "llama_server"]
-
 TEMPLATE = Path(__file__).with_name("tools.jinja")
 """Calls of tools in the form of Hermes; few tokens, since each costs a prompt 10 ms."""
 CONTEXT_TOKENS = 1024

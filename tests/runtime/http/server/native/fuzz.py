@@ -34,8 +34,6 @@ from trinamo.runtime.http.server.native.connection import READ_AHEAD_BYTES_MAX, 
 from trinamo.runtime.http.server.native.driver import NativeDriver
 from trinamo.runtime.nurseries import open_nursery
 
-__all__ = ["Fuzz", "ViolationError", "make_input"]
-
 BATCH: Final = 64
 HEADER_BYTES_MAX: Final = 2048
 CONFIG: Final = HttpConfig(header_bytes_max=HEADER_BYTES_MAX)

@@ -8,8 +8,6 @@ import h11
 
 from trinamo.runtime.http.server.hypercorn_server.parser import StrictParser
 
-__all__ = ["Request", "normal", "read_by_h11"]
-
 Request: TypeAlias = tuple[bytes, bytes, bytes]
 """Method, target, body."""
 

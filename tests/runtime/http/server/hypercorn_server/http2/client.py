@@ -17,8 +17,6 @@ import h2.exceptions
 import h2.settings
 import trio
 
-__all__ = ["Http2Client", "connect", "frame"]
-
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 FLOW_CONTROL_MAX = (1 << 31) - 1
 FRAME_HEAD_BYTES: Final = 9
