@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 import attrs
+import msgspec
 from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
@@ -41,6 +42,7 @@ from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
 from .admission.admission import Admission
+from .admission.keys import Key
 from .bodies import Body
 from .deadlines import find_deadline
 from .exchanges import (
@@ -111,6 +113,10 @@ class _Parsed:
     own: _OwnForm | None
     """None: the answer is passed on as it comes."""
 
+    def of_tenant(self, tenant: str) -> _Parsed:
+        """The same, as a request of `tenant`."""
+        return attrs.evolve(self, generate=msgspec.structs.replace(self.generate, tenant=tenant))
+
 
 @attrs.frozen
 class _Arrived:
@@ -163,11 +169,12 @@ class Inference:
             headers += self._admission.cors.headers(exchange.headers)
         refusal: ErrorAnswer | None = None
         try:
-            if self._admission.keys is not None:
-                add_fields(key_name=self._admission.keys.check(exchange.headers))
+            key = self._check_key(exchange)
             deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
             with Body(self._admission.bodies) as body:
                 parsed = await self._parse(exchange, body)
+                if key is not None:
+                    parsed = parsed.of_tenant(key.tenant)
                 arrived.leg.mark("body")
                 record = await self._answer(parsed, exchange, arrived, headers, deadline)
             arrived.leg.finish(record.outcome, model=record.model)
@@ -184,6 +191,13 @@ class Inference:
         # Not while the error is held: its traceback holds the body.
         if refusal is not None:
             respond_error(exchange, refusal, headers)
+
+    def _check_key(self, exchange: HttpExchange) -> Key | None:
+        keys = self._admission.keys
+        key = None if keys is None else keys.check(exchange.headers)
+        if key is not None:
+            add_fields(key_name=key.name)
+        return key
 
     def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:
         return partial(

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+import attrs
 import trio
 
 from ...config.http import HttpConfig
@@ -35,6 +36,24 @@ _BEARER: Final = b"bearer "
 log = logging.getLogger("trinamo.http")
 
 
+@attrs.frozen
+class Key:
+    """One key, without the key."""
+
+    name: str
+    """Its own, for logs and figures; keys of one name are one tenant's."""
+    tenant: str
+    """Whose requests these are, for those who answer them: opaque, and the same at each frontend."""
+
+    @classmethod
+    def of(cls, name: str | None, key: bytes, place: str) -> Key:
+        """`key`, which `name`, if it has one, tells from others; `place` is where it was read."""
+        owner = b"key " + key if name is None else b"name " + name.encode()
+        return cls(
+            name or place, blake2b(owner, digest_size=8, person=b"trinamo-tenant").hexdigest()
+        )
+
+
 class ApiKeys:
     """The keys of `http.api_keys_file` and `http.api_key_env`; there must be one of both.
 
@@ -46,19 +65,19 @@ class ApiKeys:
         self._salt = rng.getrandbits(256).to_bytes(32, "big")
         self._requests = metrics.counts("key_requests", "Requests by the name of their key", "key")
         self._seen = look_at(section.api_keys_file)
-        self._names = self._read()
+        self._keys = self._read()
         """By digest."""
 
-    def check(self, headers: Headers) -> str:
-        """The name of the key in `headers`; raises `UnauthorizedError` if there is none of ours."""
+    def check(self, headers: Headers) -> Key:
+        """The key in `headers`; raises `UnauthorizedError` if there is none of ours."""
         given = find_header(headers, b"authorization") or b""
         if given[:7].lower() != _BEARER:
             raise UnauthorizedError("a key is needed: send it as `Authorization: Bearer …`")
-        name = self._names.get(self._digest(given[7:].strip()))
-        if name is None:
+        key = self._keys.get(self._digest(given[7:].strip()))
+        if key is None:
             raise UnauthorizedError("the key is none of this server's")
-        self._requests.tally(name).value += 1
-        return name
+        self._requests.tally(key.name).value += 1
+        return key
 
     async def follow(self) -> None:
         """Tell what is unwise about the keys; then, until cancelled, read the file when it changes."""
@@ -77,15 +96,15 @@ class ApiKeys:
         if seen == self._seen:
             return
         self._seen = seen
-        before = set(self._names.values())
+        before = {key.name for key in self._keys.values()}
         try:
-            self._names = self._read()
+            self._keys = self._read()
         except ConfigError as error:
             log.error("the keys were not read again, the old ones stay: %s", error.message)  # noqa: TRY400 -- the sentence says it all
             return
-        for name in before.difference(self._names.values()):
+        for name in before.difference(key.name for key in self._keys.values()):
             self._requests.remove("key", name)
-        log.info("the keys were read again: there are %d", len(self._names))
+        log.info("the keys were read again: there are %d", len(self._keys))
 
     def find_faults(self) -> list[str]:
         """What is allowed but not wise; empty if there is nothing."""
@@ -104,8 +123,8 @@ class ApiKeys:
     def _digest(self, key: bytes) -> bytes:
         return blake2b(key, key=self._salt, digest_size=32).digest()
 
-    def _read(self) -> dict[bytes, str]:
-        found: dict[bytes, str] = {}
+    def _read(self) -> dict[bytes, Key]:
+        found: dict[bytes, Key] = {}
         section = self._section
         if section.api_key_env is not None:
             key = os.environ.get(section.api_key_env)
@@ -118,7 +137,7 @@ class ApiKeys:
             self._read_file(section.api_keys_file, found)
         return found
 
-    def _read_file(self, file: str, found: dict[bytes, str]) -> None:
+    def _read_file(self, file: str, found: dict[bytes, Key]) -> None:
         try:
             with Path(file).open("rb") as stream:
                 data = stream.read(FILE_BYTES_MAX + 1)
@@ -137,17 +156,18 @@ class ApiKeys:
         if len(found) > KEYS_MAX:
             raise ConfigError(f"http.api_keys_file: {file} holds more than {KEYS_MAX} keys")
 
-    def _add(self, found: dict[bytes, str], where: str, text: str, name: str) -> None:
+    def _add(self, found: dict[bytes, Key], where: str, text: str, place: str) -> None:
         parts = _LINE.fullmatch(text)
         if parts is None or len(parts[2]) < KEY_CHARACTERS_MIN:
             raise ConfigError(
                 f"{where}: a key has {KEY_CHARACTERS_MIN} to 512 visible characters, and may have a"
                 " name before it, as in `alice: KEY`"
             )
-        digest = self._digest(parts[2].encode())
+        key = parts[2].encode()
+        digest = self._digest(key)
         if digest in found:
             raise ConfigError(f"{where}: the key is there twice")
-        found[digest] = parts[1] or name
+        found[digest] = Key.of(parts[1], key, place)
 
 
 def _is_shared(file: str) -> bool:

@@ -27,6 +27,7 @@ SCHEMA_CHARS_MAX: Final = 1 << 16
 TOOLS_CHARS_MAX: Final = 1 << 18
 """Of the JSON of all tools of a request."""
 LOGIT_BIASES_MAX: Final = 1024
+TENANT_CHARS_MAX: Final = 64
 TOOL_NAMED: Final = "function:"
 """What `GenerateRequest.tool_choice` begins with where the client names the one to call."""
 _UTF8_BYTES_MAX: Final = 4
@@ -142,6 +143,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     delivered_text: str = ""
     delivered_tokens: int = 0
     is_begun: bool = False
+    tenant: str = ""
+    """Whose request it is (`http/admission/keys.py`): nothing that is computed for one may show to
+    another. Empty where clients have no keys, and all are one."""
 
     @property
     def calls_tools(self) -> bool:
@@ -235,6 +239,7 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("logit_bias", biases, {}),
             ("json_schema", schema, ""),
             ("tools", tools, ""),
+            ("tenant", Annotated[str, msgspec.Meta(max_length=TENANT_CHARS_MAX)], ""),
         ],
         bases=(GenerateRequest,),
         frozen=True,

@@ -64,6 +64,31 @@ async def test_only_those_with_a_key_are_answered(serve: Any, file: Path) -> Non
     await running.wait_quiet()
 
 
+async def test_a_request_says_whose_it_is_and_not_by_which_key(serve: Any, file: Path) -> None:
+    """Keys of one name are one tenant's, wherever they stand in whichever file; others are others."""
+    running = await serve(api_keys_file=str(file))
+    async with running.client() as client:
+        for key in (ALICE, BOB, ALICE):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.post(PATH, json=HELLO, headers=headers)).status_code == 200
+    alice, bob, again = (request.tenant for request in running.engine.requests)
+    assert alice == again != bob
+    assert not {alice, bob} & {"alice", "line4", ALICE, BOB}
+    other = file.with_name("other")
+    other.write_text(f"{BOB}\nalice: sk-alice-the-next-one\n", "utf-8")
+    elsewhere = keys_of(api_keys_file=str(other))
+    assert elsewhere.check(bearer(BOB)).tenant == bob
+    assert elsewhere.check(bearer("sk-alice-the-next-one")).tenant == alice
+
+
+@on_every_server
+async def test_without_keys_all_are_one_tenant(serve: Any) -> None:
+    running = await serve()
+    async with running.client() as client:
+        assert (await client.post(PATH, json=HELLO)).status_code == 200
+    assert [request.tenant for request in running.engine.requests] == [""]
+
+
 @on_every_server
 async def test_all_but_health_needs_a_key(serve: Any, file: Path) -> None:
     """What tells names, figures and requests is for those who have one; a balancer has none."""
@@ -110,19 +135,19 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = keys_of(api_keys_file=str(file))
-    assert keys.check(bearer(ALICE)) == "alice"
+    assert keys.check(bearer(ALICE)).name == "alice"
     other = file.with_name("other")
     other.write_text("carol: sk-carol-0123456789\n", "utf-8")
     other.replace(file)
     keys.renew()
-    assert keys.check(bearer("sk-carol-0123456789")) == "carol"
+    assert keys.check(bearer("sk-carol-0123456789")).name == "carol"
     with pytest.raises(UnauthorizedError):
         keys.check(bearer(ALICE))
     other.write_text("carol: short\n", "utf-8")
     other.replace(file)
     keys.renew()
     assert "the old ones stay" in caplog.text
-    assert keys.check(bearer("sk-carol-0123456789")) == "carol"
+    assert keys.check(bearer("sk-carol-0123456789")).name == "carol"
 
 
 async def test_a_running_frontend_takes_up_a_changed_file(
@@ -142,7 +167,7 @@ async def test_a_running_frontend_takes_up_a_changed_file(
 
 def test_a_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", f" {ALICE}\n")
-    assert keys_of(api_key_env="MY_KEY").check(bearer(ALICE)) == "env"
+    assert keys_of(api_key_env="MY_KEY").check(bearer(ALICE)).name == "env"
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="no environment variable MY_KEY"):
         keys_of(api_key_env="MY_KEY")
