@@ -214,14 +214,16 @@ class Instances:
             self._log.info("instance %s of %s is back", record.instance)
             self._env.note("router.trust", instance=record.instance.id)
 
-    def disconnected(self, record: InstanceRecord) -> None:
-        """A connection to it broke, or cannot be made."""
+    def disconnected(self, record: InstanceRecord, error: TrinamoError | None = None) -> None:
+        """A connection to it broke, or, with `error`, cannot be made."""
         record.is_connected = False
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
         elif not record.is_suspected:
             record.is_suspected, self._faulty_until = True, math.inf
-            self._log.warning("instance %s of %s: connection lost", record.instance)
+            is_lost = error is None or record.connected_once
+            why = "connection lost" if is_lost else error
+            self._log.warning("instance %s of %s: %s", record.instance, why)
             self._env.note("router.suspect", instance=record.instance.id)
 
     def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:

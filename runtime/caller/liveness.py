@@ -113,17 +113,18 @@ class Monitor:
             self._instances.connected(record, plane.transport)
 
         while True:
+            why: TrinamoError | None = None
             try:
                 await plane.hold(address, connected, instance_id=instance.id)
                 backoff_s = _BACKOFF_MIN_S
-            except TrinamoError:
-                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            except TrinamoError as error:
+                why, backoff_s = error, min(backoff_s * 2, _BACKOFF_MAX_S)
             except Exception:  # noqa: BLE001 -- one instance must not take the others along
                 text = "instance %s of %s cannot be monitored"
                 _log.exception(text, instance.id, instance.endpoint)
                 backoff_s = _BACKOFF_MAX_S
             if is_taken or plane.transport in record.connected_once:
-                self._instances.disconnected(record)
+                self._instances.disconnected(record, why)
             await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
 
     async def _probe(self, record: InstanceRecord, scope: trio.CancelScope) -> None:

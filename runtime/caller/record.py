@@ -27,7 +27,9 @@ class InstanceStatus(enum.StrEnum):
     STALE = "stale"
     """Discovery has deleted it, but it is reached: it may only have lost its lease."""
     SUSPECTED = "connection lost"
-    """Discovery names it, but no connection reaches it."""
+    """Discovery names it, but no connection reaches it any more."""
+    UNREACHED = "cannot be reached"
+    """Discovery names it, but no connection has ever reached it where it is now."""
     FOREIGN = "no common transport"
     """It speaks none of the transports that are spoken here, so it is never chosen."""
 
@@ -83,7 +85,7 @@ class InstanceRecord(Liveness):
         if self.is_foreign:
             return InstanceStatus.FOREIGN
         if self.is_suspected:
-            return InstanceStatus.SUSPECTED
+            return InstanceStatus.SUSPECTED if self.connected_once else InstanceStatus.UNREACHED
         if self.instance.draining:
             return InstanceStatus.DRAINING
         if self.presence is Presence.STALE:

@@ -114,6 +114,17 @@ def is_loopback(host: str) -> bool:
     return host.lower() in LOOPBACK_NAMES if address is None else address.is_loopback
 
 
+def url_of(host: str, port: int | str, scheme: str = "http") -> str:
+    """The URL of a server that listens there."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server that binds `host` binds every address of its machine."""
+    address = address_of(host)
+    return address is not None and address.is_unspecified
+
+
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The number that `host` is; None if it is a name."""
     try:

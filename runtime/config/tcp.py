@@ -28,7 +28,11 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         Text | None, about("Bind to this network interface's address instead of `host`.")
     ] = None
     advertise_host: Annotated[
-        Text | None, about("Address told to peers; null: the one we are bound to.")
+        Text | None,
+        about(
+            "Address told to peers; null: the one we are bound to, or, bound to every address, the one from"
+            " which we reach the control plane."
+        ),
     ] = None
     connect_timeout_s: Annotated[
         Seconds, about("For a connection to a peer, and as long again for its greeting.")

@@ -13,6 +13,7 @@ from typing import Protocol
 import attrs
 
 from ..config.config import Config
+from ..config.keys import is_everywhere, is_loopback, url_of
 from ..env import Env
 from . import (
     CallHome,
@@ -39,6 +40,32 @@ class DataPlane:
     """None in a process that asks no workers."""
     call_home: CallHome | None = None
     """None there, too."""
+    home_address: str = ""
+    """`host:port` at which workers call home, as peers are told; empty there, too."""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where callers are told to send requests, by transport."""
+        return {server.transport: server.address for server in self.request_servers}
+
+    def advertised_url(self, url: str) -> str:
+        """Under which URL others ask a server of this process that listens at `url`.
+
+        One that binds every address is asked where peers reach the process. Empty: nobody can ask,
+        as it is bound to loopback, and the peers are on other machines.
+        """
+        scheme, _, place = url.partition("://")
+        bound, port = _split(place)
+        peers, _ = _split(self.home_address)
+        if is_everywhere(bound):
+            return url_of(peers, port, scheme) if peers else ""
+        is_alone = not peers or is_loopback(peers) or not is_loopback(bound)
+        return url if is_alone else ""
+
+
+def _split(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
 
 
 @attrs.frozen(kw_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..config.config import Config
+from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..env import Env
-from ..http.server.hosts import url_of
 from ..http.service import HttpService
 from ..metrics.frontend import FrontendMetrics
 from ..nurseries import open_nursery

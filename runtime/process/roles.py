@@ -17,11 +17,11 @@ from functools import partial
 import attrs
 
 from ..config.config import Config
+from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..env import Env
 from ..http.dashboard.gathering import Place
 from ..http.routes.scraping import ScrapeTargets
-from ..http.server.hosts import url_of
 from ..http.service import HttpService
 from ..http.survey.overview import Overview, overview
 from ..metrics.frontend import FrontendMetrics
@@ -35,7 +35,7 @@ from .frontend.publishing import publish_frontend
 from .frontend.upstreams import DirectUpstreams, alone
 from .opening import open_runtime
 from .runtime import Runtime
-from .status import Describes, open_frontend_status, open_worker_status
+from .status import Describes, advertised_status, open_frontend_status, open_worker_status
 from .stopping import StopRequest
 from .worker.disaggregated import check_role, choose_role
 from .worker.models import movable_kv, offer_models
@@ -52,6 +52,8 @@ class WorkerReady:
     engine: str
     status_url: str
     """Empty if there is no status port."""
+    addresses: Mapping[str, str] = attrs.field(factory=dict)
+    """Where frontends are told to send requests, by transport."""
 
 
 @attrs.frozen
@@ -63,6 +65,8 @@ class FrontendReady:
     """Empty if there is no status port."""
     dashboard_url: str = ""
     """Empty if there is none."""
+    home_address: str = ""
+    """Where workers are told to call it; empty if none does."""
 
 
 async def serve_worker(
@@ -104,7 +108,7 @@ async def serve_worker(
         with stop.starting():
             parts: dict[str, Describes | None] = {"disaggregation": role, "weights": lender}
             status_url = await open_worker_status(nursery, runtime, engines, parts)
-            told = {**(metadata or {}), "status": status_url}
+            told = {**(metadata or {}), "status": advertised_status(runtime, status_url)}
             if runtime.tells_load:
                 told["reports"] = "load"
             await offer_models(nursery, runtime, engines, role, told)
@@ -117,6 +121,7 @@ async def serve_worker(
                     ", ".join(each.info.model for each in engines),
                     ", ".join(each.info.engine for each in engines),
                     status_url,
+                    runtime.data.addresses,
                 )
             )
         await stop.wait()
@@ -171,9 +176,10 @@ async def serve_frontend(
                 url = url_of(config.http.host, port, config.http.scheme)
                 if dashboard is not None:
                     dashboard.serves_at(url)
-                if status_url:
-                    watching.start_soon(publish_frontend, runtime, url, status_url)
-                ready(FrontendReady(url, status_url, dashboard_url(config.http, url, status_url)))
+                if status := advertised_status(runtime, status_url):
+                    watching.start_soon(publish_frontend, runtime, url, status)
+                page = dashboard_url(config.http, url, status_url)
+                ready(FrontendReady(url, status_url, page, runtime.data.home_address))
             await stop.wait()
             env.note("frontend.told")
             service.stop()

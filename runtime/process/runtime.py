@@ -81,7 +81,8 @@ class Runtime:
         self.queues = Queues(events, env, traces=self.traces)
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
         show_queues(metrics, self.queues, env.clock)
-        self._data = data
+        self.data = data
+        """What carries requests and responses, and where peers are told to find it."""
         self._reports: Reports | None = None
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self.kv_series = KvSeries(metrics)
@@ -242,7 +243,7 @@ class Runtime:
         instance = Instance(
             endpoint=str(endpoint),
             id=worker.instance_id,
-            transports={s.transport: s.address for s in self._data.request_servers},
+            transports=self.data.addresses,
             metadata=dict(metadata or {}),
         )
         await self._entries.put_instance(instance)

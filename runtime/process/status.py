@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -9,10 +10,10 @@ import msgspec
 import trio
 
 from ..config.config import HttpConfig
+from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
-from ..http.server.hosts import url_of
 from ..http.server.server import Server
 from ..http.status_app import Health, build_status_app
 from ..http.survey.overview import describe_planes
@@ -20,6 +21,7 @@ from .facts import worker_facts
 from .runtime import Runtime
 
 _CONNECTIONS_MAX: Final = 128
+_log = logging.getLogger("trinamo.runtime")
 
 
 class Describes(Protocol):
@@ -78,6 +80,20 @@ async def open_frontend_status(
     return await _open(
         nursery, runtime, check_health, section.status_host, section.status_port, dashboard
     )
+
+
+def advertised_status(runtime: Runtime, status_url: str) -> str:
+    """What others are told of the status port at `status_url`; empty if they could not ask there."""
+    told = runtime.data.advertised_url(status_url) if status_url else ""
+    if status_url and not told and runtime.data.home_address:
+        _log.warning(
+            "the status port %s is on loopback, while peers are told %s: nobody on another machine"
+            " can look at this process or scrape it, so the port is not registered; set"
+            " worker.status_host and http.status_host",
+            status_url,
+            runtime.data.home_address,
+        )
+    return told
 
 
 async def _open(

@@ -55,4 +55,5 @@ async def open_data_plane(
             request_servers=servers,
             response_plane=home,
             call_home=calls,
+            home_address=home.address,
         )

@@ -74,7 +74,7 @@ class RealTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
-        options = TcpOptions.of(config.data_plane.tcp, secret=self._read_secret(config))
+        options = self._tcp_options(config)
         async with open_data_plane(config, env, events, options, serving=serving) as data:
             yield data
 
@@ -97,15 +97,18 @@ class RealTransports:
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """The chain of `data_plane`, without what this machine has no library for."""
-        secret = self._read_secret(config)
-        async with open_transfer_chain(config.data_plane, env, secret=secret) as chain:
+        options = self._tcp_options(config)
+        async with open_transfer_chain(config.data_plane, env, options) as chain:
             yield chain
 
-    def _read_secret(self, config: Config) -> bytes:
-        """Once: a file that changes later must not leave one process with two secrets."""
+    def _tcp_options(self, config: Config) -> TcpOptions:
+        """The secret is read once: a file that changes later must not leave a process with two."""
         if self._secret is None:
             self._secret = read_secret(config.security)
-        return self._secret
+        control = config.control_plane
+        has_etcd = control.backend == "etcd" and not control.embedded
+        towards = control.etcd.endpoints if has_etcd else ()
+        return TcpOptions.of(config.data_plane.tcp, secret=self._secret, towards=towards)
 
 
 @asynccontextmanager

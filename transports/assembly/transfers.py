@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from trinamo.runtime.config.config import DataPlaneConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
@@ -41,11 +43,11 @@ def chain_of(config: DataPlaneConfig) -> list[str]:
 
 @asynccontextmanager
 async def open_transfer_chain(
-    section: DataPlaneConfig, env: Env, *, secret: bytes = b""
+    section: DataPlaneConfig, env: Env, options: TcpOptions | None = None
 ) -> AsyncIterator[TransferChain]:
     """Open the backends that are configured; those this machine cannot use are named in `missing`.
 
-    `secret` is what peers must prove to the tcp port; without it only loopback is bound.
+    `options` are what all TCP planes share; without a secret only loopback is bound.
 
     Raises `ConfigError` for a setting that a device does not have, and an address that cannot be
     bound. Opening NIXL or Mooncake takes up to two seconds, in a thread.
@@ -57,7 +59,9 @@ async def open_transfer_chain(
         # First, though it is tried last: it knows the address that peers reach this machine at, and
         # its port must be refused to nobody before all others are closed
         # (`protocol/transfer/settlement.py`).
-        tcp = await stack.enter_async_context(_open_tcp(section, env, secret))
+        tcp = await stack.enter_async_context(
+            _open_tcp(section, env, options or TcpOptions.of(section.tcp))
+        )
         stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
         for name in chain_of(section):
@@ -89,12 +93,12 @@ def _outlive(tcp: TcpTransferPlane, found: dict[str, TransferPlane]) -> None:
 
 
 def _open_tcp(
-    section: DataPlaneConfig, env: Env, secret: bytes
+    section: DataPlaneConfig, env: Env, options: TcpOptions
 ) -> AbstractAsyncContextManager[TcpTransferPlane]:
     transfer = section.transfer
     return open_transfer_plane(
         TransferOptions(
-            tcp=_transfer_tcp(section, secret),
+            tcp=_transfer_tcp(section, options),
             slice_bytes=transfer.slice_bytes,
             checksum=transfer.checksum,
         ),
@@ -136,12 +140,12 @@ def _of_every_backend(section: DataPlaneConfig) -> dict[str, float]:
     }
 
 
-def _transfer_tcp(section: DataPlaneConfig, secret: bytes) -> TcpOptions:
+def _transfer_tcp(section: DataPlaneConfig, options: TcpOptions) -> TcpOptions:
     """As the other TCP planes, with an address of its own if there is one."""
     transfer = section.transfer
-    own: dict[str, Any] = {"port": transfer.port, "secret": secret}
+    own: dict[str, Any] = {"port": transfer.port}
     if transfer.host is not None:
         own |= {"host": transfer.host, "interface": None}
     if transfer.advertise_host is not None:
         own["advertise_host"] = transfer.advertise_host
-    return TcpOptions.of(section.tcp, **own)
+    return msgspec.structs.replace(options, **own)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import trio
 
+from trinamo.runtime.config.keys import is_everywhere
 from trinamo.runtime.config.tcp import TcpConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
 
@@ -33,6 +34,9 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
     budget: Budget = Budget(0)
     """What the connections of all planes with these options hold of frames that are not whole."""
+    towards: tuple[str, ...] = ()
+    """The servers of the control plane. Bound to every address, we are told to peers by the one that
+    we ask these from. None: this machine is all there is."""
     payloads: Budget = Budget(0)
     """And of unary requests that run. Of its own: a frame that is whole must find room here while
     others wait there."""
@@ -131,7 +135,11 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
             "16 bytes or more on every machine of the cluster (`openssl rand -hex 32` makes one), "
             "and name it there"
         )
-    advertised = options.advertise_host or _reachable(bound_host)
+    try:
+        advertised = options.advertise_host or await _reachable(bound_host, options.towards)
+    except BaseException:
+        listener.socket.close()
+        raise
     return listener, format_address(advertised, bound_port)
 
 
@@ -152,11 +160,32 @@ def _bind_sentence(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {where}: {error.strerror or error}"
 
 
-def _reachable(bound_host: str) -> str:
-    """What to tell others when all addresses are bound: the machine's own name for itself."""
-    if bound_host not in ("0.0.0.0", "::"):  # noqa: S104 -- recognised here, not bound
+async def _reachable(bound_host: str, servers: tuple[str, ...]) -> str:
+    """What to tell peers: where we are bound, or, bound to every address, where `servers` see us.
+
+    Raises `ConfigError` if there is no way to any of them.
+    """
+    if not is_everywhere(bound_host):
         return bound_host
-    return stdlib_socket.gethostname()
+    places = [each.rpartition("//")[2] for each in servers if not each.startswith("unix:")]
+    family = stdlib_socket.AF_INET6 if ":" in bound_host else stdlib_socket.AF_INET
+    for place in places:
+        try:
+            found = await trio.socket.getaddrinfo(
+                *split_address(place), family, stdlib_socket.SOCK_DGRAM
+            )
+            with trio.socket.socket(family, stdlib_socket.SOCK_DGRAM) as socket:
+                # The kernel looks the way up; no packet is sent.
+                await socket.connect(found[0][4])
+                return str(socket.getsockname()[0]).partition("%")[0]
+        except (OSError, ConnectError, UnicodeError):
+            continue
+    if places:
+        raise ConfigError(
+            f"bound to {bound_host}, but there is no way from here to {', '.join(places)} that would"
+            " say at which address peers reach this machine: set data_plane.tcp.advertise_host"
+        )
+    return "::1" if ":" in bound_host else "127.0.0.1"
 
 
 async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
@@ -178,12 +207,12 @@ async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
                 stream = trio.SocketStream(socket)
     except trio.TooSlowError:
         raise ConnectError(
-            f"no connection to {address} within {options.connect_timeout_s:g} s"
+            f"cannot be reached at {address}: no answer within {options.connect_timeout_s:g} s"
         ) from None
     except OSError as error:
-        raise ConnectError(f"no connection to {address}: {error.strerror or error}") from error
+        raise ConnectError(f"cannot be reached at {address}: {error.strerror or error}") from error
     except ValueError as error:
         # The address is a peer's word, or one from discovery: a null byte, or no host name at all.
-        raise ConnectError(f"no connection to {address!r}: that is no host name") from error
+        raise ConnectError(f"cannot be reached at {address!r}: that is no host name") from error
     tune(stream, options)
     return stream

@@ -46,6 +46,7 @@ NOTED_MAX: Final = 4096
 PLACES_MAX: Final = 256
 _STATES: Final = {
     InstanceStatus.SUSPECTED.value: "connection lost",
+    InstanceStatus.UNREACHED.value: "cannot be reached",
     InstanceStatus.STALE.value: "no longer in etcd",
     InstanceStatus.INHIBITED.value: "failed, and is passed over",
     InstanceStatus.FOREIGN.value: "speaks no transport of this frontend",

@@ -18,6 +18,7 @@ import attrs
 import msgspec
 import trio
 
+from ...config.keys import is_everywhere
 from ...env import Clock
 from ...errors import TrinamoError, UnavailableError
 from ...planes import ControlPlane, Entry
@@ -29,7 +30,6 @@ READ_TIMEOUT_S: Final = 5.0
 TARGETS_MAX: Final = 4096
 LABEL_CHARACTERS_MAX: Final = 128
 ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.%]{2,64}\]|[A-Za-z0-9._-]{1,253}):\d{1,5}")
-_EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 -- what a URL may name
 LABEL: Final = "__meta_trinamo_"
 
 
@@ -114,8 +114,7 @@ def _look(instances: Sequence[Entry], frontends: Sequence[Entry]) -> dict[str, _
         except TrinamoError:
             continue
         told = instance.metadata
-        dialled = instance.transports.get("tcp", "")
-        for address in _address(told.get("status", ""), dialled):
+        for address in _address(told.get("status", "")):
             role = told.get("role", "")
             role = role if role in ("prefill", "decode") else "worker"
             each = found.setdefault(address, _Found(role, instance.id))
@@ -127,22 +126,21 @@ def _look(instances: Sequence[Entry], frontends: Sequence[Entry]) -> dict[str, _
             frontend = decode_frontend(entry.key, entry.value)
         except TrinamoError:
             continue
-        for address in _address(frontend.status, ""):
+        for address in _address(frontend.status):
             found.setdefault(address, _Found("frontend", frontend.id))
     return found
 
 
-def _address(url: str, dialled: str) -> Iterator[str]:
-    """`host:port` of a status port's URL; one that is bound everywhere is where its peers dial it."""
+def _address(url: str) -> Iterator[str]:
+    """`host:port` of a status port's URL, if that is one which others can ask."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
         return
-    if host in _EVERYWHERE:
-        host = dialled.rpartition(":")[0].strip("[]")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if parts.scheme == "http" and port and ADDRESS.fullmatch(address):
+    is_one = parts.scheme == "http" and port and not is_everywhere(host)
+    if is_one and ADDRESS.fullmatch(address):
         yield address
 
 

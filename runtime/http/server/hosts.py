@@ -17,11 +17,6 @@ from ...config.keys import LOOPBACK_NAMES, address_of, is_loopback
 ANY: Final = "*"
 
 
-def url_of(host: str, port: int, scheme: str = "http") -> str:
-    """The URL of a server that listens there."""
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
 @attrs.frozen
 class HostPolicy:
     """The names that are allowed besides addresses and loopback names; None allows every name."""

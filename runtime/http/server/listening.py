@@ -8,8 +8,8 @@ from typing import Final
 
 import trio
 
+from ...config.keys import url_of
 from ...errors import ConfigError
-from .hosts import url_of
 
 BACKLOG: Final = 1024
 

@@ -26,6 +26,11 @@ from .models import ModelLook, look_at_models
 from .overview import AWAY, FrontendView, InstanceView
 
 AWAY_PROBLEM: Final = "the upstream fails its looks; the frontend's log says why"
+LOST: Final[Mapping[str, str]] = {
+    InstanceStatus.SUSPECTED: "the frontend has lost its connection to it",
+    InstanceStatus.UNREACHED: "the frontend cannot reach it where it is registered",
+}
+"""States in which no request goes to an instance, and what is wrong."""
 TOLD_MAX: Final = 16
 """Sentences of one kind; the others are counted."""
 
@@ -134,8 +139,8 @@ async def ask_instances(
         if instance.health is None and "status" not in instance.metadata:
             # It has no port to be asked at, as an upstream, so the frontend's word counts.
             instance.seen = known.state
-        if known.state == InstanceStatus.SUSPECTED and instance.health is None:
-            instance.problem = instance.problem or "the frontend has lost its connection to it"
+        if known.state in LOST and instance.health is None:
+            instance.problem = instance.problem or LOST[known.state]
     _tell_instances(survey)
     _count_instances(survey)
 
@@ -283,7 +288,7 @@ def _count_instances(survey: Survey) -> None:
         (each.metadata.get("model", ""), each.endpoint)
         for each in survey.instances
         # One that is away has taken its cards with it.
-        if (each.problem and each.seen != AWAY) or each.seen == InstanceStatus.SUSPECTED
+        if (each.problem and each.seen != AWAY) or each.seen in LOST
     )
     for model in survey.models:
         model.instances = max(0, model.registered - silent[model.name, model.endpoint])

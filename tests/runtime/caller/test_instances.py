@@ -8,6 +8,7 @@ from tests.runtime.caller.requests import Request
 from tests.runtime.caller.tables import HandEnv, Table, instance
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.record import InstanceStatus
+from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
 from trinamo.runtime.protocol.discovery.presence import Presence, Sign
@@ -58,15 +59,32 @@ def test_a_status_tells_why_an_instance_is_passed_over() -> None:
     leaving = instance(4, draining=True)
     table = Table(A, B, C, leaving)
     table.fault(A, B)
+    table.connected(table.record(B), "tcp")
     table.disconnected(table.record(B))
+    table.disconnected(table.record(C))
 
     assert [table.status(each, 9) for each in (A, B, C, leaving)] == [
         InstanceStatus.INHIBITED,
         InstanceStatus.SUSPECTED,
-        InstanceStatus.LIVE,
+        InstanceStatus.UNREACHED,
         InstanceStatus.DRAINING,
     ]
     assert table.status(A, 10) is InstanceStatus.LIVE
+
+
+def test_a_connection_that_never_was_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says where it was sought, and why it was not reached."""
+    table = Table(A)
+    record, why = table.record(A), ConnectError("cannot be reached at h:1: Connection refused")
+    table.disconnected(record, why)
+    table.disconnected(record, why)
+    table.connected(record, "tcp")
+    table.disconnected(record, why)
+
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "instance 1 of a/b/c: cannot be reached at h:1: Connection refused",
+        "instance 1 of a/b/c: connection lost",
+    ]
 
 
 def test_one_that_answers_no_probe_is_passed_over() -> None:

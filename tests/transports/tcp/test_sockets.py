@@ -91,7 +91,34 @@ async def test_the_bound_and_the_advertised_address_are_two_settings() -> None:
     assert address.startswith("gpu-7:")
     listener, address = await open_listener(everywhere)
     await listener.aclose()
-    assert address.startswith(f"{socket.gethostname()}:")
+    assert address.startswith("127.0.0.1:"), "nothing says that there are other machines"
+
+
+@pytest.mark.parametrize(
+    ("servers", "host"),
+    [
+        (["127.0.0.1:2379"], "127.0.0.1"),
+        (["http://127.8.8.8:2379"], "127.0.0.1"),
+        (["unix:/tmp/etcd/client:0"], "127.0.0.1"),
+        (["no.such.host.invalid:2379", "nonsense", "127.0.0.1:1"], "127.0.0.1"),
+    ],
+)
+async def test_bound_to_every_address_we_are_where_the_store_sees_us(
+    servers: list[str], host: str
+) -> None:
+    """Not where this machine's own table of names has it, which is loopback on many."""
+    options = TcpOptions(host="0.0.0.0", secret=bytes(16), towards=tuple(servers))
+    listener, address = await open_listener(options)
+    await listener.aclose()
+    assert address.rpartition(":")[0] == host
+
+
+async def test_without_a_way_to_the_store_nobody_guesses_an_address() -> None:
+    before = descriptors()
+    options = TcpOptions(host="0.0.0.0", secret=bytes(16), towards=("no.such.host.invalid:1",))
+    with pytest.raises(ConfigError, match=r"data_plane\.tcp\.advertise_host"):
+        await open_listener(options)
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

@@ -101,7 +101,7 @@ class TcpRequestPlane:
         link = self._links.get(address)
         if link is not None and not link.is_connected:
             raise ConnectError(
-                f"no connection to {address} within {self.options.ack_timeout_s:g} s"
+                f"cannot be reached at {address}: no greeting within {self.options.ack_timeout_s:g} s"
             )
         raise self.unanswered(address)
 

@@ -128,6 +128,7 @@ def worker(
                     "model": facts.model,
                     "engine": facts.engine,
                     "status_url": facts.status_url,
+                    "address": ", ".join(facts.addresses.values()),
                 }
             )
 
@@ -197,6 +198,7 @@ def frontend(
                     "url": facts.url,
                     "status_url": facts.status_url,
                     "dashboard_url": facts.dashboard_url,
+                    "workers call": facts.home_address,
                 }
             )
 

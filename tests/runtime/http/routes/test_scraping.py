@@ -11,6 +11,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.routes.scraping import READ_INTERVAL_S, TARGETS_MAX, ScrapeTargets
 from trinamo.runtime.planes import Snapshot
+from trinamo.runtime.planes.transports import DataPlane
 from trinamo.runtime.protocol.discovery.frontends import FrontendEntry, encode_frontend
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -76,13 +77,23 @@ async def targets(control: MemoryControlPlane) -> list[str]:
     return [group.targets[0] for group in groups]
 
 
-async def test_a_port_that_is_bound_everywhere_is_where_its_peers_dial_the_process() -> None:
-    control = MemoryControlPlane(OneProcess().store)
-    await put(control, "1", "http://0.0.0.0:8788", tcp="10.0.0.7:4711")
-    await put(control, "2", "http://[::]:8788", tcp="[fd00::1]:4711")
-    await put(control, "3", "http://0.0.0.0:8788")
-
-    assert await targets(control) == ["10.0.0.7:8788", "[fd00::1]:8788", "front:1"]
+@pytest.mark.parametrize(
+    ("bound", "home", "told"),
+    [
+        ("http://0.0.0.0:8788", "10.0.0.7:4711", "http://10.0.0.7:8788"),
+        ("https://[::]:8788", "[fd00::1]:4711", "https://[fd00::1]:8788"),
+        ("http://0.0.0.0:8788", "gpu-7:4711", "http://gpu-7:8788"),
+        ("http://10.0.0.9:8788", "10.0.0.7:4711", "http://10.0.0.9:8788"),
+        ("http://127.0.0.1:8788", "127.0.0.1:4711", "http://127.0.0.1:8788"),
+        ("http://127.0.0.1:8788", "", "http://127.0.0.1:8788"),
+        ("http://[::1]:8788", "gpu-7:4711", ""),
+        ("http://localhost:8788", "10.0.0.7:4711", ""),
+        ("http://0.0.0.0:8788", "", ""),
+    ],
+)
+def test_a_port_is_told_as_others_ask_it_or_not_at_all(bound: str, home: str, told: str) -> None:
+    """One that is bound everywhere is where peers dial the process; loopback is no other machine's."""
+    assert DataPlane(home_address=home).advertised_url(bound) == told
 
 
 async def test_what_makes_no_sense_is_left_out() -> None:
@@ -92,6 +103,7 @@ async def test_what_makes_no_sense_is_left_out() -> None:
     await put(control, "3", "http://bad host\n:1")
     await put(control, "4", "http://x:99999")
     await put(control, "5", "file:///etc/passwd")
+    await put(control, "8", "http://0.0.0.0:8788", tcp="10.0.0.7:4711")
     await control.put("instances/a/b/c/6", b"nonsense")
     await control.put("frontends/7", b"nonsense")
     entry = FrontendEntry(id="0" * 16, url="", status="http://status:2")
