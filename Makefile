@@ -21,10 +21,15 @@ TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13
 ARGS ?=
 # Processes that share the tests: two for each core, since many tests wait; each takes some 700 MB.
 LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
+# Tests whose outcome may depend on Python's version: TLS, sockets, isolation, digests, asyncio.
+VERSIONED := tests/runtime/http/server/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
+	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
+	tests/sim/isolation tests/sim/core tests/sim/net tests/sim/programs tests/runtime/engines/own \
+	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py
 # How long `make swarm` searches.
 MINUTES ?= 10
 
-.PHONY: help up test swarm lint types docs bench peers mutants clean model
+.PHONY: help up test pythons swarm lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -38,6 +43,18 @@ test swarm: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMPS)/dev model ## Install and run every test; in one process with LANES=0.
 	$(BIN)/python -m pytest -n $(LANES) $(ARGS)
+
+pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the others of 3.11 to 3.13 that are installed.
+	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	for version in 3.11 3.12 3.13; do \
+		if [ "$$version" = "$$own" ]; then continue; fi; \
+		for each in "python$$version" "$$HOME"/.pyenv/versions/"$$version".*/bin/python; do \
+			"$$each" -c 'import ensurepip' >/dev/null 2>&1 || continue; \
+			echo "== Python $$version"; \
+			$(MAKE) test PYTHON="$$each" VENV=".venv-$$version" ARGS="$(ARGS) $(VERSIONED)"; \
+			break; \
+		done; \
+	done
 
 swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
 	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
@@ -65,7 +82,7 @@ mutants: $(STAMPS)/dev ## Make small mistakes in the core and see which ones no 
 	$(BIN)/python -m tests.mutation $(ARGS)
 
 clean: ## Remove the virtual environment, caches and build results; models stay.
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the model the cluster runs on the engine `exact`, so a failure here stops nothing.

@@ -1,28 +1,26 @@
-"""Certificates for one test, made with `openssl`: an authority, and what it has signed."""
+"""Certificates for one test, made by `trustme`: an authority, and what it has signed.
+
+They are as strict as a browser and Python 3.13 want them: key usage, names as alternatives, short lives.
+"""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import attrs
+import trustme
 
-from tests.session.needs import OPENSSL
-
-needs_openssl = OPENSSL.unless(shutil.which("openssl") is not None)
-KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-
-
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+DAYS = 2
+"""So long each certificate lives, from the moment at which it was made."""
 
 
 @attrs.frozen
 class Authority:
-    """A certificate authority that lives in one directory."""
+    """A certificate authority that writes what it signs into one directory."""
 
     directory: Path
+    _authority: trustme.CA = attrs.field(factory=lambda: trustme.CA(organization_name="trinamo"))
 
     @property
     def ca_file(self) -> Path:
@@ -32,17 +30,19 @@ class Authority:
     def make(cls, directory: Path) -> Authority:
         directory.mkdir(parents=True, exist_ok=True)
         made = cls(directory)
-        key, name = str(directory / "ca.key"), "/CN=an authority"
-        _openssl("req", "-x509", *KEY, "-subj", name, "-keyout", key, "-out", str(made.ca_file))
+        made._authority.cert_pem.write_to_path(str(made.ca_file))
         return made
 
-    def sign(self, name: str, *, hosts: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
-        """A certificate of this name for these hosts, and its key."""
-        certificate, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
-        _openssl(
-            *("req", "-x509", *KEY, "-subj", f"/CN={name}", "-addext", f"subjectAltName={hosts}"),
-            *("-addext", "basicConstraints=critical,CA:FALSE"),
-            *("-CA", str(self.ca_file), "-CAkey", str(self.directory / "ca.key")),
-            *("-keyout", str(key), "-out", str(certificate)),
+    def sign(
+        self, name: str, *, hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
+    ) -> tuple[Path, Path]:
+        """A certificate of this name for these hosts and addresses, and its key."""
+        signed = self._authority.issue_cert(
+            *hosts, common_name=name, not_after=datetime.now(UTC) + timedelta(days=DAYS)
         )
+        certificate, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        (chain,) = signed.cert_chain_pems
+        chain.write_to_path(str(certificate))
+        signed.private_key_pem.write_to_path(str(key))
+        key.chmod(0o600)
         return certificate, key

@@ -15,10 +15,10 @@ from tests.session import hypothesis_profile
 from tests.session.lanes import (
     pytest_collection_modifyitems,
     pytest_configure,
-    pytest_runtest_makereport,
     pytest_xdist_make_scheduler,
 )
 from tests.session.needs import pytest_terminal_summary
+from tests.session.reports import pytest_runtest_makereport
 
 __all__ = [
     "etcd_server",

@@ -7,7 +7,6 @@ scenarios, which only compute and stand each for itself, come last and fill the 
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,16 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without other processes the tests run in the order in which they stand."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A report crosses processes as UTF-8: a character that is none is told by its number."""
-    report = yield
-    report.sections = [
-        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
-    ]
-    return report
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.sources import ROOT
 from trinamo.runtime.config.config import config_notices, load_config
 from trinamo.transports.servers.binaries import find_nats_server
@@ -247,7 +247,6 @@ def test_the_sizes_differ_in_their_numbers_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.services
-@needs_openssl
 @pytest.mark.parametrize("size", SIZES)
 def test_nats_takes_its_configuration(size: str, tmp_path: Path) -> None:
     """The server itself reads it, certificates included."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from trinamo.cli.doctor.certificate import certificate_findings
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.runtime.config.config import Config
@@ -27,7 +27,6 @@ def test_without_tls_there_is_nothing_to_say() -> None:
     assert list(certificate_findings(Config(), now())) == []
 
 
-@needs_openssl
 @pytest.mark.parametrize(
     ("days", "verdict", "text"),
     [
@@ -44,7 +43,6 @@ def test_what_is_left_of_it_decides(tmp_path: Path, days: int, verdict: Verdict,
     assert text in finding.text
 
 
-@needs_openssl
 def test_a_file_that_is_missing_and_a_key_for_everybody_are_told(tmp_path: Path) -> None:
     certificate, key = Authority.make(tmp_path).sign("server")
     key.chmod(0o644)

@@ -14,7 +14,6 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.certificates import needs_openssl
 from trinamo.runtime.context import Context
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.protocol.openai.generate import (
@@ -159,7 +158,7 @@ async def say_hello(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, No
     yield Delta(" ✓", [4], FinishReason.STOP)
 
 
-SERVERS = ["native", "hypercorn", pytest.param("tls", marks=needs_openssl)]
+SERVERS = ["native", "hypercorn", "tls"]
 on_every_server = pytest.mark.parametrize("http_server", SERVERS)
 """A test of what all servers of HTTP/1 must do."""
 with_tls = pytest.mark.parametrize("http_server", ["tls"])

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.conformance.control.backends import eventually, until
 from tests.servers import free_ports, loopback_url
 from trinamo.runtime.config.config import EtcdConfig, TlsConfig
@@ -23,7 +23,7 @@ from trinamo.transports.servers.binaries import (
 )
 from trinamo.transports.servers.process import spawn, terminate
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, needs_openssl]
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
 @attrs.define
@@ -43,7 +43,7 @@ class TlsEtcd:
             await terminate(child, grace_s=3)
 
 
-def make_server(authority: Authority, directory: Path, *, hosts: str) -> TlsEtcd:
+def make_server(authority: Authority, directory: Path, *, hosts: tuple[str, ...]) -> TlsEtcd:
     certificate, key = authority.sign("server", hosts=hosts)
     port, peer_port = free_ports(2)
     url = f"https://127.0.0.1:{port}"
@@ -65,7 +65,7 @@ async def test_mutual_tls_holds_a_watch_over_a_restart_and_refuses_strangers(
 ) -> None:
     authority = Authority.make(tmp_path / "ours")
     stranger = Authority.make(tmp_path / "theirs")
-    server = make_server(authority, tmp_path, hosts="DNS:localhost,IP:127.0.0.1")
+    server = make_server(authority, tmp_path, hosts=("localhost", "127.0.0.1"))
     mine, my_key = authority.sign("worker")
     other, other_key = stranger.sign("worker")
     endpoint = f"https://127.0.0.1:{server.port}"
@@ -119,7 +119,7 @@ async def test_the_name_in_the_certificate_is_checked_or_given(
 ) -> None:
     """Several endpoints are addresses by the time they are dialled; the name is one for all."""
     authority = Authority.make(tmp_path / "ours")
-    server = make_server(authority, tmp_path, hosts="DNS:etcd.example")
+    server = make_server(authority, tmp_path, hosts=("etcd.example",))
     mine, my_key = authority.sign("worker")
     endpoint = f"127.0.0.1:{server.port}"
     endpoints = [endpoint, f"localhost:{server.port}"] if several else [endpoint]
@@ -155,7 +155,7 @@ async def test_the_name_in_the_certificate_is_checked_or_given(
 
 async def test_several_addresses_are_each_found_in_their_certificate(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path / "ours")
-    server = make_server(authority, tmp_path, hosts="DNS:localhost,IP:127.0.0.1")
+    server = make_server(authority, tmp_path, hosts=("localhost", "127.0.0.1"))
     mine, my_key = authority.sign("worker")
     endpoints = [f"https://127.0.0.1:{server.port}", f"https://localhost:{server.port}"]
     async with (

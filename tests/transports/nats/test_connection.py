@@ -6,7 +6,6 @@ import gc
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.certificates import needs_openssl
+from tests.certificates import Authority
 from tests.transports.nats.brokers import (
     eventually,
     fresh_subject,
@@ -119,23 +118,14 @@ async def test_a_token_is_checked_by_the_server() -> None:
             await open_and_leave([server.url], NatsConfig(token=Secret("wrong")))
 
 
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names.split(), *files], check=True, capture_output=True)
-    return certificate, key
-
-
-@needs_openssl
 @pytest.mark.slow
 async def test_tls_connects_with_the_right_authority_only(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
+    authority = Authority.make(tmp_path)
+    certificate, key = authority.sign("server")
     arguments = ("--tls", "--tlscert", str(certificate), "--tlskey", str(key))
     with private_server(find_nats_server(), *arguments) as server:
         url = server.url.replace("nats://", "tls://")
-        trusting = ssl.create_default_context(cafile=str(certificate))
+        trusting = ssl.create_default_context(cafile=str(authority.ca_file))
         await open_and_leave([url], tls=trusting)
         with raises_connect_error("CERTIFICATE_VERIFY_FAILED"):
             await open_and_leave([url], tls=ssl.create_default_context())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.transports.nats.brokers import private_server, wait_away, wait_back
 from trinamo.runtime.config.config import NatsConfig
 from trinamo.runtime.errors import ConnectError
@@ -19,7 +19,6 @@ from trinamo.transports.servers.binaries import find_nats_server
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
-@needs_openssl
 async def test_mutual_tls_reconnects_and_refuses_strangers(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path / "ours")
     stranger = Authority.make(tmp_path / "theirs")

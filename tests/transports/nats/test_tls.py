@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.transports.nats.brokers import private_server, wait_away
 from trinamo.runtime.config.config import NatsConfig, Secret
 from trinamo.runtime.errors import ConnectError
@@ -78,7 +78,6 @@ async def test_without_tls_the_same_server_is_greeted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.services
-@needs_openssl
 async def test_tls_is_not_given_up_on_a_reconnection(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path)
     certificate, key = authority.sign("server")

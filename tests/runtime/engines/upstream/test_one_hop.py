@@ -14,7 +14,7 @@ import openai
 import pytest
 import trio
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.runtime.engines.upstream.fake import (
     HELLO,
     STREAM_HEAD,
@@ -239,7 +239,6 @@ async def test_an_upstream_that_is_killed_in_the_middle_ends_its_answer_and_is_p
                 assert (await front.chat(stream=True)).content == HELLO
 
 
-@needs_openssl
 async def test_an_upstream_over_tls_is_verified(tmp_path: Path) -> None:
     """One that our authority signs is asked; the certificate of another is a reason not to."""
     authority = Authority.make(tmp_path)

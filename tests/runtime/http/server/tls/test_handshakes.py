@@ -9,12 +9,12 @@ import httpx
 import pytest
 import trio
 
-from tests.certificates import Authority, needs_openssl
+from tests.certificates import Authority
 from tests.runtime.http.running import Secured, with_tls
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.http.survey.http_client import fetch
 
-pytestmark = [needs_openssl, with_tls]
+pytestmark = with_tls
 
 LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 

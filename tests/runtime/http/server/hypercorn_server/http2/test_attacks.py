@@ -13,7 +13,6 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.certificates import needs_openssl
 from tests.runtime.http.running import with_tls
 from tests.runtime.http.server.hypercorn_server.http2.client import (
     CONTINUATION,
@@ -32,7 +31,7 @@ from tests.runtime.http.server.hypercorn_server.http2.client import (
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
-pytestmark = [needs_openssl, with_tls]
+pytestmark = with_tls
 
 ENHANCE_YOUR_CALM = 11
 Attack = Callable[[Http2Client], Awaitable[None]]

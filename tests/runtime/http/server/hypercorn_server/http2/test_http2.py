@@ -12,13 +12,12 @@ import openai
 import pytest
 import trio
 
-from tests.certificates import needs_openssl
 from tests.runtime.http.running import with_tls
 from tests.runtime.http.server.hypercorn_server.http2.client import closing, connect
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
-pytestmark = [needs_openssl, with_tls]
+pytestmark = with_tls
 
 CHAT = {"model": "local", "messages": [{"role": "user", "content": "hi"}]}
 JSON = (("content-type", "application/json"),)
