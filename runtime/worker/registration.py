@@ -242,17 +242,22 @@ class Registrar:
         except LeaseLostError:
             raise
         except TrinamoError as error:
-            now = trio.current_time()
-            self._notices.warn("lease not renewed", f"{error}; {timer.deadline - now:.1f} s left")
-            return now + self._jitter(timer.retry_s(now))
+            left_s = timer.deadline - trio.current_time()
+            self._notices.warn("lease not renewed", f"{error}; {left_s:.1f} s left")
+            # Counted from the question: while the store is away one is always under way, or nearly,
+            # and it is answered as soon as there is a connection.
+            return asked_at + self._early(timer.retry_s(asked_at))
         timer.renewed(remaining_s, asked_at=asked_at)
         return self._renewal_at(timer)
 
     def _renewal_at(self, timer: LeaseTimer) -> float:
+        now = trio.current_time()
+        return now + self._early(timer.wait_s(now))
+
+    def _early(self, seconds: float) -> float:
         # Earlier than due, never later; without it a herd that came back together would renew in
         # step for ever.
-        now = trio.current_time()
-        return now + timer.wait_s(now) * self._env.rng.uniform(0.8, 1.0)
+        return seconds * self._env.rng.uniform(0.8, 1.0)
 
     # --- the keys ---
 

@@ -30,7 +30,13 @@ class Bridge:
         self._is_told = False
 
     async def call_unary(
-        self, method: Any, request: Any, *, timeout_s: float, metadata: Metadata
+        self,
+        method: Any,
+        request: Any,
+        *,
+        timeout_s: float,
+        metadata: Metadata,
+        waits: bool = False,
     ) -> Any:
         """Call `method` and return its reply; raises `grpc.RpcError`.
 
@@ -39,7 +45,7 @@ class Bridge:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         task = trio.lowlevel.current_task()
-        future = method.future(request, timeout=timeout_s, metadata=metadata)
+        future = method.future(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
         is_waiting = True
 
         def wake() -> None:
@@ -102,12 +108,14 @@ class GrpcChannel:
             )
         return made
 
-    async def call(self, name: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+    async def call(
+        self, name: str, request: Any, *, timeout_s: float, metadata: Metadata, waits: bool = False
+    ) -> Any:
         """See `Channel.call`."""
         method = self._method(name, is_stream=False)
         try:
             return await self._bridge.call_unary(
-                method, request, timeout_s=timeout_s, metadata=metadata
+                method, request, timeout_s=timeout_s, metadata=metadata, waits=waits
             )
         except grpc.RpcError as error:
             raise status_of(error) from None

@@ -5,12 +5,14 @@ Each `keep_alive` is one question and one answer; who asks how often is not deci
 callers nothing but time: what is unanswered is asked again on the next stream.
 
 A stream is opened where the store has answered, and not while it is away: then it is asked for a sign
-of life, which is no renewal. So a renewal that nobody was there to take was never sent, and that is
-certain however late gRPC says that nobody was there.
+of life, which is no renewal, and which waits for the connection: it is there as soon as that is. So a
+renewal that nobody was there to take was never sent, and that is certain however late gRPC says that
+nobody was there.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import attrs
@@ -20,7 +22,7 @@ from trinamo.runtime.errors import ConnectError, DeadlineError, LeaseLostError, 
 
 from . import wire_pb2 as wire
 from .client import Client
-from .failures import StatusError, StreamLostError, Verdict, final_error
+from .failures import StatusError, StreamLostError, Verdict, final_error, judge
 from .rpc import Metadata, Stream
 
 PAUSE_MIN_S: Final = 0.05
@@ -94,14 +96,17 @@ class LeaseKeeper:
                     self._note(lost)
                 except StatusError as error:
                     self._client.missed(error.text)
-                    self._last_words = error.text
+                    if error.code != "DEADLINE_EXCEEDED" or not self._last_words:
+                        self._last_words = error.text
                 except TrinamoError as error:
                     self._last_words = str(error)
             for question in self._questions.values():
                 question.was_sent |= question.is_on_stream
                 question.is_on_stream = False
-            # A stream that has held for a while owes nothing to the pauses before it.
-            if trio.current_time() - self._opened_at > PAUSE_MAX_S:
+            # A stream that has held for a while owes nothing to the pauses before it, and a look for
+            # life that took its whole time has waited already.
+            held_s = trio.current_time() - self._opened_at
+            if held_s >= min(self._client.per_try_timeout_s, PAUSE_MAX_S):
                 pause_s = PAUSE_MIN_S
             await trio.sleep(self._client.jittered(pause_s))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -130,12 +135,21 @@ class LeaseKeeper:
 
     async def _look_for_life(self, metadata: Metadata) -> None:
         """Return once the store has answered; raises `StatusError` if it does not in the time of a try."""
-        await self._client.channel.call(
+        look = partial(
+            self._client.channel.call,
             "Status",
             wire.StatusRequest(),
             timeout_s=self._client.per_try_timeout_s,
             metadata=metadata,
         )
+        try:
+            await look()
+        except StatusError as error:
+            if judge(error) is not Verdict.UNSENT:
+                raise
+            # Only who does not wait is told why there is no connection.
+            self._last_words = error.text
+            await look(waits=True)
         self._client.heard()
 
     def _give_up_old_stream(self) -> None:

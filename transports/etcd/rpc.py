@@ -61,11 +61,14 @@ class Stream(Protocol):
 
 
 class Channel(Protocol):
-    """A way to a cluster, which comes and goes; nothing here waits for it to be there."""
+    """A way to a cluster, which comes and goes; only a call that `waits` waits for it to be there."""
 
-    async def call(self, name: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+    async def call(
+        self, name: str, request: Any, *, timeout_s: float, metadata: Metadata, waits: bool = False
+    ) -> Any:
         """Call a unary method of `METHODS`; raises `StatusError`.
 
+        With `waits` it goes as soon as there is a connection, if one comes in time.
         When cancelled, the call may still have taken effect.
         """
         ...

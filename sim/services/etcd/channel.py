@@ -38,9 +38,11 @@ _read = reader(Answer | Refusal | Pong)
 class _Exchange:
     """One call or stream: requests there, replies back. Implements `Stream`."""
 
-    def __init__(self, call: Call, connector: Connector) -> None:
+    def __init__(self, call: Call, connector: Connector, *, waits: bool) -> None:
         self._head, self._method = encode(call), METHODS[call.op]
         self._connector = connector
+        self.waits = waits
+        """Until there is a connection, in the place of failing while there is none."""
         self._requests: list[bytes] = []
         self._replies: list[Any] = []
         self._came = trio.lowlevel.ParkingLot()
@@ -92,6 +94,8 @@ class _Exchange:
 
     def unreached(self) -> None:
         """The store cannot be reached for now."""
+        if self.waits:
+            return
         why = f"failed to connect to all addresses; last error: {self._connector.last_words}"
         self.end(StatusError("UNAVAILABLE", why))
 
@@ -117,10 +121,11 @@ class SimulatedChannel:
         *,
         timeout_s: float,
         metadata: Metadata,  # noqa: ARG002 -- nobody is asked for a token
+        waits: bool = False,
     ) -> Any:
         """See `Channel.call`."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        with self._exchange(name) as (_, exchange), trio.move_on_after(timeout_s):
+        with self._exchange(name, waits=waits) as (_, exchange), trio.move_on_after(timeout_s):
             exchange.send_nowait(request)
             return (await exchange.replies())[0]
         raise StatusError("DEADLINE_EXCEEDED", "Deadline Exceeded")
@@ -141,9 +146,10 @@ class SimulatedChannel:
                     self._connector.peer.post(encode(Forget(call_id)))
 
     @contextmanager
-    def _exchange(self, name: str) -> Iterator[tuple[int, _Exchange]]:
+    def _exchange(self, name: str, *, waits: bool = False) -> Iterator[tuple[int, _Exchange]]:
         call_id = next(self._ids)
-        exchange = self._exchanges[call_id] = _Exchange(Call(call_id, name), self._connector)
+        exchange = _Exchange(Call(call_id, name), self._connector, waits=waits)
+        self._exchanges[call_id] = exchange
         try:
             yield call_id, exchange
         finally:
@@ -171,7 +177,8 @@ class SimulatedChannel:
 
     def unreached(self) -> None:
         """See `Session`."""
-        exchanges, self._exchanges = self._exchanges, {}
+        exchanges = self._exchanges
+        self._exchanges = {call_id: each for call_id, each in exchanges.items() if each.waits}
         for exchange in exchanges.values():
             exchange.unreached()
 

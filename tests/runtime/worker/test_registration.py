@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,7 @@ import trio.testing
 
 from tests.runtime.worker.registering import TTL_S, Registered, SeededEnv, render, running
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import FencedError, UnavailableError
+from trinamo.runtime.errors import ConnectError, FencedError, UnavailableError
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
@@ -271,6 +272,29 @@ async def test_renewals_do_not_wait_behind_registrations(
     registered.faults.delay_s = 0
     assert registered.registrar.state.lost_count == 0
     assert [await registered.value(key) for key in ("k", "l", "m")] == [b"incarnation 1"] * 3
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 0.3, 2.0])
+async def test_a_renewal_that_failed_is_asked_again_before_it_is_due(
+    autojump_clock: trio.testing.MockClock, takes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what is left, and no more than a second, after it was asked; however long it took."""
+    asked: list[float] = []
+
+    async def keep_alive(_: object, lease_id: int) -> float:
+        asked.append(trio.current_time())
+        await trio.sleep(takes_s)
+        raise ConnectError(f"lease {lease_id} was not renewed")
+
+    monkeypatch.setattr(MemoryControlPlane, "keep_alive", keep_alive)
+    async with running() as registered:
+        granted_at = trio.current_time()
+        await trio.sleep(TTL_S)
+        assert registered.registrar.state.lost_count == 0
+    for before, after in itertools.pairwise([at for at in asked if at < granted_at + TTL_S]):
+        left_s = granted_at + TTL_S - before
+        due = before + max(min(left_s / 2, 1.0), 0.05)
+        assert after <= max(due, before + takes_s) + 1e-6
 
 
 async def test_who_waits_for_a_registration_hears_of_its_end(

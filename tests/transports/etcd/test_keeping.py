@@ -15,7 +15,7 @@ import trio.testing
 from trinamo.runtime.errors import ConnectError, DeadlineError, TrinamoError
 from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
-from trinamo.transports.etcd.keeping import LeaseKeeper
+from trinamo.transports.etcd.keeping import PAUSE_MIN_S, LeaseKeeper
 
 TIMEOUT_S = 1.0
 REFUSED = StatusError("UNAVAILABLE", "failed to connect to all addresses; last error: refused")
@@ -47,11 +47,16 @@ class SlowRefusal:
 
     def cancel(self) -> None: ...
 
-    async def call(self, name: str, request: Any, *, timeout_s: float, metadata: Any) -> Any:
-        if self.is_there:
-            return None
+    async def call(
+        self, name: str, request: Any, *, timeout_s: float, metadata: Any, waits: bool = False
+    ) -> Any:
         with trio.move_on_after(timeout_s):
-            await trio.sleep(self.takes_s)
+            if not self.is_there:
+                await trio.sleep(self.takes_s)
+            while not self.is_there and waits:
+                await trio.sleep(0.01)
+            if self.is_there:
+                return None
             raise REFUSED
         raise StatusError("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
@@ -113,3 +118,22 @@ async def test_a_renewal_that_was_sent_once_stays_in_doubt_when_the_store_goes_a
 
         nursery.start_soon(go_away)
         assert isinstance(await renew(channel), DeadlineError)
+
+
+async def test_a_renewal_is_sent_as_soon_as_there_is_a_connection_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """No pause but the shortest stands between the two, however long nobody was there."""
+    channel = SlowRefusal(0.01)
+    client = Client(channel, where="nowhere", rng=random.Random(1), timeout_s=1e3)
+    keeper = LeaseKeeper(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        nursery.start_soon(keeper.keep_alive, 7)
+        for number in range(4):
+            sent, channel.is_there = channel.sent, False
+            await trio.sleep(3 + number / 4)
+            channel.is_there = True
+            await trio.sleep(2 * PAUSE_MIN_S)
+            assert channel.sent > sent
+        nursery.cancel_scope.cancel()
