@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from typing_extensions import override
 
-from ..isolation.guard import Ambient, Loop, armed, closed_world
+from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
 from .choices import Choices
 from .clock import WALL_EPOCH_S
 from .errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
@@ -117,13 +117,16 @@ class World(Machines):
         check_main(main, "world.run(main)")
         if self._loop is not None:
             raise RuntimeError("a world runs once; make another")
-        with closed_world(
-            self._scheduler,
-            ambient=self._ambient,
-            wall=self.wall,
-            now=self.current_time,
-            rng=self.choices.stream("ambient"),
-            on_escape=self._fail,
+        with (
+            closed_world(
+                self._scheduler,
+                ambient=self._ambient,
+                wall=self.wall,
+                now=self.current_time,
+                rng=self.choices.stream("ambient"),
+                on_escape=self._fail,
+            ),
+            breakable(lambda: self._running_loop, self._fail),
         ):
             trio.run(self._shell, main, clock=self)
         if self.error is not None:

@@ -21,7 +21,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -31,7 +31,7 @@ from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
 from typing_extensions import override
 
-from ..core.errors import Escape, UnsupportedTrio
+from ..core.errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..core.scheduler import Scheduler
 
-__all__ = ["Ambient", "Loop", "armed", "check_trio", "closed_world", "task_number"]
+__all__ = ["Ambient", "Loop", "armed", "breakable", "check_trio", "closed_world", "task_number"]
 
 _REFUSED_EVENTS = (
     "socket.",
@@ -83,7 +83,33 @@ def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
     try:
         yield
     finally:
+        # A loop that broke never gets here; what is left of its tasks may, in the middle of the next.
+        if _trap is trap:
+            _trap = None
+
+
+@contextmanager
+def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -> Iterator[None]:
+    """A `StepLimit` raised inside trio's loop goes to `on_stuck`, and leaves nothing behind.
+
+    So ends a run whose tasks do not end when they are cancelled. What they say when they are thrown
+    away is lost: they find no loop any more.
+    """
+    global _trap
+    is_stuck = False
+    try:
+        yield
+    except trio.TrioInternalError as error:
         _trap = None
+        if not isinstance(error.__cause__, StepLimit):
+            raise
+        # With its traceback it would keep all of them.
+        on_stuck(error.__cause__.with_traceback(None))
+        is_stuck = True
+    if is_stuck:
+        with patch.object(sys, "unraisablehook", lambda _: None):
+            loop().abandon()
+            gc.collect()
 
 
 @contextmanager
@@ -203,6 +229,15 @@ class Loop:
     def tasks(self) -> list[Task]:
         """All live tasks, oldest first."""
         return sorted(self._runner.tasks, key=task_number)
+
+    def abandon(self) -> None:
+        """After the loop broke: throw its tasks away."""
+        for task in self.tasks():
+            with suppress(Exception, BaseExceptionGroup, Escape):
+                task.coro.close()
+            for nursery in task.child_nurseries:
+                nursery._children.clear()  # noqa: SLF001 -- or it says that they live
+        self._runner.tasks.clear()
 
 
 class _Probe(trio.abc.Clock):
