@@ -80,7 +80,7 @@ class Properties:
     def __call__(self) -> Examined:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", self.file, "-m", "hypothesis"),
+                *(sys.executable, "-m", "pytest", self.file, "-m", "hypothesis or swarm"),
                 *("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"),
             ],
             cwd=ROOT,
@@ -97,10 +97,12 @@ class Properties:
 
 
 def property_files() -> list[str]:
-    """The files with tests that hypothesis feeds."""
+    """The files with tests that hypothesis feeds, or that have more to do in a swarm."""
     return sorted(
         path.relative_to(ROOT).as_posix()
         for folder in ("properties", "tests")
         for path in (ROOT / folder).rglob("test_*.py")
-        if re.search(r"^from hypothesis", path.read_text("utf-8"), re.MULTILINE)
+        if re.search(
+            r"^(from hypothesis|@pytest.mark.swarm)", path.read_text("utf-8"), re.MULTILINE
+        )
     )
