@@ -6,6 +6,7 @@ or foreign token shows at once. What becomes of the legs of a request is in `leg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from trinamo.runtime.context import Reason
 from trinamo.runtime.errors import DeadlineError
 
 from ..cluster.members import DROPPED
+from ..cluster.services import BROKER, STORE
 from ..cluster.workload import COMPLETE, RequestRecord
 from . import legs
 from .attempts import Attempt, attempts_of
@@ -111,13 +113,14 @@ def _check_kills(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _check_stops(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """From the caller's end: without faults a Stop is heard within two trips and a step."""
+    """From the caller's end: where nothing is broken a Stop is heard within two trips and a step."""
     records = {record.name: record for record in outcome.cluster.records}
+    broken_s = _broken_s(outcome)
     for row in outcome.world.trace.of_kind("caller.stop"):
         record = records[row.field("request")]
         more = len(record.text) - row.field("tokens")
-        is_slow = bool(record.profile.is_slow or outcome.scenario.faults)
-        if more > TOKENS_ON_THE_WAY_MAX and not is_slow:
+        is_whole = record.ended_s is not None and record.ended_s < broken_s
+        if more > TOKENS_ON_THE_WAY_MAX and is_whole and not record.profile.is_slow:
             yield "I3", f"{record.name} got {more} tokens after its Stop"
 
 
@@ -130,22 +133,29 @@ def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, 
 
 
 def _check_reasons(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]]:
-    """Without faults a worker hears why its caller ended the request, in the caller's words."""
-    if outcome.scenario.faults:
-        # A connection that breaks says nothing.
-        return
+    """Where nothing is broken a worker hears why its caller ended the request, in its words."""
+    # A connection that breaks says nothing.
+    broken_s = _broken_s(outcome)
     said = {record.name: _why_it_ended(record) for record in outcome.cluster.records}
     for row in outcome.told:
         if row.kind in ("caller.stop", "caller.kill"):
             said[row.field("request")].add(row.field("reason"))
     for attempt in attempts:
         reasons = said.get(attempt.request)
-        for reason in attempt.reasons:
+        for reason in attempt.reasons if attempt.ended_s < broken_s else ():
             if reasons and reason not in reasons:
                 yield (
                     "I3",
                     f"{attempt.request} ended for {sorted(reasons)}; its worker heard {reason}",
                 )
+
+
+def _broken_s(outcome: Outcome) -> float:
+    """When the first fault struck that streams can feel: one of a store or a broker they cannot."""
+    for row in outcome.told:
+        if row.kind == "fault" and not {row.field("on"), row.field("to")} & {STORE, BROKER}:
+            return row.time_s
+    return math.inf
 
 
 def _why_it_ended(record: RequestRecord) -> set[str]:

@@ -92,23 +92,22 @@ def leases_end_twice() -> list[Patch]:
 
 
 @bug
-def renewal_at_a_fixed_period() -> list[Patch]:
-    """Renewals come every TTL/2, also after one that failed."""
+def renewal_that_failed_waits_a_ttl() -> list[Patch]:
+    """After a renewal that failed the next comes a TTL later, and not while something is left of it."""
 
     def fixed(self: Any, now: float) -> float:  # noqa: ARG001 -- the method's parameter
-        return float(self.ttl_s / 2)
+        return float(self.ttl_s)
 
-    return [(LeaseTimer, "wait_s", fixed), (LeaseTimer, "retry_s", fixed)]
+    return [(LeaseTimer, "retry_s", fixed)]
 
 
 @bug
 def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
-    return [
-        (owner, name, lambda _, seconds: seconds)
-        # Each would do to keep a herd apart: one dials, one opens streams, one registers.
-        for owner, name in ((Connector, "_jitter"), (Client, "jittered"), (Registrar, "_jitter"))
-    ]
+    # Each would do to keep a herd apart: one dials, one opens streams, the others register and renew.
+    own = [(Registrar, "_jitter"), (Registrar, "_early")]
+    owners: list[tuple[Any, str]] = [(Connector, "_jitter"), (Client, "jittered"), *own]
+    return [(owner, name, lambda _, seconds: seconds) for owner, name in owners]
 
 
 @bug

@@ -158,6 +158,7 @@ class ClusterDriver:
             for name, process in self.cluster.processes.items()
             if self.cluster.is_up(name) and process.ready.is_set()
         ]
+        self.nemesis.is_leaving = True
         for name in names:
             self.cluster.processes[name].leave()
         if not await self._wait(lambda: not any(map(self._is_running, names)), SHUTDOWN_S):

@@ -74,6 +74,8 @@ class Nemesis:
         """Those that are to strike at a time, and have not."""
         self.over_s = 0.0
         """When the last fault so far that ends is over."""
+        self.is_leaving = False
+        """Everybody was told to leave: no process is started any more."""
 
     def arm(self) -> None:
         """Ready every fault of the scenario; called when the load begins."""
@@ -189,7 +191,8 @@ class Nemesis:
                 self.network.heal(host, other)
 
     def _boot(self, host: str) -> None:
-        if self.world.host(host).state not in (HostState.UP, HostState.PAUSED):
+        is_running = self.world.host(host).state in (HostState.UP, HostState.PAUSED)
+        if not (is_running or self.is_leaving):
             self.cluster.boot(host)
 
     def heal_core(self) -> None:

@@ -22,7 +22,7 @@ class Method:
     calls: list[tuple[int, concurrent.futures.Future[int]]] = attrs.field(factory=list)
 
     def future(
-        self, request: int, *, timeout: float, metadata: object
+        self, request: int, *, timeout: float, metadata: object, wait_for_ready: bool
     ) -> concurrent.futures.Future[int]:
         made: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.calls.append((request, made))
