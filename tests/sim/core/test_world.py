@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import gc
-import socket
-from contextlib import suppress
-
 import pytest
 import trio
 
@@ -283,35 +279,6 @@ def test_a_spinning_task_meets_the_step_limit() -> None:
 
     with pytest.raises(StepLimit, match="1000 task steps"):
         World(SeedChoices(0), steps_max=1000).run(spin)
-
-
-def test_tasks_that_do_not_end_when_cancelled_meet_the_step_limit_and_spoil_no_later_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The loop has to be broken for them; nothing of it is left, not even what they would say."""
-    monkeypatch.setattr("trinamo.sim.core.world.UNWINDING_STEPS_MAX", 1000)
-
-    async def deaf() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.sleep_forever)
-            while True:
-                with suppress(trio.Cancelled):
-                    await trio.sleep(1)
-
-    async def main() -> None:
-        world.boot("a", deaf)
-        await trio.sleep(5)
-
-    world = World(SeedChoices(0))
-    with pytest.raises(StepLimit, match=r"cancelled tasks do not end\n(.*\n)*  a\.1 a:main"):
-        world.run(main)
-    gc.collect()
-    World(SeedChoices(0)).run(_sleep_once)
-    socket.create_server(("127.0.0.1", 0)).close()
-
-
-async def _sleep_once() -> None:
-    await trio.sleep(1)
 
 
 def test_an_endless_wait_with_a_timer_meets_the_time_limit() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -17,7 +18,15 @@ import pytest
 import trio
 from trio._core import _run as trio_run
 
-from trinamo.sim import Escape, Network, SeedChoices, UnsupportedTrio, World, check_trio
+from trinamo.sim import (
+    Escape,
+    Network,
+    SeedChoices,
+    StepLimit,
+    UnsupportedTrio,
+    World,
+    check_trio,
+)
 
 # Looked up when called: the guard replaces the names.
 # ruff: noqa: PLW0108
@@ -139,3 +148,32 @@ class _Unsorted(list[Any]):
     def sort(self, **_keywords: Any) -> None:
         super().sort(**_keywords)
         self.reverse()
+
+
+def test_tasks_that_do_not_end_when_cancelled_meet_the_step_limit_and_spoil_no_later_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop has to be broken for them; nothing of it is left, not even what they would say."""
+    monkeypatch.setattr("trinamo.sim.core.world.UNWINDING_STEPS_MAX", 1000)
+
+    async def deaf() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            while True:
+                with contextlib.suppress(trio.Cancelled):
+                    await trio.sleep(1)
+
+    async def main() -> None:
+        world.boot("a", deaf)
+        await trio.sleep(5)
+
+    world = World(SeedChoices(0))
+    with pytest.raises(StepLimit, match=r"cancelled tasks do not end\n(.*\n)*  a\.1 a:main"):
+        world.run(main)
+    gc.collect()
+    World(SeedChoices(0)).run(_sleep_once)
+    socket.create_server(("127.0.0.1", 0)).close()
+
+
+async def _sleep_once() -> None:
+    await trio.sleep(1)
