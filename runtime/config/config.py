@@ -42,7 +42,6 @@ from .planes import (
 from .router import RouterConfig, RouterKvConfig
 from .source import (
     RESERVED_VARIABLES,
-    ConfigValue,
     build_config,
     read_environ,
     read_overrides,
@@ -207,6 +206,7 @@ def load_config(
     preset: str | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
     """Read every source and return the one configuration; blocks on the disk, so call it early.
 
@@ -216,12 +216,13 @@ def load_config(
         environ: Where `TRINAMO_…` variables are looked up; `os.environ` unless given.
         overrides: Dotted keys such as `http.port`; text is read as in the environment, and a
             value of None is one (`--port` not given must be left out by the caller).
+        defaults: The same, in place of a key's own default where no source names it.
 
     Raises:
         ConfigError: Names the key, where it was written (file and line, variable or option) and
             the nearest key that exists.
     """
-    settings: dict[str, ConfigValue] = {}
+    settings = read_overrides(Config, defaults or {})
     if preset is not None:
         settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
     if path is not None:

@@ -116,8 +116,12 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "block_first"
     threads: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)], about("Threads one engine step uses.")
-    ] = 1
+        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
+        about(
+            "Threads one engine step uses. `auto`: of `llamacpp`, all cores, which the workers of"
+            " one `trinamo up` share; else 1."
+        ),
+    ] = "auto"
     cancelled_ttl_s: Annotated[
         Seconds, about("How long a cancel that overtook its request is remembered.")
     ] = 60.0

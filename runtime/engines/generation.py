@@ -38,7 +38,7 @@ class EngineInfo:
     kv_fingerprint: str = ""
     """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
     has_prefix_cache: bool = False
-    """Full blocks are kept for later requests, which begin behind those that they find."""
+    """What was computed is kept for later requests, which begin behind what they find."""
     tokenizer: str = ""
     """Who else can make tokens of a prompt (`engines/prompts.py`); empty: only the engine."""
     can_resume: bool = False

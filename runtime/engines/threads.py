@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
@@ -29,3 +30,17 @@ def limit_threads(count: int = 1) -> bool:
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(count))
     return "numpy" not in sys.modules
+
+
+def core_count(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """How many cores this process may use: as the system schedules it, and as its container pays for.
+
+    Threads that spin beyond a container's quota are stopped for most of each period.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        granted, period = quota.read_text("ascii").split()
+        cores = min(cores, int(granted) // int(period))
+    except (OSError, ValueError):
+        pass  # No cgroup of version 2, or no bound ("max").
+    return max(1, cores)

@@ -21,7 +21,7 @@ from ..context import Context, Reason
 from ..errors import DeadlineError, EngineError, KilledError
 from ..metrics.frontend import RequestRecord
 from ..metrics.metrics import SUCCESS
-from ..protocol.openai.answers import AnswerFormat, Usage
+from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE
 from ..sinks import Sink
@@ -54,7 +54,7 @@ class AnswerSink(Sink[Delta], ABC):
 
     def _count(self, delta: Delta) -> None:
         if delta.prompt_tokens:
-            self._record.prompt(delta.prompt_tokens)
+            self._record.prompt(delta.prompt_tokens, delta.cached_tokens)
         if delta.finish_reason is not None:
             self._is_complete = True
 
@@ -65,8 +65,9 @@ class AnswerSink(Sink[Delta], ABC):
 
     @property
     def _usage(self) -> Usage:
-        prompt, output = self._record.prompt_tokens, self._record.output_tokens
-        return Usage(prompt, output, prompt + output)
+        record = self._record
+        prompt, output = record.prompt_tokens, record.output_tokens
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(record.cached_tokens))
 
 
 class EventSink(AnswerSink):

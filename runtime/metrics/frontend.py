@@ -157,6 +157,7 @@ class RequestRecord:
     __slots__ = (
         "_last_token_at",
         "_metrics",
+        "cached_tokens",
         "detail",
         "endpoint",
         "fault",
@@ -181,7 +182,7 @@ class RequestRecord:
         """What went wrong, for the log."""
         self.fault: BaseException | None = None
         """What of it is ours to mend."""
-        self.prompt_tokens = self.output_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.series = metrics.series(model, endpoint)
 
     def __enter__(self) -> Self:
@@ -197,9 +198,10 @@ class RequestRecord:
         self.series.in_flight.value -= 1
         self._metrics.ended(self)
 
-    def prompt(self, tokens: int) -> None:
-        """The prompt has `tokens` tokens."""
+    def prompt(self, tokens: int, cached_tokens: int = 0) -> None:
+        """The prompt has `tokens` tokens, of which so many were not computed."""
         self.prompt_tokens += tokens
+        self.cached_tokens += min(cached_tokens, tokens)
         self.series.tokens_in.value += tokens
 
     def token(self, tokens: int) -> None:

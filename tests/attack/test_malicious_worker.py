@@ -97,4 +97,5 @@ async def test_ids_that_are_no_ids_harm_nobody() -> None:
         "prompt_tokens": 3,
         "completion_tokens": 3,
         "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }

@@ -11,7 +11,9 @@ import pytest
 
 from trinamo.cli.children.readiness import parse_line
 from trinamo.cli.options import Sources, gather
+from trinamo.cli.serve import engine as engine_module
 from trinamo.cli.shell.engine_names import complete_engine
+from trinamo.cli.up import plan as plan_module
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import Secret, load_config
 from trinamo.runtime.config.source import dump
@@ -222,3 +224,29 @@ def test_up_starts_workers_of_several_models() -> None:
     assert plan.engine == "echo, exact"
     assert environ["TRINAMO_WORKER__MODELS"] == "a=echo;alias=x,b=exact"
     assert "TRINAMO_WORKER__ENGINE" not in environ
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(1, 1, 1), (2, 1, 2), (7, 1, 7), (16, 4, 4)]
+)
+def test_up_starts_a_worker_of_llamacpp_for_each_four_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int, threads: int
+) -> None:
+    """And routes by prefixes where there are several, unless somebody says otherwise."""
+    for module in (plan_module, engine_module):
+        monkeypatch.setattr(module, "core_count", lambda: cores)
+    monkeypatch.setattr(
+        plan_module, "choose_engine", lambda _: engine_module.Choice("llamacpp", "x")
+    )
+    sources = Sources()
+    plan = plan_cluster(sources)
+    joined = plan.joined(etcd="", nats="", nats_token="", secret_file="")
+    environ = plan.child_environ(joined)
+    assert (plan.workers, environ["TRINAMO_WORKER__THREADS"]) == (workers, str(threads))
+    assert f"workers {workers}, each of {threads} thread" in plan.engine_reason
+    policy = joined.load().router.policy
+    assert policy == ("kv" if workers > 1 else "round_robin")
+    said = plan_cluster(Sources(overrides={"router.policy": "round_robin", "worker.threads": 3}))
+    joined = said.joined(etcd="", nats="", nats_token="", secret_file="")
+    assert joined.load().router.policy == "round_robin"
+    assert said.child_environ(joined)["TRINAMO_WORKER__THREADS"] == "3"

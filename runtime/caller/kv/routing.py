@@ -135,8 +135,11 @@ class KvRouting:
             return self.index.overlap(hint.keys)
         return self._recent.overlap(hint.keys, trio.current_time())
 
-    def begin(self, instance_id: str, request: Hashable, hint: RoutingHint) -> int:
-        """`request` is sent to the instance; returns how many of its blocks are there."""
+    def begin(self, instance_id: str, request: Hashable, hint: RoutingHint) -> int | None:
+        """`request` is sent to the instance; returns how many of its blocks are there.
+
+        None where its blocks are pieces of text, which say where to go, and not what is saved.
+        """
         blocks = self._overlap(hint).get(instance_id, 0)
         prefill_tokens = max(hint.tokens - blocks * hint.block_tokens, 0)
         active = ActiveRequest(instance_id, hint.keys, prefill_tokens)
@@ -151,7 +154,7 @@ class KvRouting:
         self._hits += blocks > 0
         self._prompt_blocks += len(hint.keys)
         self._overlap_blocks += blocks
-        return blocks
+        return blocks if hint.is_exact else None
 
     def first_token(self, request: Hashable) -> None:
         """Its first item has come; nothing if it is not ours, or has ended."""

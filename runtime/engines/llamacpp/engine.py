@@ -32,6 +32,7 @@ from .grammars import Grammars
 from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
 from .prompts import Prompts
+from .sequences import Sequences, sequence_count
 from .shaped import ShapedSampling
 from .vocabulary import Vocabulary
 
@@ -48,8 +49,6 @@ FEATURES: Final = frozenset(
     }
 )
 """What every model can; one with a chat template takes tools, too."""
-_EVERY = -1
-"""All sequences, or up to the last position, in llama.cpp's calls on its KV memory."""
 
 
 class LlamaCppEngine:
@@ -83,6 +82,7 @@ class LlamaCppEngine:
             block_tokens=BLOCK_TOKENS,
             block_count=kv_tokens // BLOCK_TOKENS,
             fingerprint=sample_digest(path),
+            has_prefix_cache=True,
             can_resume=True,
             features=FEATURES,
         )
@@ -106,7 +106,7 @@ class LlamaCppEngine:
         )
         parameters = llama.LlamaContextParams()
         parameters.n_ctx = self.info.block_count * BLOCK_TOKENS
-        parameters.n_seq_max = running_max
+        parameters.n_seq_max = sequence_count(running_max)
         parameters.n_threads = parameters.n_threads_batch = threads
         # One pool of cells for all sequences, as the scheduler's block count assumes.
         parameters.kv_unified = True
@@ -114,7 +114,8 @@ class LlamaCppEngine:
         parameters.n_batch = parameters.n_ubatch = step_tokens_max
         self._context = make_context(llama, self._model, parameters)
         self._context.install_cancel_callback()
-        self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=running_max)
+        self._sequences = Sequences(self._context, running_max)
+        self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=1)
         self._greedy = llama.LlamaSampler(llama.LlamaSamplerChainParams())
         self._greedy.add_greedy()
         self._blocks = self._stage(layout)
@@ -144,12 +145,22 @@ class LlamaCppEngine:
     def save(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
         """See `StagesKv.save`."""
         assert self._blocks is not None, "there are no blocks to copy to"
-        self._blocks.save(slot, tokens, block_ids)
+        self._blocks.save(self._sequences.of(slot).id, tokens, block_ids)
 
     def load(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
         """See `StagesKv.load`."""
         assert self._blocks is not None, "there are no blocks to copy from"
-        self._blocks.load(slot, tokens, block_ids)
+        held = self._sequences.of(slot)
+        self._blocks.load(held.id, tokens, block_ids)
+        held.is_known = False
+
+    def find(self, token_ids: Sequence[int], tenant: str) -> int:
+        """See `KeepsPrefixes.find`."""
+        return self._sequences.find(token_ids, tenant)
+
+    def begin(self, slot: int, token_ids: Sequence[int], tenant: str) -> int:
+        """See `KeepsPrefixes.begin`."""
+        return self._sequences.begin(slot, token_ids, tenant)
 
     def encode(self, request: GenerateRequest) -> list[int]:
         """The prompt as it is, or the chat through the model's template."""
@@ -166,18 +177,32 @@ class LlamaCppEngine:
         batch.clear()
         row = 0
         rows: list[int] = []
-        for item in items:
+        held = [self._sequences.of(item.slot) for item in items]
+        for each, item in zip(held, items, strict=True):
             last = len(item.token_ids) - 1
             for offset, token_id in enumerate(item.token_ids):
                 is_output = item.is_sampled and offset == last
-                batch.add(token_id, item.position + offset, [item.slot], is_output)
+                batch.add(token_id, item.position + offset, [each.id], is_output)
             row += len(item.token_ids)
             rows.append(row - 1)
-        self._context.decode(batch)
+        self._decode()
+        for each, item in zip(held, items, strict=True):
+            each.token_ids += item.token_ids
         return [
             self._next(row, item) if item.is_sampled else None
             for row, item in zip(rows, items, strict=True)
         ]
+
+    def _decode(self) -> None:
+        while True:
+            try:
+                self._context.decode(self._batch)
+            except ValueError:
+                # No cells are free, and those of prompts that only may come again must go.
+                if not self._sequences.drop_oldest():
+                    raise
+            else:
+                return
 
     def _next(self, row: int, item: StepItem) -> int | None:
         if item.shaping is None:
@@ -200,12 +225,12 @@ class LlamaCppEngine:
         return token_id
 
     def release(self, slot: int) -> None:
-        """Free the sequence's cells."""
-        self._context.memory_seq_rm(slot, _EVERY, _EVERY)
+        """Keep the sequence's cells for prompts that begin alike."""
+        self._sequences.release(slot)
 
     def recover(self) -> None:
         """Drop all sequences: a decode that failed may have written some of them."""
-        self._context.memory_seq_rm(_EVERY, _EVERY, _EVERY)
+        self._sequences.clear()
 
     def interrupt(self) -> None:
         """Let the running decode raise `InterruptedError` at its next operation."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from ...context import Context, State
 from ...protocol.openai.generate import Delta, FinishReason, TokenLogprob
 from ...sinks import Sink
@@ -78,11 +80,14 @@ class Answer:
         Raises what the sink raises.
         """
         logprobs = self.unsent_logprobs
-        delta = Delta(text, self.unsent_ids, reason, self._unsent_prompt_tokens, logprobs)
+        prompt_tokens = self._unsent_prompt_tokens
+        delta = Delta(text, self.unsent_ids, reason, prompt_tokens, logprobs)
         self.unsent_ids = []
         if logprobs:
             self.unsent_logprobs = []
-        if self._unsent_prompt_tokens:
+        if prompt_tokens:
+            cached_tokens = self.sequence.found_tokens or 0
+            delta = msgspec.structs.replace(delta, cached_tokens=cached_tokens)
             self._unsent_prompt_tokens = 0
             self._leg.mark("first_token")
         if not self._sink.take([delta]):

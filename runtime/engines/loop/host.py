@@ -26,7 +26,7 @@ from .pinned import Pinned, Reserved
 from .requests import ends_with, is_answered, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
 from .sequence import TokenSequence
-from .step import Hop, KeepsKv, StagesKv, StepEngine
+from .step import Hop, KeepsKv, KeepsPrefixes, StagesKv, StepEngine
 from .steps import StepLoop
 
 
@@ -128,10 +128,9 @@ class EngineHost:
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
         token_ids, prompt_tokens = known_tokens(self._engine, request)
-        found = self._scheduler.find_prefix(token_ids, [])
         return Prompt(
             token_ids=token_ids,
-            cached_tokens=len(found) * self.info.block_tokens,
+            cached_tokens=self._scheduler.count_cached(token_ids, request.tenant),
             is_answered=is_answered(self._engine, request, prompt_tokens),
         )
 
@@ -236,7 +235,7 @@ async def open_engine_host(
             env=env or RealEnv(),
             hop=hop or thread_hop(),
             scheduler=_scheduler(
-                engine.info,
+                engine,
                 running_max=running_max,
                 waiting_max=waiting_max,
                 step_tokens_max=step_tokens_max,
@@ -255,11 +254,14 @@ async def open_engine_host(
         engine.close()
 
 
-def _scheduler(info: EngineInfo, **bounds: int) -> Scheduler:
+def _scheduler(engine: StepEngine, **bounds: int) -> Scheduler:
+    info = engine.info
     info.check_context_fits()
+    own = engine if isinstance(engine, KeepsPrefixes) else None
     return Scheduler(
         BlockPool(info.block_count),
         block_tokens=info.block_tokens,
-        has_prefix_cache=info.has_prefix_cache,
+        has_prefix_cache=info.has_prefix_cache and own is None,
+        engine_prefixes=own,
         **bounds,
     )

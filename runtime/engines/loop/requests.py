@@ -79,6 +79,7 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
             seed=seed % (1 << SEED_BITS),
         ),
         shaping=shaping,
+        tenant=request.tenant,
     )
 
 

@@ -32,7 +32,7 @@ from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
 from ...protocol.kv.events import block_hash
 from .sequence import SequenceState, TokenSequence
-from .step import StepItem
+from .step import KeepsPrefixes, StepItem
 
 
 class Work(msgspec.Struct, eq=False, gc=False):
@@ -89,6 +89,7 @@ class Scheduler:
         step_tokens_max: int,
         chunk_tokens_max: int,
         has_prefix_cache: bool = False,
+        engine_prefixes: KeepsPrefixes | None = None,
     ) -> None:
         if min(block_tokens, running_max, waiting_max, chunk_tokens_max) < 1:
             raise ValueError("every bound of the scheduler must be at least 1")
@@ -111,7 +112,9 @@ class Scheduler:
         self._waiting_max = waiting_max
         self._step_tokens_max = step_tokens_max
         self._chunk_tokens_max = chunk_tokens_max
-        self._has_prefix_cache = has_prefix_cache
+        self.has_prefix_cache = has_prefix_cache
+        """Whether blocks are kept for later sequences."""
+        self._engine_prefixes = engine_prefixes
         self._dead: list[TokenSequence] = []
         # Popped from the end: the lowest slot first.
         self._free_slots = list(range(running_max - 1, -1, -1))
@@ -258,7 +261,14 @@ class Scheduler:
             if not self._find_place(sequence):
                 return
             self.waiting.remove(sequence)
-            sequence.slot = self._free_slots.pop()
+            slot = sequence.slot = self._free_slots.pop()
+            if self._engine_prefixes is not None and not sequence.is_held:
+                known = sequence.token_ids
+                sequence.cached_tokens = self._engine_prefixes.begin(slot, known, sequence.tenant)
+            self.hit_tokens += sequence.cached_tokens
+            self.sought_tokens += len(sequence.token_ids)
+            if sequence.found_tokens is None:
+                sequence.found_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
             sequence.state = SequenceState.RUNNING
             self.running.append(sequence)
             if sequence.is_pinned:
@@ -280,9 +290,13 @@ class Scheduler:
         sequence.block_ids = found + taken
         sequence.stored_blocks = len(found)
         sequence.cached_tokens = len(found) * self._block_tokens
-        self.hit_tokens += sequence.cached_tokens
-        self.sought_tokens += len(sequence.token_ids)
         return True
+
+    def count_cached(self, token_ids: Sequence[int], tenant: str) -> int:
+        """How many leading tokens a sequence with these would not compute, were it admitted now."""
+        if self._engine_prefixes is not None:
+            return self._engine_prefixes.find(token_ids, tenant)
+        return len(self.find_prefix(token_ids, [])) * self._block_tokens
 
     def find_prefix(self, token_ids: Sequence[int], hashes: list[bytes]) -> list[int]:
         """The stored blocks that these tokens begin with, but not of all of them.
@@ -290,7 +304,7 @@ class Scheduler:
         `hashes` are those of the first blocks that are known already; what is found out is added.
         """
         found: list[int] = []
-        if not self._has_prefix_cache:
+        if not self.has_prefix_cache:
             return found
         for index in range((len(token_ids) - 1) // self._block_tokens):
             if index == len(hashes):
@@ -308,7 +322,7 @@ class Scheduler:
 
     def _store(self, sequence: TokenSequence) -> None:
         """Let others find the blocks that have become full."""
-        if not self._has_prefix_cache:
+        if not self.has_prefix_cache:
             return
         first, end = sequence.stored_blocks, sequence.cached_tokens // self._block_tokens
         hashes, block_ids = sequence.block_hashes, sequence.block_ids

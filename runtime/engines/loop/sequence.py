@@ -35,6 +35,10 @@ class TokenSequence:
     sampling: Sampling = attrs.Factory(Sampling)
     shaping: Shaping | None = None
     state: SequenceState = SequenceState.WAITING
+    tenant: str = ""
+    """Whose it is: nothing that it computes is found by others."""
+    found_tokens: int | None = None
+    """Of its prompt, how many were held already when it was first given a place."""
     cached_tokens: int = 0
     """The KV of so many leading tokens is in the blocks."""
     block_ids: list[int] = attrs.Factory(list)

@@ -169,6 +169,25 @@ class StagesKv(StepEngine, Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsPrefixes(Protocol):
+    """A step engine that keeps what ended sequences computed in a place of its own, not in blocks.
+
+    Called between steps; one tenant is given nothing of another's.
+    """
+
+    def find(self, token_ids: Sequence[int], tenant: str) -> int:
+        """How many leading tokens, but never all, need not be computed for `tenant`."""
+        ...
+
+    def begin(self, slot: int, token_ids: Sequence[int], tenant: str) -> int:
+        """`slot` is to have this sequence; returns how many leading tokens it has from the start.
+
+        Its last owner may be released only after this, and before the next step.
+        """
+        ...
+
+
 Hop = Callable[
     [Callable[[Sequence[StepItem]], list[int | None]], Sequence[StepItem]],
     Awaitable[list[int | None]],

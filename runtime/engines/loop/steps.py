@@ -77,7 +77,7 @@ class StepLoop:
         """Have the engine's full blocks told; see `TellsBlocks`."""
         self._listener, self._is_listener_new = listener, True
         self._wakeup.set()
-        return self._engine.info.has_prefix_cache
+        return self._scheduler.has_prefix_cache
 
     # --- what requests do ---
 

@@ -24,12 +24,20 @@ from .sse import TextTemplate, encode_data
 _encode = msgspec.json.Encoder().encode
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int = 0
+    """Those that were not computed for this request, as the engine says."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """How many tokens the request and its answer had."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):

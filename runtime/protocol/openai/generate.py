@@ -290,6 +290,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     output_tokens: TokenCount = 0
     status: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
     raw: bytes = b""
+    cached_tokens: TokenCount = 0
+    """Of `prompt_tokens`, those that were not computed for this request."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

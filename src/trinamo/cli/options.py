@@ -226,11 +226,19 @@ class Sources:
             sys.stdout.write(dump(self.load()))
         return self.is_shown
 
-    def load(self) -> Config:
-        """Read them all; raises `ConfigError` naming the key and where it was written."""
+    def load(self, **defaults: Any) -> Config:
+        """Read them all; raises `ConfigError` naming the key and where it was written.
+
+        `defaults`, named as in `gather`, hold where nobody says anything else.
+        """
         from trinamo.runtime.config.config import load_config
 
-        config = load_config(self.file, preset=self.preset, overrides=self.overrides)
+        config = load_config(
+            self.file,
+            preset=self.preset,
+            overrides=self.overrides,
+            defaults=gather(None, **defaults),
+        )
         show_tracebacks(config.log.level == "debug")
         return config
 

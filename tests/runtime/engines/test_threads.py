@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from trinamo.runtime.engines.threads import THREAD_VARIABLES, limit_threads
+from trinamo.runtime.engines.threads import THREAD_VARIABLES, core_count, limit_threads
 
 SCRIPT = """
 import sys
+from pathlib import Path
 import trinamo.runtime.engines as engines
 assert "numpy" not in sys.modules, "numpy was imported too early"
 assert "cyllama" not in sys.modules
@@ -44,3 +46,17 @@ def test_the_engines_package_imports_neither_numpy_nor_an_extra() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("quota", "bound"),
+    [("max 100000", None), ("150000 100000", 1), ("900000 100000", 9), ("", None)],
+)
+def test_cores_are_those_that_the_container_pays_for(
+    tmp_path: Path, quota: str, bound: int | None
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    scheduled = len(os.sched_getaffinity(0))
+    expected = scheduled if bound is None else min(scheduled, bound)
+    assert core_count(tmp_path / "cpu.max") == expected
+    assert core_count(tmp_path / "none") == scheduled

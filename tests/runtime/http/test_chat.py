@@ -80,7 +80,12 @@ async def test_usage_comes_last_and_only_when_asked_for(serve: Any, path: str) -
     assert done is None
     assert [chunk["usage"] for chunk in chunks] == [None, None, None]
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert usage["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 4,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 async def test_a_completion_is_answered_whole_and_streamed(serve: Any) -> None:

@@ -88,7 +88,12 @@ async def test_an_engine_answers_without_a_cluster() -> None:
 
     assert status == 200
     assert answer["choices"][0]["message"]["content"] == "HELLO THERE "
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert answer["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 2,
+        "total_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +11,7 @@ import attrs
 
 from trinamo.runtime.config.config import WorkerConfig
 from trinamo.runtime.config.models import is_own_engine
+from trinamo.runtime.engines.threads import core_count
 from trinamo.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,15 +77,27 @@ def check_engines(section: WorkerConfig) -> str:
     return "; ".join(told)
 
 
+def share_cores(threads: int | str, engines: Sequence[str], *, workers: int = 1) -> int:
+    """The threads of a step, where so many workers of one machine each have these engines.
+
+    Threads of llama.cpp wait for each other by spinning: more of them than cores are slower than one.
+    """
+    if isinstance(threads, int):
+        return threads
+    return max(1, core_count() // max(1, workers * engines.count("llamacpp")))
+
+
 @asynccontextmanager
-async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[GenerationEngine]:
-    """The engine by name, with the bounds of the configuration.
+async def open_engine(
+    section: WorkerConfig, engine: str, *, threads: int
+) -> AsyncIterator[GenerationEngine]:
+    """The engine by name, with the bounds of the configuration, and so many threads a step.
 
     Raises `ConfigError` if it cannot be opened with them.
     """
     async with AsyncExitStack() as stack:
         try:
-            opened = await stack.enter_async_context(_opener(section, engine))
+            opened = await stack.enter_async_context(_opener(section, engine, threads))
         except (ValueError, MemoryError) as error:
             raise ConfigError(
                 f"engine {engine} cannot be opened with the bounds under `worker`: {error}"
@@ -92,7 +105,9 @@ async def open_engine(section: WorkerConfig, engine: str) -> AsyncIterator[Gener
         yield opened
 
 
-def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[GenerationEngine]:
+def _opener(
+    section: WorkerConfig, engine: str, threads: int
+) -> AbstractAsyncContextManager[GenerationEngine]:
     waiting = _given(waiting_max=section.waiting_max)
     context = _given(context_tokens_max=section.context_tokens_max)
     bounds = context | waiting
@@ -153,7 +168,7 @@ def _opener(section: WorkerConfig, engine: str) -> AbstractAsyncContextManager[G
             return open_llamacpp_engine(
                 section.model_path,
                 model=section.model_name or MODEL_NAME,
-                threads=section.threads,
+                threads=threads,
                 layout=KvLayout(section.kv_layout),
                 **_given(kv_tokens=blocks and blocks * block_tokens),
                 **bounds,

@@ -31,7 +31,7 @@ from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.neighbours import find_neighbours
-from .engine import choose_engine, open_engine
+from .engine import choose_engine, open_engine, share_cores
 from .garbage import collect_seldom
 from .output import LogLosses
 from .weights import held_weights, take_missing_weights
@@ -59,8 +59,9 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
         await take_missing_weights(config, env, transports, counted)
         sections = config.worker.by_model()
         choices = [choose_engine(each).engine for each in sections]
+        threads = share_cores(config.worker.threads, choices)
         engines = [
-            await opened.enter_async_context(open_engine(section, engine))
+            await opened.enter_async_context(open_engine(section, engine, threads=threads))
             for section, engine in zip(sections, choices, strict=True)
         ]
         models = ", ".join(each.info.model for each in engines)

@@ -240,7 +240,8 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
             return
         config = sources.load()
         # OpenBLAS reads its limit when numpy is imported, so nothing heavy comes before this.
-        limit_threads(config.worker.threads)
+        threads = config.worker.threads
+        limit_threads(threads if isinstance(threads, int) else 1)
         _run_role(role, config, functools.partial(run, config, sources), ready_fd)
     except BaseException as error:
         _announce_failure(ready_fd, error)

@@ -8,17 +8,24 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from trinamo.runtime.config.config import Config
+from trinamo.runtime.engines.threads import core_count
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.assembly.running import names_etcd, names_nats
 from trinamo.transports.servers.binaries import LOOPBACK
 
 from ..options import Sources
-from ..serve.engine import choose_engine
+from ..serve.engine import choose_engine, share_cores
+
+CORES_OF_A_WORKER: Final = 4
+"""A step of a small model gains little from more; the memory bandwidth is one for all."""
+WORKERS: Final = 2
+"""Of engines that compute next to nothing: enough to see one go and the other answer."""
+LLAMACPP: Final = "llamacpp"
 
 
 @attrs.frozen
@@ -31,12 +38,20 @@ class Plan:
     frontends: int
     prefills: int
     """So many of the workers compute prompts for the others; 0: each does all."""
-    engine: str
+    engines: tuple[str, ...]
+    """Of the models of each worker."""
     engine_reason: str
+    threads: int
+    """Of one step of a worker."""
     has_etcd: bool
     """Whether an etcd of our own is started."""
     has_nats: bool
     """Whether a NATS server of our own is started."""
+
+    @property
+    def engine(self) -> str:
+        """The engines as words."""
+        return ", ".join(self.engines)
 
     def worker_roles(self) -> list[tuple[str, str]]:
         """What each worker is called, and its role."""
@@ -86,6 +101,9 @@ class Plan:
             "control_plane__embedded": False,
             "event_plane__embedded": False,
         }
+        if LLAMACPP in self.engines and self.workers > 1:
+            # A prompt is computed sooner where its beginning was, if nobody says otherwise.
+            overrides["router__policy"] = self.sources.load(router__policy="kv").router.policy
         given = {
             "control_plane__etcd__endpoints": etcd,
             "event_plane__nats__servers": nats,
@@ -100,6 +118,8 @@ class Plan:
         overrides: dict[str, Any] = {}
         if not self.config.worker.models:
             overrides["worker__engine"] = self.engine
+        if LLAMACPP in self.engines:
+            overrides["worker__threads"] = self.threads
         if self.config.log.format == "auto":
             # Lines for people: a child writes to a pipe and would choose JSON.
             overrides["log__format"] = "console"
@@ -121,10 +141,13 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONUNBUFFERED": "1"}
 
 
-def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills: int = 0) -> Plan:
+def plan_cluster(
+    sources: Sources, *, workers: int | None = None, frontends: int = 1, prefills: int = 0
+) -> Plan:
     """Decide what to start; raises `ConfigError` for what one machine cannot be.
 
-    Of the `workers`, `prefills` compute prompts for the others.
+    Of the `workers`, `prefills` compute prompts for the others. Without a number it is for the engine
+    to say: of `llamacpp` one for each `CORES_OF_A_WORKER`, else `WORKERS`.
     """
     config = sources.load()
     control, events = config.control_plane, config.event_plane
@@ -134,12 +157,20 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
         )
     if events.backend == "memory" and config.data_plane.requests == "nats":
         raise ConfigError("data_plane.requests is nats, but event_plane.backend is memory")
+    choices = [choose_engine(each) for each in config.worker.by_model()]
+    engines = tuple(choice.engine for choice in choices)
+    reasons = list(dict.fromkeys(choice.why for choice in choices))
+    if workers is None:
+        workers = max(1, core_count() // CORES_OF_A_WORKER) if LLAMACPP in engines else WORKERS
+    threads = share_cores(config.worker.threads, engines, workers=workers)
+    if LLAMACPP in engines:
+        threads_of_each = f"{threads} thread{'s'[: threads > 1]}"
+        reasons.append(f"workers {workers}, each of {threads_of_each}, for {core_count()} cores")
     if workers > 1 and config.data_plane.tcp.port:
         raise ConfigError(
             f"data_plane.tcp.port is {config.data_plane.tcp.port}, which {workers} workers on one"
             " machine cannot share; leave it 0"
         )
-    choices = [choose_engine(each) for each in config.worker.by_model()]
     if prefills and any(choice.engine == "echo" for choice in choices):
         raise ConfigError(
             "--disagg moves KV blocks, and the engine echo has none; choose --engine exact, mocker"
@@ -151,8 +182,9 @@ def plan_cluster(sources: Sources, *, workers: int, frontends: int = 1, prefills
         workers=workers,
         frontends=frontends,
         prefills=prefills,
-        engine=", ".join(choice.engine for choice in choices),
-        engine_reason="; ".join(dict.fromkeys(choice.why for choice in choices)),
+        engines=engines,
+        engine_reason="; ".join(reasons),
+        threads=threads,
         has_etcd=_is_ours(
             control.embedded,
             control.etcd.nodes,

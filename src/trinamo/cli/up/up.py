@@ -17,7 +17,12 @@ def up(
     engine_arg: EngineArgs = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, max=64, help="How many worker processes [2]."),
+        typer.Option(
+            "--workers",
+            min=1,
+            max=64,
+            help="How many worker processes [2; of llamacpp one for 4 cores].",
+        ),
     ] = None,
     disagg: Annotated[
         bool,
@@ -103,7 +108,7 @@ def up(
 
     plan = plan_cluster(
         sources,
-        workers=prefills + (decode or 1) if disagg else workers or 2,
+        workers=prefills + (decode or 1) if disagg else workers,
         frontends=frontend_processes,
         prefills=prefills,
     )

@@ -68,6 +68,8 @@ async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had() -> 
             while (again := await ask(client, PROMPT)).headers[CACHED] != str(BLOCKS):
                 await trio.sleep(0.01)
         assert again.headers[WORKER] == first.headers[WORKER]
+        said = again.json()["usage"]["prompt_tokens_details"]
+        assert said == {"cached_tokens": BLOCKS * OPTIONS.block_size}
         other = await ask(client, "something else altogether")
         assert other.headers[CACHED] == "0"
         chat = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from tests.runtime.engines.loop.hosting import Gathering
 from tests.session import needs
@@ -126,7 +127,49 @@ async def test_an_answer_is_the_same_pushed_as_pulled(host: EngineHost) -> None:
     asked = chat("What is the capital of France?", temperature=0)
     sink = Gathering()
     await host.forward(asked, Context("r"), sink)
-    assert sink.deltas == await collect(host, asked)
+    first, *others = await collect(host, asked)
+    # The same prompt is not computed twice.
+    assert first.cached_tokens == first.prompt_tokens - 1
+    assert sink.deltas[0].cached_tokens in (0, first.cached_tokens)
+    assert [replace(each, cached_tokens=0) for each in sink.deltas] == [
+        replace(first, cached_tokens=0),
+        *others,
+    ]
+
+
+async def test_a_prompt_goes_on_behind_what_its_tenant_computed(
+    host: EngineHost, engine: LlamaCppEngine
+) -> None:
+    """A continued conversation is answered as if nothing was kept, and another tenant finds nothing."""
+    asked = chat("Name a large river.", temperature=0, tenant="one")
+    answer = text(await collect(host, asked))
+    assert asked.messages
+    more = [*asked.messages, ChatMessage("assistant", answer), ChatMessage("user", "Another?")]
+    further = replace(asked, messages=more)
+    steps = host.statistics()
+    [continued, *_] = found = await collect(host, further)
+    computed = host.statistics().prompt_tokens - steps.prompt_tokens
+    assert continued.cached_tokens == continued.prompt_tokens - computed
+    assert continued.cached_tokens > len(engine.encode(asked))
+    [anothers, *_] = await collect(host, replace(further, tenant="two"))
+    assert anothers.cached_tokens == 0
+    engine.recover()
+    fresh = await collect(host, further)
+    assert (fresh[0].cached_tokens, text(fresh)) == (0, text(found))
+
+
+async def test_prompts_that_are_kept_make_room_for_who_runs(engine: LlamaCppEngine) -> None:
+    """1,024 cells, of which ended sequences would hold all."""
+    borrowed: Any = Borrowed(engine)
+    async with open_engine_host(
+        borrowed, hop=inline_hop, running_max=4, step_tokens_max=64, chunk_tokens_max=64
+    ) as host:
+        for number in range(6):
+            prompt = f"{number} " + "word " * 220
+            deltas = await collect(
+                host, GenerateRequest(model="SmolLM2", prompt=prompt, max_tokens=2, temperature=0)
+            )
+            assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_seed_repeats_a_sampled_answer(host: EngineHost) -> None:

@@ -40,7 +40,7 @@ async def test_200_streams_with_a_third_leaving_leave_nothing_behind(serve: Any)
                 await trio.sleep(0.003 * (index % 11))
                 return
             received = b""
-            while not received.endswith((b"[DONE]\n\n\r\n0\r\n\r\n", b'"total_tokens":10}}')):
+            while not received.endswith((b"[DONE]\n\n\r\n0\r\n\r\n", b'"cached_tokens":0}}}')):
                 data = await stream.receive_some()
                 assert data, received[-200:]
                 received += data
