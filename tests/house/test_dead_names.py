@@ -41,7 +41,7 @@ KNOWN = {
         redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
         keep_alive_timeout keep_alive_max_requests include_server_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
-    "clients of the HTTP API read it": "total_tokens owned_by token_logprobs text_offset",
+    "clients of the HTTP API read it": "total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
     "the model manager's interface as it is documented upstream":
         """list_chat_completions_models list_completions_models add_chat_completions_model
         add_completions_model remove_chat_completions_model remove_completions_model""",
