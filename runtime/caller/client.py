@@ -9,7 +9,7 @@ instance; after that the stream belongs to its worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -24,10 +24,7 @@ from ..deadlines import Deadlines
 from ..env import Env, draw_id
 from ..errors import (
     KilledError,
-    OverloadedError,
     RemoteProtocolError,
-    TransportError,
-    TrinamoError,
     UnavailableError,
 )
 from ..logs.fields import add_fields
@@ -45,14 +42,13 @@ from ..traces.trace import NO_TRACE, Leg
 from .attempts import StreamAttempt, UnaryAttempt, check_killed
 from .deadline import Bound, left_s, within
 from .router import Router
+from .search import ELSEWHERE, Among, Patience, Search
 from .streams import Exchange, ResponseStream
 
 T = TypeVar("T")
 S = TypeVar("S")
 _DECODERS_MAX: Final = 64
 """More types of items are not asked for at one endpoint, unless they are made up on the way."""
-ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
-"""What may be tried on another instance; all else would fail there too, or must not run twice."""
 
 
 class Client:
@@ -104,17 +100,18 @@ class Client:
         timeout_s: float | None = None,
         deadline: float = math.inf,
         instance_id: str | None = None,
-        among: Container[str] | None = None,
+        among: Among = None,
         migrates: bool = False,
         hint: RoutingHint | None = None,
+        patience: Patience | None = None,
     ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. With `migrates` the worker may hand the
         stream over when it leaves: the caller will ask another one. `hint` is what the policy `kv`
-        is told about the prompt. Raises `UnavailableError` if nobody is live, else the last
-        attempt's error.
+        is told about the prompt. Raises `UnavailableError` if nobody is live, with `patience` only
+        after `router.wait_s`, else the last attempt's error.
 
         The whole answer must be there `timeout_s` after this is entered, by `deadline` on trio's
         clock, and by `context.deadline`, whichever comes first. It travels: the handler finds it as
@@ -130,7 +127,9 @@ class Client:
                 stream.tell_first(partial(self.router.first_item, attempt))
             return stream
 
-        asked = Asked(self._encode(request), instance_id, among, hint, migrates=migrates)
+        asked = Asked(
+            self._encode(request), instance_id, among, hint, migrates=migrates, patience=patience
+        )
         return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
 
     def exchange(
@@ -196,11 +195,11 @@ class Client:
 
     async def _call(self, payload: bytes, instance_id: str | None, context: Context) -> bytes:
         check_killed(context)
-        tried: list[str] = []
-        failed: TrinamoError | None = None
+        search = Search(
+            self.router, context, attempts_max=self._attempts_max, instance_id=instance_id
+        )
         while True:
-            instance = self._choose(instance_id, tried, failed)
-            tried.append(instance.id)
+            instance = await search.choose()
             add_fields(instance_id=instance.id)
             attempt = UnaryAttempt(context)
             try:
@@ -218,9 +217,8 @@ class Client:
                     )
                     return await attempt.run(*self._route(instance), envelope, payload)
             except ELSEWHERE as error:
-                failed = error
-                self.router.fail(instance, error)
-                if not error.definite or not self._may_retry(tried, instance_id):
+                search.fail(instance, error)
+                if not error.definite:
                     raise
 
     def _decode_result(self, result: bytes, result_type: type[T]) -> T:
@@ -241,11 +239,18 @@ class Client:
 
     async def dispatch(self, asked: Asked, context: Context) -> StreamAttempt:
         """The attempt that succeeded; whoever gets it closes it."""
-        tried: list[str] = []
-        failed: TrinamoError | None = None
+        search = Search(
+            self.router,
+            context,
+            attempts_max=self._attempts_max,
+            payload_bytes=len(asked.payload),
+            instance_id=asked.instance_id,
+            among=asked.among,
+            hint=asked.hint,
+            patience=asked.patience,
+        )
         while True:
-            instance = self._choose(asked.instance_id, tried, failed, asked.among, asked.hint)
-            tried.append(instance.id)
+            instance = await search.choose()
             add_fields(instance_id=instance.id)
             attempt = StreamAttempt(
                 instance, context, self._response_plane, self._calls, self.router, asked.hint
@@ -256,10 +261,7 @@ class Client:
                 )
             except ELSEWHERE as error:
                 attempt.close(error)
-                failed = error
-                self.router.fail(instance, error)
-                if context.is_stopped or not self._may_retry(tried, asked.instance_id):
-                    raise
+                search.fail(instance, error)
             except BaseException as error:
                 attempt.close(error)
                 raise
@@ -279,24 +281,6 @@ class Client:
             traceparent=attempt.traceparent,
         )
 
-    def _choose(
-        self,
-        instance_id: str | None,
-        tried: list[str],
-        failed: TrinamoError | None,
-        among: Container[str] | None = None,
-        hint: RoutingHint | None = None,
-    ) -> Instance:
-        try:
-            return self.router.choose(
-                instance_id=instance_id, exclude=tried, among=among, hint=hint
-            )
-        except UnavailableError:
-            # The reason of the last attempt says more than "nobody is left".
-            if failed is not None:
-                raise failed from None
-            raise
-
     def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
         route = self.router.route(instance)
         if route is None:
@@ -306,9 +290,6 @@ class Client:
             )
         return route
 
-    def _may_retry(self, tried: list[str], instance_id: str | None) -> bool:
-        return instance_id is None and len(tried) < self._attempts_max
-
 
 @attrs.frozen
 class Asked:
@@ -316,11 +297,12 @@ class Asked:
 
     payload: bytes
     instance_id: str | None
-    among: Container[str] | None = None
+    among: Among = None
     hint: RoutingHint | None = None
     takes_input: bool = False
     migrates: bool = False
     """The caller asks another instance if this one hands the stream over."""
+    patience: Patience | None = None
 
 
 class _Opening(Generic[S]):

@@ -159,6 +159,7 @@ class Clients:
             events=self._events,
             follows_load=self._found.http.sheds_load,
             kv=kv,
+            wait_s=config.wait_s,
         )
         client = Client(
             router,

@@ -5,7 +5,7 @@ As `caller/client.py` for workers, with the same router, policies and inhibition
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -25,8 +25,8 @@ from ..protocol.discovery.presence import InFlight
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
-from .client import ELSEWHERE
 from .router import Router
+from .search import ELSEWHERE, Among, Patience, Search
 from .streams import Telling
 
 
@@ -58,39 +58,33 @@ class DirectClient:
         *,
         context: Context,
         instance_id: str | None = None,
-        among: Container[str] | None = None,
+        among: Among = None,
         migrates: bool = False,
         hint: RoutingHint | None = None,
+        patience: Patience | None = None,
     ) -> DirectStream:
         """As `Client.stream`: an `async with` that yields once an upstream begins to answer."""
         del item_type, migrates
-        return DirectStream(self, request, context, instance_id, among, hint)
+        return DirectStream(self, request, context, instance_id, among, hint, patience)
 
     async def open(self, stream: DirectStream) -> None:
         """Try upstreams, none twice, until one begins to answer. Raises the last one's error."""
-        tried: list[str] = []
-        failed: TrinamoError | None = None
+        search = Search(
+            self.router,
+            stream.context,
+            attempts_max=self._attempts_max,
+            payload_bytes=stream.payload_bytes,
+            instance_id=stream.named,
+            among=stream.among,
+            hint=stream.hint,
+            patience=stream.patience,
+        )
         while True:
-            try:
-                instance = self.router.choose(
-                    instance_id=stream.named,
-                    exclude=tried,
-                    among=stream.among,
-                    hint=stream.hint,
-                )
-            except UnavailableError:
-                raise failed or UnavailableError(
-                    "no upstream is there that could be asked"
-                ) from None
-            tried.append(instance.id)
+            instance = await search.choose()
             try:
                 await stream.attempt(instance, self._upstream(instance), self._model)
             except ELSEWHERE as error:
-                failed = error
-                self.router.fail(instance, error)
-                may_retry = stream.named is None and len(tried) < self._attempts_max
-                if stream.context.is_stopped or not may_retry:
-                    raise
+                search.fail(instance, error)
             else:
                 self.router.restore(instance)
                 return
@@ -128,10 +122,13 @@ class DirectStream:
         request: GenerateRequest,
         context: Context,
         named: str | None,
-        among: Container[str] | None,
+        among: Among,
         hint: RoutingHint | None,
+        patience: Patience | None,
     ) -> None:
         self.context, self.named, self.among, self.hint = context, named, among, hint
+        self.patience = patience
+        self.payload_bytes = len(request.body)
         self.cached_blocks: int | None = None
         self._client, self._request = client, request
         self._answer: UpstreamAnswer | None = None

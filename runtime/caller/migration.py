@@ -21,7 +21,7 @@ import msgspec
 
 from ..context import Context
 from ..env import Env
-from ..errors import TrinamoError, error_from_wire
+from ..errors import DisconnectedError, TrinamoError, error_from_wire
 from ..metrics.migrations import MigrationSeries
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
@@ -29,8 +29,8 @@ from ..protocol.openai.generate import Delta, GenerateRequest
 from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
-from .client import ELSEWHERE
 from .router import Router
+from .search import ELSEWHERE, Among, Patience
 
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
@@ -135,9 +135,10 @@ class Asks(Protocol):
         *,
         context: Context,
         instance_id: str | None = None,
-        among: Container[str] | None = None,
+        among: Among = None,
         migrates: bool = False,
         hint: RoutingHint | None = None,
+        patience: Patience | None = None,
     ) -> AbstractAsyncContextManager[Answers]: ...
 
 
@@ -162,6 +163,7 @@ class MigratingAnswer(Sink[Delta]):
         "_is_finished",
         "_is_long",
         "_is_taken",
+        "_lost",
         "_policy",
         "_prompt_tokens",
         "_request",
@@ -212,6 +214,8 @@ class MigratingAnswer(Sink[Delta]):
         self._is_taken = self._has_brought = False
         self._tried: list[str] = []
         """What became of the streams before it, in words."""
+        self._lost: list[str] = []
+        """The workers they were lost with."""
         self._broken: tuple[float, bool, Leg] | None = None
         """When the last stream broke, and whether it had brought nothing; until the next one does."""
 
@@ -284,9 +288,10 @@ class MigratingAnswer(Sink[Delta]):
             Delta,
             context=self._context,
             instance_id=self._instance_id,
-            among=self._servers(),
+            among=self._servers,
             migrates=self._would_migrate(),
             hint=None if self._hint is None else self._hint(request),
+            patience=Patience(self._lost, waits_for_room=bool(self._tried)),
         )
         worker = ""
         try:
@@ -354,6 +359,8 @@ class MigratingAnswer(Sink[Delta]):
         )
         self._broken = self._policy.series.now(), not delivered, leg
         self._tried.append(f"{worker}: {error.message}")
+        if isinstance(error, DisconnectedError):
+            self._lost.append(worker)
         self._client.env.note(
             "migration", request=self._context.id, instance=worker, delivered=delivered
         )

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Final
 
 import trio
 
 from ..config.router import RouterConfig
 from ..env import Env
-from ..errors import RemoteProtocolError, TrinamoError, UnavailableError
+from ..errors import OverloadedError, RemoteProtocolError, TrinamoError, UnavailableError
 from ..events.busy import BusyLimits
 from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
@@ -47,6 +48,10 @@ from .record import InstanceStatus
 from .reports import InstanceReports
 
 _log = logging.getLogger("trinamo.router")
+WAITING_MAX: Final = 1000
+"""So many requests may wait at one endpoint for an instance to come,"""
+WAITING_BYTES_MAX: Final = 64 << 20
+"""and so many bytes of them."""
 
 
 class Router:
@@ -73,9 +78,12 @@ class Router:
         events: EventPlane | None = None,
         follows_load: bool = False,
         kv: KvRouting | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         self.endpoint = endpoint
         self.policy = policy
+        self.wait_s = wait_s
+        """How long a request that may wait does so where nobody is there (`search.py`)."""
         self._log = InstanceLog(_log, endpoint)
         self._control = control
         self._env = env
@@ -99,6 +107,10 @@ class Router:
         self._follows_load = trio.Event()
         self._monitor = Monitor(self._known, self._planes, env)
         self._discovery = Retries(_log, f"the instances of {endpoint} are not followed")
+        self._waiting = metrics.gauge(
+            "router_waiting", "Requests that wait for an instance, as nobody is there"
+        )
+        self.seeking_count = self._waiting_bytes = 0
         self.kv = kv
         """What the policy `kv` knows; None under others."""
         self._turn = 0
@@ -281,6 +293,11 @@ class Router:
         if record is not None:
             self._known.fail(record, error, trio.current_time(), self._inhibit_s)
 
+    def is_well(self, instance_id: str) -> bool:
+        """Whether an instance is there, reached, and not passed over."""
+        record = self._known.get(instance_id)
+        return record is not None and record.faulty_until <= trio.current_time()
+
     def restore(self, instance: Instance) -> None:
         """The instance answered a request: choose it again."""
         record = self._known.get(instance.id)
@@ -331,6 +348,32 @@ class Router:
         while self._known.change_count == since:
             await self._known.changed.wait()
         return self._known.change_count
+
+    async def wait_joined(self) -> None:
+        """Return at the next change that `wait_change` tells of. Safe to cancel."""
+        await self._known.changed.wait()
+
+    @contextmanager
+    def waiting(self, payload_bytes: int) -> Iterator[None]:
+        """Count a request of that size as one that waits for an instance.
+
+        Raises `OverloadedError` if too many wait, or too large ones.
+        """
+        self._waiting_bytes += payload_bytes
+        self.seeking_count += 1
+        self._waiting.inc()
+        try:
+            if self.seeking_count > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX:
+                raise OverloadedError(
+                    f"{self.endpoint} has nobody, and enough wait for somebody to come",
+                    bound="router_waiting",
+                    value=WAITING_MAX,
+                )
+            yield
+        finally:
+            self._waiting.dec()
+            self.seeking_count -= 1
+            self._waiting_bytes -= payload_bytes
 
     def removal_grace_s(self, instance_id: str) -> float:
         """How long the model cards of an instance may be missing before they are taken for gone.

@@ -80,6 +80,13 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=32)],
         about("Instances tried for one request before its first item."),
     ] = 3
+    wait_s: Annotated[
+        Annotated[float, Meta(ge=0, le=86_400, extra={"unit": "s"})],
+        about(
+            "Where no instance is there, a model's request that has no answer yet, or whose answer"
+            " is to be replayed, waits this long for one; then it is a 503, or ends with an error."
+        ),
+    ] = 10.0
     migrations_max: Annotated[
         Annotated[int, Meta(ge=0, le=32)],
         about(

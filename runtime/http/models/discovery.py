@@ -224,7 +224,7 @@ class _ModelWatch:
         named = {card.endpoint for card in self._table.models.values()}
         for endpoint, followed in list(self._followed.items()):
             router = followed.client.router
-            if endpoint in named or router.instances or router.in_flight:
+            if endpoint in named or router.instances or router.in_flight or router.seeking_count:
                 followed.unused_at = math.inf
             elif now - followed.unused_at >= _UNUSED_S:
                 del self._followed[endpoint]

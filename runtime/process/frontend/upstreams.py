@@ -202,6 +202,7 @@ class DirectUpstreams:
             stale_grace_s=None,
             metrics=runtime.metrics,
             kv=kv,
+            wait_s=section.wait_s,
         )
         client = DirectClient(
             router,

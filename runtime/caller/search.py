@@ -1,0 +1,168 @@
+"""Whom one request is sent to, attempt after attempt, and the wait where nobody is there.
+
+Each instance is tried once. One that was lost, in this search or by an earlier stream of the answer,
+may be asked again once it is well: it is out of reach as long as its connection is, or while it is
+inhibited. Decided synchronously in `_pick` and `fail`, awaited in `choose`; the attempts themselves
+are the callers' (`client.py`, `direct.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from ..context import Context
+from ..errors import (
+    ConnectError,
+    DisconnectedError,
+    OverloadedError,
+    RemoteProtocolError,
+    TransportError,
+    TrinamoError,
+    UnavailableError,
+)
+from ..protocol.discovery.instances import Instance
+from ..protocol.kv.hints import RoutingHint
+from .router import Router
+
+ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)
+"""What may be tried on another instance; all else would fail there too, or must not run twice."""
+LOOK_INTERVAL_S: Final = 0.25
+"""How often those who wait look whether a lost instance is well again; who joins is seen at once."""
+_LOST: Final = (ConnectError, DisconnectedError)
+
+Among: TypeAlias = Container[str] | Callable[[], Container[str] | None] | None
+"""The ids to choose from, None for all; a callable is asked at each choice, for they change."""
+
+
+@attrs.frozen
+class Patience:
+    """What a request may wait for, `router.wait_s` at most, where it finds nobody."""
+
+    lost: Collection[str] = ()
+    """The instances that streams of the same answer were lost with."""
+    waits_for_room: bool = False
+    """Also while every instance is full: its client has a part of the answer."""
+
+
+class Search:
+    """The instances that one request tries, `attempts_max` at most.
+
+    A named `instance_id` is the only one. Without `patience` nobody waits.
+    """
+
+    __slots__ = (
+        "_among",
+        "_attempts_max",
+        "_context",
+        "_error",
+        "_hint",
+        "_lost",
+        "_named",
+        "_patience",
+        "_payload_bytes",
+        "_router",
+        "_tried",
+        "_until",
+    )
+
+    def __init__(
+        self,
+        router: Router,
+        context: Context,
+        *,
+        attempts_max: int,
+        payload_bytes: int = 0,
+        instance_id: str | None = None,
+        among: Among = None,
+        hint: RoutingHint | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._router, self._context, self._attempts_max = router, context, attempts_max
+        self._named, self._among, self._hint = instance_id, among, hint
+        self._patience, self._payload_bytes = patience, payload_bytes
+        self._tried: list[str] = []
+        self._lost = set(() if patience is None else patience.lost)
+        self._error: TrinamoError | None = None
+        """Of the last attempt; a refusal for want of room outweighs what came after it."""
+        self._until: float | None = None
+
+    async def choose(self) -> Instance:
+        """The instance to try now.
+
+        Waits for one if nobody is there, as `patience` allows, and raises `UnavailableError` then.
+        Otherwise raises what the last attempt ended with.
+        """
+        try:
+            return self._pick()
+        except UnavailableError as nobody:
+            if self._patience is not None and self._named is None and self._may_wait:
+                return await self._wait(nobody)
+            # The reason of the last attempt says more than "nobody is left".
+            raise self._error or nobody from None
+
+    def fail(self, instance: Instance, error: TrinamoError) -> None:
+        """An attempt ended with `error`, one of `ELSEWHERE`; raises it if it was the last one."""
+        self._router.fail(instance, error)
+        if not isinstance(self._error, OverloadedError):
+            self._error = error
+        if isinstance(error, _LOST):
+            self._lost.add(instance.id)
+        is_last = self._named is not None or len(self._tried) >= self._attempts_max
+        if self._context.is_stopped or (is_last and not self._waits_for_room):
+            raise error
+
+    @property
+    def _waits_for_room(self) -> bool:
+        patience = self._patience
+        return (
+            patience is not None
+            and patience.waits_for_room
+            and isinstance(self._error, OverloadedError)
+        )
+
+    @property
+    def _may_wait(self) -> bool:
+        error = self._error
+        is_nobody = error is None or isinstance(error, (*_LOST, UnavailableError))
+        return (is_nobody or self._waits_for_room) and not self._context.is_stopped
+
+    def _pick(self) -> Instance:
+        router, tried = self._router, self._tried
+        exclude: Collection[str] = ()
+        if tried or self._lost:
+            exclude = {each for each in tried if each not in self._lost}
+            exclude.update(each for each in self._lost if not router.is_well(each))
+        instance = router.choose(
+            instance_id=self._named,
+            exclude=exclude,
+            among=self._among() if callable(self._among) else self._among,
+            hint=self._hint,
+        )
+        tried.append(instance.id)
+        return instance
+
+    async def _wait(self, nobody: UnavailableError) -> Instance:
+        router, context, failed = self._router, self._context, self._error
+        # Of the whole search: whom each that comes sends away does not wait for ever.
+        self._until = self._until or trio.current_time() + router.wait_s
+        with router.waiting(self._payload_bytes), context.trace.begin("wait"):
+            while trio.current_time() < self._until and not context.is_stopped:
+                with trio.move_on_at(min(self._until, trio.current_time() + LOOK_INTERVAL_S)):
+                    await router.wait_joined()
+                if self._waits_for_room:
+                    self._tried.clear()
+                try:
+                    return self._pick()
+                except UnavailableError as error:
+                    nobody = error
+            if isinstance(failed, OverloadedError):
+                raise failed
+            why = "" if failed is None else f"; before that: {failed.message}"
+            raise UnavailableError(
+                f"{nobody.message}, and none came in {router.wait_s:g} s{why}",
+                definite=failed is None or failed.definite,
+            ) from failed
