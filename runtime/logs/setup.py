@@ -10,16 +10,13 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from typing import Final, TextIO
+from typing import TextIO
 
 from ..config.config import LogConfig
 from .access import ACCESS_LOGGER, AccessRecord, access_level
 from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
 from .text import one_line
-
-# Libraries that say at `info` what we already say, or say it once per connection.
-QUIET_LIBRARIES: Final = ("hypercorn", "nats", "grpc", "asyncio", "httpx", "httpcore", "trio")
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
@@ -78,9 +75,12 @@ def setup_log(config: LogConfig, *, stream: TextIO | None = None) -> LogHandler:
 
 
 def set_log_level(name: str, access: str) -> None:
-    """Write lines of the level `name` and above from now on, and access lines as `access` says."""
+    """Write our lines of the level `name` and above from now on, and access lines as `access` says.
+
+    Of libraries only warnings and worse are written: what they say at `debug` may hold a header's
+    value or a body, and no list of them is ever complete.
+    """
     level = logging.getLevelNamesMapping()[name.upper()]
-    logging.getLogger().setLevel(level)
+    logging.getLogger().setLevel(max(level, logging.WARNING))
+    logging.getLogger("trinamo").setLevel(level)
     logging.getLogger(ACCESS_LOGGER).setLevel(access_level(level, access))
-    for library in QUIET_LIBRARIES:
-        logging.getLogger(library).setLevel(max(level, logging.WARNING))

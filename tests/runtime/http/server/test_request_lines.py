@@ -38,14 +38,16 @@ async def never_ends(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, N
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     """What the log writes, at `info` and as JSON."""
-    root, access = logging.getLogger(), logging.getLogger(ACCESS_LOGGER)
-    handlers, levels = list(root.handlers), (root.level, access.level)
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    loggers = [root, logging.getLogger("trinamo"), logging.getLogger(ACCESS_LOGGER)]
+    levels = [each.level for each in loggers]
     stream = io.StringIO()
     setup_log(LogConfig(format="json"), stream=stream)
     yield stream
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    access.setLevel(levels[1])
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
     logging.captureWarnings(capture=False)
 
 
@@ -232,3 +234,21 @@ async def test_a_library_that_formats_records_itself_can_read_these(
     assert vars(record)["outcome"] == "success"
     form = logging.Formatter("%(levelname)s %(name)s %(module)s %(message)s %(status)d")
     assert form.format(record) == f"INFO {ACCESS_LOGGER} access POST {CHAT} 200 200"
+
+
+@pytest.mark.parametrize(
+    ("http_server", "is_http2"), [("native", False), ("tls", False), ("tls", True)]
+)
+async def test_no_value_of_a_header_is_in_the_log_at_any_level(
+    serve: Any, stream: io.StringIO, http_server: str, is_http2: bool
+) -> None:
+    setup_log(LogConfig(format="json", level="debug"), stream=stream)
+    running = await serve(answer)
+    secret = {"authorization": "Bearer sk-alice", "cookie": "session=tell-nobody"}
+    async with running.client(http2=is_http2) as client:
+        said = await client.post("/v1/chat/completions", json=BODY, headers=secret)
+    assert said.status_code == 200
+    await running.wait_quiet()
+    assert stream.getvalue()
+    assert "sk-alice" not in stream.getvalue()
+    assert "tell-nobody" not in stream.getvalue()
