@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..errors import RequestError
 from ..planes import DeviceMemory
 
 
@@ -33,7 +32,7 @@ def device_memory(
     `device` is the GPU's number as CUDA counts (`tensor.device.index`, `array.device.id`).
     `synchronize` returns once the work that writes or reads the array is done, from whichever
     thread it is called in (`torch.cuda.Stream.synchronize`, `cupy.cuda.Stream.synchronize` of the
-    stream the engine works on). Raises `RequestError` for an array that is read-only, empty, not
+    stream the engine works on). Raises `ValueError` for an array that is read-only, empty, not
     contiguous, or says nothing that can be understood.
     """
     try:
@@ -43,14 +42,14 @@ def device_memory(
         item_bytes = int(said["typestr"][2:])
         strides = said.get("strides")
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RequestError(f"{type(array).__name__} is no array of a GPU: {error!r}") from error
+        raise ValueError(f"{type(array).__name__} is no array of a GPU: {error!r}") from error
     length = math.prod(shape) * item_bytes
     if is_read_only:
-        raise RequestError("memory to register must be writable")
+        raise ValueError("memory to register must be writable")
     if not length:
-        raise RequestError("memory to register must not be empty")
+        raise ValueError("memory to register must not be empty")
     if strides is not None and not _is_contiguous(shape, strides, item_bytes):
-        raise RequestError("memory to register must be contiguous, in C order")
+        raise ValueError("memory to register must be contiguous, in C order")
     return DeviceMemory(address=address, length=length, device=device, synchronize=synchronize)
 
 

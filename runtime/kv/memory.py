@@ -43,18 +43,44 @@ class KvLayout(enum.StrEnum):
         }
         return parts[self]
 
+    def axes(self, shape: KvShape, arrays: int) -> tuple[int | None, ...] | None:
+        """The lengths of the axes of each of so many arrays, None for the blocks; None: not so many."""
+        block = (shape.block_tokens, shape.heads, shape.channels)
+        orders: dict[tuple[KvLayout, int], tuple[int | None, ...]] = {
+            (KvLayout.LAYER_FIRST, 2 * shape.layers): (None, *block),
+            (KvLayout.LAYER_FIRST, 1): (shape.layers, 2, None, *block),
+            (KvLayout.LAYER_FIRST, shape.layers): (2, None, *block),
+            (KvLayout.PER_LAYER, shape.layers): (None, 2, *block),
+            (KvLayout.BLOCK_FIRST, 1): (None, shape.layers, 2, *block),
+        }
+        return orders.get((self, arrays))
+
+
+def _one_or_more(_: KvShape, field: attrs.Attribute[int], count: int) -> None:
+    if count < 1:
+        raise ValueError(f"KvShape({field.name}={count}): at least 1")
+
+
+def _spelt_with_byte_order(_: KvShape, __: attrs.Attribute[str], dtype: str) -> None:
+    try:
+        said = np.dtype(dtype).str
+    except TypeError as error:
+        raise ValueError(f"KvShape(dtype={dtype!r}): numpy knows no such type") from error
+    if said != dtype:
+        raise ValueError(f"KvShape(dtype={dtype!r}): say {said!r}, which has the byte order")
+
 
 @attrs.frozen(kw_only=True)
 class KvShape:
-    """What one token leaves behind, and how tokens are grouped."""
+    """What one token leaves behind, and how tokens are grouped; raises `ValueError` if none can."""
 
-    layers: int
-    heads: int
+    layers: int = attrs.field(validator=_one_or_more)
+    heads: int = attrs.field(validator=_one_or_more)
     """Key/value heads."""
-    channels: int
+    channels: int = attrs.field(validator=_one_or_more)
     """Of one head."""
-    block_tokens: int
-    dtype: str
+    block_tokens: int = attrs.field(validator=_one_or_more)
+    dtype: str = attrs.field(validator=_spelt_with_byte_order)
     """numpy's name with the byte order, such as `<i2`, so that bytes mean the same everywhere."""
 
     @property

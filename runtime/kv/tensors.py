@@ -7,11 +7,10 @@ DLPack, or an array of a GPU. Nothing is copied: peers read and write these byte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from ..errors import RequestError
 from ..planes.transfer import DeviceMemory
 from .cache import KvCache
 from .device_array import device_memory
@@ -47,31 +46,30 @@ def kv_cache(
             called; needed for arrays of a GPU (`torch.cuda.synchronize`).
 
     Raises:
-        RequestError: The arrays are not what is said here; the sentence says how.
+        ValueError: The arrays are not what is said here; the sentence says how. An array that knows
+            its element type or its axes must agree with `shape` and `layout`.
     """
     given = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-    buffers = [_registrable(each, synchronize) for each in given]
     order = KvLayout(layout or (KvLayout.BLOCK_FIRST if len(given) == 1 else KvLayout.PER_LAYER))
+    axes = order.axes(shape, len(given))
+    if axes is None:
+        raise ValueError(
+            f"{len(given)} arrays: {order} of {shape.layers} layers has {_COUNTS[order]}"
+        )
+    buffers = [_registrable(each, synchronize, shape.dtype, axes) for each in given]
     lengths = {_length(each) for each in buffers}
     if len(lengths) != 1:
-        raise RequestError(f"{len(given)} arrays of different lengths; all must be as long")
-    length = lengths.pop()
-    total = length * len(buffers)
+        raise ValueError(f"{len(given)} arrays of different lengths; all must be as long")
+    total = lengths.pop() * len(buffers)
     if not total or total % shape.block_bytes:
-        raise RequestError(
+        raise ValueError(
             f"{total} bytes are no whole number of blocks of {shape.block_bytes} bytes"
         )
-    parts = order.parts_of(shape.layers)
-    block_count, range_bytes = total // shape.block_bytes, shape.block_bytes // parts
-    if length % range_bytes:
-        raise RequestError(
-            f"arrays of {length} bytes would cut blocks apart: {order} has them in pieces of"
-            f" {range_bytes} bytes"
-        )
+    parts, block_count = order.parts_of(shape.layers), total // shape.block_bytes
     memory = RegionSet(
         buffers,
         block_count=block_count,
-        range_bytes=range_bytes,
+        range_bytes=shape.block_bytes // parts,
         parts=parts,
         layers=shape.layers,
     )
@@ -79,15 +77,48 @@ def kv_cache(
     return KvCache(memory=memory, pool=BlockPool(block_count), fingerprint=said)
 
 
-def _registrable(array: Any, synchronize: Callable[[], None] | None) -> memoryview | DeviceMemory:
+_COUNTS: Final = {
+    KvLayout.BLOCK_FIRST: "one array",
+    KvLayout.LAYER_FIRST: "one array, one a layer, or K and V of each",
+    KvLayout.PER_LAYER: "one array a layer",
+}
+
+
+def _registrable(
+    array: Any,
+    synchronize: Callable[[], None] | None,
+    dtype: str,
+    axes: tuple[int | None, ...],
+) -> memoryview | DeviceMemory:
     if hasattr(array, "__cuda_array_interface__"):
         if synchronize is None:
-            raise RequestError("arrays of a GPU need `synchronize`, such as torch.cuda.synchronize")
-        return device_memory(array, device=_device_of(array), synchronize=synchronize)
+            raise ValueError("arrays of a GPU need `synchronize`, such as torch.cuda.synchronize")
+        said = array.__cuda_array_interface__
+        memory = device_memory(array, device=_device_of(array), synchronize=synchronize)
+        _agree(np.dtype(said["typestr"]), tuple(said["shape"]), dtype, axes)
+        return memory
     host = array if isinstance(array, np.ndarray) else _host_array(array)
     if not (host.flags.c_contiguous and host.flags.writeable):
-        raise RequestError("KV memory must be contiguous, in C order, and writable")
+        raise ValueError("KV memory must be contiguous, in C order, and writable")
+    _agree(host.dtype, host.shape, dtype, axes)
     return host.reshape(-1).view(np.uint8).data
+
+
+def _agree(
+    own: np.dtype[Any], shape: tuple[int, ...], dtype: str, axes: tuple[int | None, ...]
+) -> None:
+    """Peers would move and verify the wrong bytes of an array that is something else.
+
+    Single bytes say nothing of what they are, and fewer axes than there can be nothing of them.
+    """
+    if own.itemsize > 1 and own != np.dtype(dtype):
+        raise ValueError(f"an array of {own.str!r}, but the shape says {dtype!r}")
+    if len(shape) >= len(axes) and (
+        len(shape) > len(axes)
+        or any(want not in {None, size} for want, size in zip(axes, shape, strict=True))
+    ):
+        wanted = ", ".join("blocks" if each is None else str(each) for each in axes)
+        raise ValueError(f"an array of axes {shape}, but the shape and layout say ({wanted})")
 
 
 def _host_array(array: Any) -> np.ndarray[Any, Any]:
@@ -96,16 +127,16 @@ def _host_array(array: Any) -> np.ndarray[Any, Any]:
     except TypeError:
         pass  # It is no buffer.
     except (ValueError, BufferError) as error:
-        raise RequestError(f"KV memory must be contiguous: {error}") from error
+        raise ValueError(f"KV memory must be contiguous: {error}") from error
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError) as error:
-            raise RequestError(
+            raise ValueError(
                 f"{type(array).__name__} cannot be taken by DLPack: {error}; hand over a view of"
                 " its bytes (torch: tensor.view(torch.uint8))"
             ) from error
-    raise RequestError(f"{type(array).__name__} is neither a buffer nor a tensor")
+    raise ValueError(f"{type(array).__name__} is neither a buffer nor a tensor")
 
 
 def _device_of(array: Any) -> int:

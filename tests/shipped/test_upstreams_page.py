@@ -15,7 +15,8 @@ import pytest
 
 from tests.cli.places import Place, wait_for
 from tests.session import needs
-from tests.shipped.test_guides import blocks, write_files
+from tests.shipped.test_docs import blocks
+from tests.shipped.test_guides import write_files
 from tests.sources import ROOT
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError

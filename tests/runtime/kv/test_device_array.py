@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.device_array import device_memory
 
 ADDRESS = 0x7F00_0000_0000
@@ -54,10 +53,10 @@ def test_all_bytes_of_an_array_are_described(changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_moved_as_it_is_is_refused(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(RequestError, match=why):
+    with pytest.raises(ValueError, match=why):
         device_memory(Array(**changes), device=0, synchronize=synchronize)
 
 
 def test_an_array_of_the_process_is_refused() -> None:
-    with pytest.raises(RequestError, match="bytearray is no array of a GPU"):
+    with pytest.raises(ValueError, match="bytearray is no array of a GPU"):
         device_memory(bytearray(8), device=0, synchronize=synchronize)  # type: ignore[arg-type]

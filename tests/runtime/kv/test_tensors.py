@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import trio
 
 import trinamo
 from tests.runtime.one_process import OneProcess, open_process
-from trinamo import KvLayout, KvMemory, KvShape, RequestError
+from trinamo import KvLayout, KvMemory, KvShape
 from trinamo.runtime.planes.transfer import DeviceMemory
 
 SHAPE = KvShape(layers=2, heads=2, channels=4, block_tokens=4, dtype="<f2")
@@ -35,8 +36,8 @@ class Tensor:
 class OnGpu:
     """As an array on GPU 3."""
 
-    def __init__(self, length: int) -> None:
-        said = {"shape": (length,), "typestr": "|u1", "data": (0x7000_0000, False), "version": 3}
+    def __init__(self, length: int, typestr: str = "|u1") -> None:
+        said = {"shape": (length,), "typestr": typestr, "data": (0x7000_0000, False), "version": 3}
         self.__cuda_array_interface__ = said
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -116,17 +117,57 @@ def test_arrays_of_a_gpu_say_where_they_are() -> None:
         (np.zeros((BYTES, 2), np.uint8)[:, 0], {}, "contiguous"),
         (memoryview(bytearray(2 * BYTES))[::2], {}, "contiguous"),
         ([bytearray(BYTES), bytearray(8)], {}, "different lengths"),
-        ([], {}, "different lengths"),
-        ([bytearray(SHAPE.block_bytes // 4)] * 4, {}, "would cut blocks apart"),
+        ([], {}, "0 arrays: per_layer of 2 layers has one array a layer"),
+        ([bytearray(SHAPE.block_bytes // 4)] * 4, {}, "4 arrays: per_layer of 2 layers"),
+        ([np.zeros(BYTES, np.uint8)], {"layout": "per_layer"}, "1 arrays"),
+        ([np.zeros(BYTES // 2, "<f2")] * 2, {"layout": "block_first"}, "has one array"),
+        ([np.zeros(BYTES // 4, "<f4")] * 2, {}, "an array of '<f4', but the shape says '<f2'"),
+        (Tensor(np.zeros(BYTES // 4, np.float32)), {}, "the shape says '<f2'"),
+        ([np.zeros((6, 2, 4, 2, 2), "<f2")] * 2, {}, r"say \(blocks, 2, 4, 2, 4\)"),
+        (np.zeros((2, 6, 2, 4, 2, 4), "<f2"), {}, r"say \(blocks, 2, 2, 4, 2, 4\)"),
+        ([np.zeros((6, 2, 4, 2, 4), "<f2")] * 2, {"layout": "layer_first"}, "an array of axes"),
+        (OnGpu(BYTES // 4, "<f4"), {"synchronize": print}, "an array of '<f4'"),
         (OnGpu(BYTES), {}, "need `synchronize`"),
         ("text", {}, "neither a buffer nor a tensor"),
     ],
 )
-def test_what_cannot_be_kv_memory_is_a_sentence(
+def test_what_is_no_kv_memory_of_that_shape_is_a_sentence(
     tensors: Any, given: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(ValueError, match=words):
         trinamo.kv_cache(tensors, SHAPE, **given)
+
+
+@pytest.mark.parametrize(
+    ("layout", "axes"),
+    [
+        ("block_first", [(6, 2, 2, 4, 2, 4)]),
+        ("per_layer", [(6, 2, 4, 2, 4)] * 2),
+        ("layer_first", [(2, 6, 4, 2, 4)] * 2),
+        ("layer_first", [(2, 2, 6, 4, 2, 4)]),
+        ("layer_first", [(6, 4, 2, 4)] * 4),
+    ],
+)
+def test_arrays_of_the_axes_of_their_layout_are_taken(
+    layout: str, axes: list[tuple[int, ...]]
+) -> None:
+    arrays = [np.zeros(each, "<f2") for each in axes]
+    memory = trinamo.kv_cache(arrays, SHAPE, layout=layout).memory
+    assert memory.block_count == BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": 0}, r"layers=0.*at least 1"),
+        ({"block_tokens": -1}, "at least 1"),
+        ({"dtype": "float16"}, "say '<f2', which has the byte order"),
+        ({"dtype": "bfloat17"}, "numpy knows no such type"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_a_sentence(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        attrs.evolve(SHAPE, **change)
 
 
 @pytest.mark.slow
