@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer.main
+from rich.text import Text
 
 from trinamo.cli.children.readiness import parse_line
+from trinamo.cli.main import app
 from trinamo.cli.options import Sources, gather
 from trinamo.cli.serve import engine as engine_module
 from trinamo.cli.shell.engine_names import complete_engine
@@ -250,3 +255,17 @@ def test_up_starts_a_worker_of_llamacpp_for_each_four_cores(
     joined = said.joined(etcd="", nats="", nats_token="", secret_file="")
     assert joined.load().router.policy == "round_robin"
     assert said.child_environ(joined)["TRINAMO_WORKER__THREADS"] == "3"
+
+
+def _help_texts(command: Any) -> Iterator[str]:
+    yield from (command.help or "", command.epilog or "")
+    yield from (getattr(each, "help", None) or "" for each in command.params)
+    for each in getattr(command, "commands", {}).values():
+        yield from _help_texts(each)
+
+
+def test_no_word_of_a_help_text_is_taken_for_markup() -> None:
+    texts = [text for text in _help_texts(typer.main.get_command(app)) if "[" in text]
+    assert texts
+    for text in texts:
+        assert Text.from_markup(text).plain == text.replace("\\[", "["), text

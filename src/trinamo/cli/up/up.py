@@ -53,7 +53,7 @@ def up(
             "--etcd-port",
             min=1,
             max=65_535,
-            help="etcd listens on 127.0.0.1 there, for every user of this machine [a socket for you].",
+            help="etcd listens on 127.0.0.1 there, for every user of this machine \\[a socket for you].",
         ),
     ] = None,
     nats_port: Annotated[
@@ -62,7 +62,7 @@ def up(
             "--nats-port",
             min=1,
             max=65_535,
-            help="NATS listens on 127.0.0.1 there and wants its token [a free port].",
+            help="NATS listens on 127.0.0.1 there and wants its token \\[a free port].",
         ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind [127.0.0.1].")] = None,
