@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from ..core.errors import Violation
@@ -16,6 +17,9 @@ class Checker:
 
     rule = ""
     """What the rule is called; the class's name if empty. Runs that break one rule are one failure."""
+
+    say: Callable[..., None] = staticmethod(lambda _kind, **_fields: None)
+    """Adds a row to the trace of the run that it watches, for the page; nowhere before that."""
 
     def on(self, note: Row) -> None:
         """Called with each note as it is made, on whatever host; it must not wait."""

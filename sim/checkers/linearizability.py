@@ -54,10 +54,14 @@ class Operation:
     """Its place among all calls and returns; infinite while it has not returned."""
     result: Any = None
 
+    @property
+    def words(self) -> str:
+        """What was called, without its end."""
+        return f"{self.name}({', '.join(repr(argument) for argument in self.arguments)})"
+
     def __str__(self) -> str:
-        arguments = ", ".join(repr(argument) for argument in self.arguments)
         end = "no return" if self.returned == math.inf else repr(self.result)
-        return f"{self.client} {self.name}({arguments}) → {end}"
+        return f"{self.client} {self.words} → {end}"
 
 
 class Linearizability(Checker):
@@ -87,12 +91,14 @@ class Linearizability(Checker):
         self._clock += 1
         operation = Operation(client, name, arguments, self._clock)
         self._operations.setdefault(key, []).append(operation)
+        self.say("operation", client=client, called=self._clock, text=operation.words)
         return operation
 
     def ends(self, operation: Operation, result: Any = None) -> None:
         """The operation returns `result` now."""
         self._clock += 1
         operation.returned, operation.result = self._clock, result
+        self.say("operation.end", called=operation.called, text=repr(result))
 
     def drop(self, operation: Operation) -> None:
         """It is known that the operation did not happen, and never will."""

@@ -28,6 +28,10 @@ class Machines(EventClock):
         self._hosts: dict[str, Host] = {}
         self.struck: Counter[str] = Counter()
         """How often each fault has struck; see `FAULTS`."""
+        self.noted: Counter[str] = Counter()
+        """How many notes of each kind there were."""
+        self.noted_in_peace: Counter[str] = Counter()
+        """Those before the first fault."""
         self.aimed: dict[str, str] = {}
         """The hosts that faults were aimed at by name, each with the first of those faults."""
         self.advisers: list[Callable[[], Iterable[str]]] = []
@@ -77,5 +81,7 @@ class Machines(EventClock):
     def add_row(self, kind: str, **fields: Any) -> None:
         """Add a row to the trace, on the running task's host."""
         if kind in FAULTS and not self.trace.is_muted:
+            if not self.struck:
+                self.noted_in_peace = self.noted.copy()
             self.struck[kind] += 1
         self.trace.add(self._time_s, current_label(), kind, fields)

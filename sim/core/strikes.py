@@ -32,15 +32,18 @@ class _Strike:
 
 
 class Strikes(trio.abc.Instrument):
-    """The calls of one world. `after` makes one an event, `on_error` is told what one raises."""
+    """The calls of one world. `after` makes one an event, `on_error` is told what one raises.
+
+    `counts` is of all notes by kind, and kept here.
+    """
 
     def __init__(
         self,
         on_error: Callable[[BaseException], object],
         after: Callable[[float, Call], object],
+        counts: Counter[str],
     ) -> None:
-        self._on_error, self._after = on_error, after
-        self._counts: Counter[str] = Counter()
+        self._on_error, self._after, self._counts = on_error, after, counts
         self._waiting: dict[tuple[str, int], list[_Strike]] = {}
         self._due: deque[Call] = deque()
         self._is_watching = False

@@ -20,11 +20,20 @@ Watching = TypeVar("Watching", bound=Watcher)
 
 
 class Watchers:
-    """All of one run; what they raise goes to `fail`, since whoever made the note might catch it."""
+    """All of one run; what they raise goes to `fail`, since whoever made the note might catch it.
 
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+    One that has something to `say` of its own adds rows to the trace by that.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None], add_row: Callable[..., None]) -> None:
         self.all: list[Watcher] = []
-        self._fail = fail
+        self._fail, self._add_row = fail, add_row
+
+    def add(self, watcher: Watcher) -> None:
+        """One more."""
+        if hasattr(watcher, "say"):
+            vars(watcher)["say"] = self._add_row
+        self.all.append(watcher)
 
     def tell(self, time_s: float, kind: str, fields: dict[str, Any]) -> None:
         """A note was made on the running task's host."""

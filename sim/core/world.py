@@ -94,8 +94,8 @@ class World(Machines):
         self._trace_steps = trace_steps
         self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
         self._graves: list[Task] = []
-        self._strikes = Strikes(self._on_event_error, self.after)
-        self._watchers = Watchers(self._fail)
+        self._strikes = Strikes(self._on_event_error, self.after, self.noted)
+        self.watchers = Watchers(self._fail, self.add_row)
         self._labels = TaskLabels()
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
@@ -142,7 +142,7 @@ class World(Machines):
                         for start in self.on_start:
                             start()
                         await main()
-                        self._watchers.end()
+                        self.watchers.end()
                 except BaseException as error:  # noqa: BLE001 -- run() raises it
                     self._fail(error)
                 self._unwind()
@@ -257,12 +257,12 @@ class World(Machines):
             return
         self.add_row(kind, **fields)
         self._strikes.count(kind)
-        if self._watchers.all:
-            self._watchers.tell(self._time_s, kind, fields)
+        if self.watchers.all:
+            self.watchers.tell(self._time_s, kind, fields)
 
     def watch(self, watcher: Watching) -> Watching:
         """Hold the run to a rule, which hears of every note from now on; what it raises ends the run."""
-        self._watchers.all.append(watcher)
+        self.watchers.add(watcher)
         return watcher
 
     def _on_batch(self, order: list[Task]) -> None:

@@ -36,6 +36,21 @@ def varying(world: World) -> tuple[str, ...]:
     return tuple(sorted({choice.label for choice in world.choices.record} | {*world.struck}))
 
 
+def followed(world: World) -> tuple[str, ...]:
+    """The kinds of notes that came after the first fault."""
+    if not world.struck:
+        return ()
+    return tuple(sorted(world.noted - world.noted_in_peace))
+
+
+def broke_off(world: World) -> tuple[str, ...]:
+    """The kinds that came again and again before the first fault, and never after it."""
+    peace = world.noted_in_peace
+    return tuple(
+        kind for kind in sorted(peace) if peace[kind] > 1 and world.noted[kind] == peace[kind]
+    )
+
+
 def nothing_varies(varying: Iterable[str]) -> str:
     """A hint for runs in which only so much can go wrong; empty if that is enough."""
     kinds = set(varying)
@@ -44,9 +59,10 @@ def nothing_varies(varying: Iterable[str]) -> str:
             "nothing can go wrong in this run: no fault strikes, no message is late, no decision is"
             " drawn; give the network jitter_s, draw from choices, cut a link, kill a host"
         )
-    if kinds == {"jitter"}:
+    if kinds <= {"jitter", "tear", "tear size"}:
         return (
-            "only the delays of messages vary, and no fault strikes: make jitter_s as long as what"
+            "only the delays of messages vary, and how much a read takes of them, and no fault"
+            " strikes: make jitter_s as long as what"
             " may overlap, and let choices decide when to cut a link, kill or pause a host"
         )
     return ""

@@ -24,7 +24,7 @@ from ..core.choices import Choice, Choices, SeedChoices
 from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
 from ..core.trace import Trace
 from ..core.world import World
-from .hints import hints_of, varying
+from .hints import broke_off, followed, hints_of, varying
 
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
@@ -93,6 +93,12 @@ class Run:
     """What looks like a mistake in the scenario (`hints.py`)."""
     varying: tuple[str, ...] = ()
     """What could go wrong: the labels of its decisions, and the faults that struck."""
+    is_watched: bool = False
+    """Whether a checker held it to a rule."""
+    followed: tuple[str, ...] = ()
+    """Kinds of notes that came after a fault."""
+    broke_off: tuple[str, ...] = ()
+    """Kinds that came more than once before the first fault, and never after it."""
 
     @property
     def deviation_count(self) -> int:
@@ -145,6 +151,9 @@ def played(play: Play, choices: Choices | int) -> Played:
         untested=tuple(world.untested) if error is None else (),
         hints=tuple(hints_of(world, error)),
         varying=varying(world),
+        is_watched=bool(world.watchers.all),
+        followed=followed(world),
+        broke_off=broke_off(world),
     )
     return Played(result, trace, choices.record)
 

@@ -49,6 +49,11 @@ class Progress:
     """The hints that hold for all of those runs."""
     varying: set[str] = attrs.field(factory=set)
     """What could go wrong in any run; see `Run.varying`."""
+    is_watched: bool = False
+    """Whether a checker held any of those that held to a rule."""
+    followed: set[str] = attrs.field(factory=set)
+    broke_off: set[str] = attrs.field(factory=set)
+    """See `Run`; of those that held."""
 
     @property
     def hints(self) -> list[str]:
@@ -66,6 +71,9 @@ class Progress:
         if result.finding is None:
             self.coverage.add(result.untested)
             self.advice.add(result.hints)
+            self.is_watched |= result.is_watched
+            self.followed.update(result.followed)
+            self.broke_off.update(result.broke_off)
             return
         self.failed_runs += 1
         kind = self.failures.setdefault(result.finding.key, Failures(result))

@@ -211,10 +211,11 @@ class Stack(Wires):
         source, target = dial.client.host.name, self._target(dial)
         links = self.links
         if target is not None and links.passes(source, target) and not links.loses(source, target):
-            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target)
+            now_s = self.world.current_time()
+            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target, now_s)
         self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
 
-    def _syn_arrives(self, dial: Dial, target: str) -> None:
+    def _syn_arrives(self, dial: Dial, target: str, sent_s: float) -> None:
         source, port = dial.client.host.name, dial.remote[1]
         if dial.is_done or not self.links.passes(source, target):
             return
@@ -233,10 +234,10 @@ class Stack(Wires):
         if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):
             self._answer(dial, target, errno.ECONNREFUSED)
         elif not listener.is_full(self.world.current_time()):
-            self._open_half(dial, listener)
+            self._open_half(dial, listener, sent_s)
             self._answer(dial, target, 0)
 
-    def _open_half(self, dial: Dial, listener: Listener) -> None:
+    def _open_half(self, dial: Dial, listener: Listener, sent_s: float) -> None:
         client = dial.client
         dial.server = server = self.open_endpoint(listener.host, dial.remote)
         connection_id = next(self._ids)
@@ -246,7 +247,9 @@ class Stack(Wires):
         server.is_open = False
         listener.half_open[server] = self.world.current_time() + HALF_OPEN_S
         source, target = client.host.name, listener.host.name
-        self.world.add_row("connect", connection=connection_id, source=source, target=target)
+        self.world.add_row(
+            "connect", connection=connection_id, source=source, target=target, sent_s=sent_s
+        )
         self.connections.append(Connection(connection_id, client, server))
 
     def _answer(self, dial: Dial, target: str, error: int) -> None:

@@ -37,7 +37,8 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
     """All links, listeners and connections of a world.
 
     `tear_one_in` and `short_one_in` say how often a read or a write takes only a part of what it
-    could (0: never). `window_bytes` bounds what one direction of a connection holds.
+    could (0: never), as TCP may at any time: who takes one read for one message learns of it.
+    `window_bytes` bounds what one direction of a connection holds.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         *,
         latency_s: float = 0.0005,
         jitter_s: float = 0.0002,
-        tear_one_in: int = 0,
+        tear_one_in: int = 4,
         short_one_in: int = 0,
         window_bytes: int = 65536,
         connect_timeout_s: float = 127.0,

@@ -27,7 +27,8 @@ from typing_extensions import override
 from ..core.choices import Choices
 from ..core.policies import Policy
 from ..core.world import World
-from ..explore.run import BadScenario, Scenario
+from ..explore.run import BadScenario, Run, Scenario
+from ..explore.swarm import Progress
 from ..net.network import Network
 from .source import (
     ALL_PARTS,
@@ -140,17 +141,22 @@ def own_change(scenario: Scenario) -> str:
     return f"{path} has changed since this was recorded"
 
 
-def standing_hints(scenario: Scenario) -> list[str]:
-    """What a look at the file of an own scenario says about all of its runs: hints, or nothing."""
-    if (
-        not is_own(scenario)
-        or "file" not in scenario.parameters
-        or checks(Path(scenario.parameters["file"]))
-    ):
+def standing_hints(scenario: Scenario, shown: Run | Progress) -> list[str]:
+    """What runs of an own scenario, and a look at its file, say about all of them: hints, or nothing."""
+    if not is_own(scenario):
         return []
-    file = scenario.parameters["file"]
-    missing = "it has no assert, raises no Violation and uses no checker"
-    return [f"nothing is checked in {file}: {missing}, so a run fails by an error of its own only"]
+    hints = [
+        f"in no run did a note {kind!r} follow a fault, and there were several before: what goes on"
+        " then is not seen, so no rule about it can be broken"
+        for kind in sorted(set(shown.broke_off) - set(shown.followed))
+    ]
+    file = scenario.parameters.get("file")
+    if file is not None and not shown.is_watched and not checks(Path(file)):
+        missing = "it has no assert, raises no Violation and no checker watches its runs"
+        hints.append(
+            f"nothing is checked in {file}: {missing}, so a run fails by an error of its own only"
+        )
+    return hints
 
 
 def _place(path: Path) -> str:

@@ -110,7 +110,7 @@ def search(
             untested = [
                 f"{text}, in none of {progress.runs} runs" for text in progress.coverage.untested
             ]
-            for text in (*untested, *progress.hints, *standing_hints(scenario)):
+            for text in (*untested, *progress.hints, *standing_hints(scenario, progress)):
                 warnings.warn(text, Hint, stacklevel=2)
             return None
         first = min((kind.first for kind in progress.failures.values()), key=lambda run: run.seed)

@@ -139,11 +139,13 @@
       const top = Math.max(y(from), HEAD - 2), bottom = Math.min(y(to), height);
       if (bottom <= HEAD || top >= height) continue;
       // A single lost partner is a stripe beside the lifeline; what stops or isolates a host covers it.
-      const stripe = kind === "cut";
-      const box = make(group, "rect", { class: `band ${kind}`, x: column(host, width) - (stripe ? 13 : 11), y: top, width: stripe ? 7 : 22, height: Math.max(bottom - top, 2) });
+      // An operation of a client is a bar on the other side, with its name.
+      const operation = kind === "operation", stripe = kind === "cut" || operation;
+      const box = make(group, "rect", { class: `band ${kind}`, x: column(host, width) + (operation ? 6 : stripe ? -13 : -11), y: top, width: stripe ? 7 : 22, height: Math.max(bottom - top, 2) });
       make(box, "title", {}, `${D.hosts[host]}: ${text}, ${seconds(from)} to ${seconds(to)}`);
       const room = (width - LEFT) / Math.max(D.hosts.length, 1);
-      if (bottom - top > 140 && room > 40) make(group, "text", { class: "small halo", transform: `translate(${column(host, width) + (stripe ? -24 : -22)} ${top + 6}) rotate(90)` }, text);
+      if (operation) { if (room > 70) make(group, "text", { class: "small halo", x: column(host, width) + 17, y: (Math.max(top, HEAD) + bottom) / 2 + 4 }, text.slice(0, Math.max(8, Math.floor((room - 20) / 6.5)))); }
+      else if (bottom - top > 140 && room > 40) make(group, "text", { class: "small halo", transform: `translate(${column(host, width) + (stripe ? -24 : -22)} ${top + 6}) rotate(90)` }, text);
     }
   };
   const items = (group, y, width, height) => {
@@ -165,6 +167,7 @@
       if (request >= 0) label.style.fill = color(request);
     };
     const room_px = (width - LEFT) / Math.max(D.hosts.length, 1);
+    const told = (e) => `${e.kind} ${e.text}`.slice(0, Math.max(e.kind.length, Math.floor((room_px - 14) / 6.2))).trim();
     const labels = []; // rare kinds first: a note that many others stand round is not hidden by them
     for (const e of shown.filter((s) => s.isMessage)) {
       const g = make(group, "g", matches(e) ? {} : { class: "dim" });
@@ -191,7 +194,7 @@
         const dot = make(g, "circle", { class: "dot", cx: x, cy: at, r: e.count > 1 ? 4.5 : 3.4 });
         dot.style.fill = color(e.request);
         if (e.count > 1) { const bar = make(g, "path", { d: `M${x} ${at}V${y(e.last)}`, "stroke-width": 5, opacity: 0.45 }); bar.style.stroke = color(e.request); }
-        if (room_px > 70 && (matches(e) || state.request < 0)) labels.push([counts.get(e.kind), x + 9, at, e.count > 1 ? `${e.kind} ×${e.count}` : e.kind, e.request, "small"]);
+        if (room_px > 70 && (matches(e) || state.request < 0)) labels.push([counts.get(e.kind), x + 9, at, e.count > 1 ? `${e.kind} ×${e.count}` : told(e), e.request, "small"]);
       }
       make(g, "title", {}, `${e.kind}${e.count > 1 ? ` ×${e.count}` : ""} on ${D.hosts[e.host]}, ${seconds(e.time)}\n${e.text}`);
     }

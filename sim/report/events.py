@@ -25,6 +25,7 @@ LATENCY_GUESS_S = 0.0005
 """What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
 ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
+OPERATIONS = ("operation", "operation.end")
 UNDRAWN = ("block", "drawn")
 """Kinds of rows that are there for the digest alone."""
 SILENT = (
@@ -140,6 +141,7 @@ class _Reader:
         self._token_runs: dict[tuple[str, str, str], Note] = {}
         self._steps: dict[str, list[float]] = {}
         self._hosts: dict[str, None] = {}
+        self._called: dict[int, tuple[float, str, str]] = {}
 
     def take(self, row: Row) -> None:
         if row.kind in UNDRAWN:
@@ -151,6 +153,9 @@ class _Reader:
                 times.append(row.time_s)
             return
         fields = dict(row.fields)
+        if row.kind in OPERATIONS:
+            self._operation(row, fields)
+            return
         if row.kind in SILENT and ("connection" in fields or "number" in fields):
             if "connection" in fields:
                 self._segment(row, fields)
@@ -170,10 +175,25 @@ class _Reader:
             self._cut_changes(host, end_s)
         for (host, kind), since_s in self._wrong.items():
             events.bands.append(Band(host, since_s, end_s, kind, kind))
+        for since_s, host, text in self._called.values():
+            events.bands.append(Band(host, since_s, end_s, "operation", f"{text} → no return"))
         events.hosts = sorted(self._hosts, key=_rank)
         events.messages.sort(key=lambda message: message.sent_s)
         events.latest(items_max)
         return events
+
+    def _operation(self, row: Row, fields: dict[str, Any]) -> None:
+        """What a checker was told of a client's call, or of its return: a bar beside the lifeline."""
+        called = int(fields["called"])
+        if row.kind == "operation":
+            client = str(fields["client"])
+            host = client if client in self._hosts else host_name(row.host)
+            self._hosts[host] = None
+            self._called[called] = row.time_s, host, f"{fields['text']}"[:LABEL_MAX]
+        elif called in self._called:
+            since_s, host, text = self._called.pop(called)
+            text = f"{text} → {fields['text']}"[:TEXT_MAX]
+            self.events.bands.append(Band(host, since_s, row.time_s, "operation", text))
 
     # --- hosts -----------------------------------------------------------------------------
 

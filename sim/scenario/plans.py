@@ -49,7 +49,7 @@ class Limits:
     steps: int = 2_000_000
     end_s: float = 60.0
     """From the start of the load until every accepted request has ended (I15)."""
-    idle_s: float = 5.0
+    idle_s: float = 0.1
     """From the end of a request at its client until every leg of it is idle (I4)."""
     settle_s: float = 40.0
     """After the last request, until nothing of any request is left (I5, I16)."""

@@ -58,7 +58,7 @@ def test_a_server_may_speak_first(jitter_s: float) -> None:
         assert await stream.receive_some() == b"220 ready"
 
     for _ in range(3):
-        talk(client, _speak_first, latency_s=0.001)
+        talk(client, _speak_first, latency_s=0.001, tear_one_in=0)
 
 
 def test_a_server_accepts_when_the_last_ack_of_the_handshake_has_come() -> None:

@@ -171,7 +171,7 @@ async def _play(script: Script) -> list[object]:
 def test_the_simulated_socket_behaves_like_the_kernels(script: Script) -> None:
     simulated: list[object] = []
     world = World(SeedChoices(1))
-    Network(world)
+    Network(world, tear_one_in=0)
 
     async def main() -> None:
         simulated.extend(await _play(script))

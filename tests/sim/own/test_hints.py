@@ -224,7 +224,7 @@ def test_a_call_in_the_place_of_a_function_is_a_sentence(is_boot: bool) -> None:
 def test_a_search_in_which_nothing_can_go_wrong_warns() -> None:
     def still(choices: SeedChoices) -> None:
         world = World(choices)
-        network = Network(world, jitter_s=0)
+        network = Network(world, jitter_s=0, tear_one_in=0)
 
         async def main() -> None:
             world.boot("server", trio.serve_tcp, serve, 7000)
@@ -267,9 +267,60 @@ def test_a_file_in_which_something_is_checked_is_told_from_one_without(
     (tmp_path / "rules_of_theirs.py").write_text("def judge(x):\n    assert x\n")
     path = tmp_path / "unchecked_of_theirs.py"
     path.write_text(UNCHECKED)
-    assert "nothing is checked in" in only(standing_hints(own_scenario(path)))
+    assert "nothing is checked in" in only(standing(path))
     path.write_text(textwrap.dedent(UNCHECKED + more + "\n"))
-    assert standing_hints(own_scenario(path)) == []
+    assert standing(path) == []
+
+
+WATCHED = """
+import trio
+from trinamo.sim import Linearizability, SeedChoices, register
+
+
+async def scenario(world):
+    history = world.watch(Linearizability(register))
+    world.choices.below(2, "coin")
+    history.ends(history.call("a", "read"))
+"""
+CRASHED = """
+import trio
+
+
+async def scenario(world):
+    async def work():
+        for _ in range(world.choices.below(5, "work") + 4):
+            world.note("granted")
+            await trio.sleep(1)
+
+    world.boot("a", work)
+    await trio.sleep(3.5)
+    world.kill("a")
+    {after}
+    assert world is not None
+"""
+
+
+def standing(path: Path) -> list[str]:
+    scenario = own_scenario(path)
+    return standing_hints(scenario, run(scenario, 0))
+
+
+def test_a_scenario_whose_runs_are_watched_checks_something(tmp_path: Path) -> None:
+    """Whatever the checker is called: the run is asked, and its file only if that says no."""
+    path = tmp_path / "watched_of_theirs.py"
+    path.write_text(WATCHED)
+    assert standing(path) == []
+
+
+def test_a_scenario_that_is_over_with_its_fault_is_told_what_it_does_not_see(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "crashed_of_theirs.py"
+    path.write_text(CRASHED.format(after=""))
+    assert "in no run did a note 'granted' follow a fault" in only(standing(path))
+    heard = tmp_path / "heard_of_theirs.py"
+    heard.write_text(CRASHED.format(after='world.note("granted")'))
+    assert standing(heard) == []
 
 
 def test_other_warnings_are_shown_once_for_all_runs() -> None:

@@ -31,8 +31,7 @@ async def test_race(world, network, greeting):
     heard = []
 
     async def answer(stream):
-        async for chunk in stream:
-            heard.append(bytes(chunk))
+        heard.append(b"".join([bytes(chunk) async for chunk in stream]))
 
     async def ask(name):
         await trio.sleep(0.01 * world.choices.below(3, "thinks"))

@@ -6,7 +6,9 @@ import json
 import re
 
 import pytest
+import trio
 
+from trinamo.sim import Linearizability, Network, SeedChoices, World
 from trinamo.sim.core.trace import Row
 from trinamo.sim.report import BYTES_MAX, About, events_of, page
 from trinamo.sim.report.attribution import request_of
@@ -220,3 +222,45 @@ def test_an_arrow_has_the_label_that_the_network_gave_it_or_its_channel() -> Non
     assert events.messages[-1].label == "append 7"
     sent = row(0.1, "driver", "send", number=1, source="a", target="b", channel="vote", payload="x")
     assert events_of([sent]).messages[-1].label == "vote"
+
+
+def test_a_client_s_operations_are_bars_beside_its_lifeline_with_what_they_returned() -> None:
+    events = events_of(
+        [
+            *CONNECTED,
+            row(0.2, "a.1", "operation", client="reader", called=1, text="read()"),
+            row(0.3, "a.1", "operation", client="b", called=2, text="write(7)"),
+            row(0.5, "a.1", "operation.end", called=1, text="'x'"),
+        ],
+        end_s=2.0,
+    )
+    bars = [(each.host, each.start_s, each.end_s, each.text) for each in events.bands]
+    assert bars == [("a", 0.2, 0.5, "read() → 'x'"), ("b", 0.3, 2.0, "write(7) → no return")]
+
+
+def test_a_run_with_connections_needs_to_guess_no_time() -> None:
+    world = World(SeedChoices(1))
+    network = Network(world, latency_s=0.25, jitter_s=0.0)
+    history = world.watch(Linearizability())
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"x")
+
+    async def ask() -> None:
+        read = history.call("client", "read")
+        async with await trio.open_tcp_stream("server", 7000) as stream:
+            await stream.receive_some()
+        history.ends(read)
+
+    async def main() -> None:
+        world.boot("server", trio.serve_tcp, serve, 7000)
+        await trio.sleep(0.1)
+        await world.boot("client", ask).ended.wait()
+
+    world.run(main)
+    events = events_of(world.trace.rows)
+    assert not events.sends_are_guessed
+    connect = next(each for each in events.messages if each.kind == "connect")
+    assert (connect.sent_s, connect.land_s) == (0.1, 0.35)
+    assert [(each.host, each.text) for each in events.bands] == [("client", "read() → None")]
+    assert network.world is world

@@ -118,7 +118,7 @@ def search(
             for text in progress.coverage.untested:
                 say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
                 code = max(code, EXIT_BROKEN)
-            hints = [] if progress.failures else [*progress.hints, *standing_hints(play)]
+            hints = [] if progress.failures else [*progress.hints, *standing_hints(play, progress)]
             for line in hint_lines(f"{name}: {hint}" for hint in hints):
                 say(line)
             bar.start()

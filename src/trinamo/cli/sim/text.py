@@ -69,7 +69,7 @@ def hints_for(play: Scenario, run: Run) -> list[str]:
         return [*run.hints]
     # One run says little about what may vary between many; none at all is a mistake.
     still = [] if run.varying else [nothing_varies(())]
-    return [*run.hints, *still, *standing_hints(play)]
+    return [*run.hints, *still, *standing_hints(play, run)]
 
 
 def hint_lines(hints: Iterable[str]) -> list[str]:
