@@ -36,6 +36,13 @@ class DisaggregationConfig(Section, frozen=True, kw_only=True):
         Seconds,
         about("How long a prefill worker may take until the blocks are at the decode worker."),
     ] = 30.0
+    pool_share_max: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        about(
+            "The part of a decode worker's KV blocks that may be lent to prefill workers, or in"
+            " quarantine because one hangs; prompts beyond it are computed by the decode worker."
+        ),
+    ] = 0.5
     jobs_max: Annotated[
         Count, about("Jobs of the queue that one prefill worker works on at a time.")
     ] = 4

@@ -58,7 +58,8 @@ from ..protocol.openai.generate import GenerateRequest
 from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
-from .flow import Filled, check_token, first_item, missing_blocks, wait_end
+from .flow import Filled, check_token, first_item, wait_end
+from .lending import Lending
 
 MODE: Final = "decode_first"
 QUEUE_LIMITS: Final = QueueLimits(
@@ -111,7 +112,7 @@ class DecodeFirst:
         queue: CountedQueue,
         *,
         section: DisaggregationConfig,
-        block_tokens: int,
+        lending: Lending,
         env: Env,
         is_reachable: Callable[[], bool],
     ) -> None:
@@ -119,7 +120,7 @@ class DecodeFirst:
         self._transfers = transfers
         self._queue = queue
         self._section = section
-        self._block_tokens = block_tokens
+        self.lending = lending
         self._env = env
         self._is_reachable = is_reachable
         self._waiting: dict[str, _Waiting] = {}
@@ -140,18 +141,27 @@ class DecodeFirst:
         self, request: GenerateRequest, prompt: Prompt, context: Context
     ) -> AsyncIterator[Filled | PrefillReason]:
         """See `Flow.filled`; the blocks are reserved before anybody is asked."""
-        del prompt  # That of the reservation is newer.
         async with AsyncExitStack() as held:
-            yield await self._fill(held, request, context)
+            with self.lending.promise(prompt) as lend:
+                try:
+                    # It stays for `adopt`.
+                    reserved = await held.enter_async_context(self._host.reserve(request, context))
+                except KilledError:
+                    found: Filled | PrefillReason = PrefillReason.STOPPED
+                else:
+                    found = await self._fill(reserved, lend(reserved), request, context)
+            yield found
 
     async def _fill(
-        self, held: AsyncExitStack, request: GenerateRequest, context: Context
+        self,
+        reservation: Reservation,
+        lendable: tuple[int, list[int]] | None,
+        request: GenerateRequest,
+        context: Context,
     ) -> Filled | PrefillReason:
-        """Reserve, and have it filled; what is entered in `held` stays for `adopt`."""
-        try:
-            reservation = await held.enter_async_context(self._host.reserve(request, context))
-        except KilledError:
-            return PrefillReason.STOPPED
+        """Have what is reserved filled by whoever takes the job."""
+        if lendable is None:
+            return PrefillReason.POOL_LENT
         job_id = draw_id(self._env.rng)
         waiting = self._waiting[job_id] = _Waiting()
         found: Filled | PrefillReason = PrefillReason.STOPPED
@@ -168,7 +178,7 @@ class DecodeFirst:
                     )
                     reason = await self._wait_claimed(job, waiting, leg)
                     leg.finish("success" if reason is None else reason.value)
-                found = reason or await self._lend(reservation, waiting)
+                found = reason or await self._lend(reservation, waiting, *lendable)
         finally:
             del self._waiting[job_id]
             waiting.end(is_filled=isinstance(found, Filled))
@@ -191,10 +201,10 @@ class DecodeFirst:
             await waiting.claimed.wait()
         return None if waiting.claimed.is_set() else reason
 
-    async def _lend(self, reservation: Reservation, waiting: _Waiting) -> Filled | PrefillReason:
+    async def _lend(
+        self, reservation: Reservation, waiting: _Waiting, skip: int, blocks: list[int]
+    ) -> Filled | PrefillReason:
         """Lend the missing blocks to who has claimed the job, until they are filled."""
-        skip, blocks = missing_blocks(reservation, self._block_tokens)
-
         try:
             async with self._transfers.grant(
                 blocks,

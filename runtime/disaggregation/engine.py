@@ -95,6 +95,8 @@ class DisaggregatedEngine:
             is_queue_reachable=self._flow.is_reachable,
             queue_depth=self._flow.depth,
             queue_depth_max=limits.queue_depth_max,
+            missing_blocks=self._flow.lending.missing(prompt),
+            lendable_blocks=self._flow.lending.room,
         )
 
     async def _forward_remote(

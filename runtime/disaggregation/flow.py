@@ -13,6 +13,7 @@ from ..engines.handoff import HandsOver, Prompt, Reservation
 from ..errors import RemoteProtocolError, RequestError
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.openai.generate import GenerateRequest
+from .lending import Lending
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class Flow(Protocol):
 
     mode: str
     """As `disaggregation.mode` calls it."""
+    lending: Lending
 
     @property
     def is_reachable(self) -> bool:
@@ -53,12 +55,6 @@ class Flow(Protocol):
         gives back what it holds; blocks that the other side may touch are free when it cannot.
         """
         ...
-
-
-def missing_blocks(reservation: Reservation, block_tokens: int) -> tuple[int, list[int]]:
-    """How many leading blocks are there already, and the ids of those that are to be filled."""
-    skip = reservation.prompt.cached_tokens // block_tokens
-    return skip, list(reservation.block_ids[skip:])
 
 
 def check_token(host: HandsOver, token_id: int) -> None:

@@ -17,7 +17,7 @@ Here are both halves. Who chooses to use them is `engine.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ from ..nurseries import first_of, open_nursery
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
-from .flow import Filled, check_token, missing_blocks
+from .flow import Filled, check_token
+from .lending import Lending
 
 MODE: Final = "prefill_first"
 _READ: Final = b"read"
@@ -94,13 +95,13 @@ class PrefillFirst:
         prefills: Client,
         *,
         section: DisaggregationConfig,
-        block_tokens: int,
+        lending: Lending,
     ) -> None:
         self._host = host
         self._transfers = transfers
         self._prefills = prefills
         self._section = section
-        self._block_tokens = block_tokens
+        self.lending = lending
         self._asking = 0
 
     @property
@@ -114,10 +115,17 @@ class PrefillFirst:
     ) -> AsyncIterator[Filled | PrefillReason]:
         """See `Flow.filled`; blocks are reserved once the prompt is computed."""
         async with AsyncExitStack() as held:
-            yield await self._fill(held, request, prompt, context)
+            with self.lending.promise(prompt) as lend:
+                found = await self._fill(held, request, prompt, context, lend)
+            yield found
 
     async def _fill(
-        self, held: AsyncExitStack, request: GenerateRequest, prompt: Prompt, context: Context
+        self,
+        held: AsyncExitStack,
+        request: GenerateRequest,
+        prompt: Prompt,
+        context: Context,
+        lend: Callable[[Reservation], tuple[int, list[int]] | None],
     ) -> Filled | PrefillReason:
         """Ask, reserve, read; what is entered in `held` stays for `adopt`."""
         ends_at = trio.current_time() + self._section.prefill_timeout_s
@@ -148,7 +156,10 @@ class PrefillFirst:
             return PrefillReason.TRANSFER_FAILED
         except KilledError:
             return PrefillReason.STOPPED
-        return await self._read(reservation, asked, asked.kept, context, ends_at)
+        lendable = lend(reservation)
+        if lendable is None:
+            return PrefillReason.POOL_LENT
+        return await self._read(reservation, *lendable, asked, asked.kept, context, ends_at)
 
     async def _ask(self, ask: PrefillAsk, asked: _Asked, context: Context) -> None:
         """Ask a prefill worker, and hold the stream until that one ends it, or this is cancelled."""
@@ -173,13 +184,14 @@ class PrefillFirst:
     async def _read(
         self,
         reservation: Reservation,
+        skip: int,
+        blocks: list[int],
         asked: _Asked,
         kept: Kept,
         context: Context,
         ends_at: float,
     ) -> Filled | PrefillReason:
         """Read the missing blocks, unless the prefill worker goes before they are here."""
-        skip, blocks = missing_blocks(reservation, self._block_tokens)
 
         async def read() -> PrefillReason | None:
             leg = context.trace.begin("transfer", direction="read", blocks=len(blocks))

@@ -6,28 +6,19 @@ The engine's scheduler stays the owner of the pool.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import attrs
-from typing_extensions import TypeVar
 
 from .pool import BlockPool
 from .regions import RegionSet
 
-if TYPE_CHECKING:
-    # numpy comes with it, which a process without KV memory need not load.
-    from .memory import KvMemory
-
-
-MemoryT_co = TypeVar("MemoryT_co", bound=RegionSet, default="KvMemory", covariant=True)
-
 
 @attrs.frozen(kw_only=True, eq=False)
-class KvCache(Generic[MemoryT_co]):
+class KvCache:
     """The KV memory of one engine and who owns its blocks, for as long as the engine is open."""
 
-    memory: MemoryT_co
-    """A `KvMemory`, or the `RegionSet` of an engine that has its memory somewhere else."""
+    memory: RegionSet
     pool: BlockPool
     """Its block ids are those of `memory`."""
     fingerprint: str

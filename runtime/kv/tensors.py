@@ -27,7 +27,7 @@ def kv_cache(
     model: str = "",
     version: str = "1",
     synchronize: Callable[[], None] | None = None,
-) -> KvCache[RegionSet]:
+) -> KvCache:
     """The KV memory of an engine of your own, for `open_runtime(kv=…)`; nothing is copied.
 
     How many blocks it holds follows from its bytes. Of what the cache says, `pool` is yours: take

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -56,7 +56,7 @@ async def open_runtime(
     serving: bool = False,
     asks_workers: bool = True,
     metrics: Metrics | None = None,
-    kv: KvCache[Any] | None = None,
+    kv: KvCache | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 
@@ -149,7 +149,7 @@ async def _open_transfers(
     env: Env,
     transports: Transports,
     control: ControlPlane,
-    kv: KvCache[Any] | None,
+    kv: KvCache | None,
     instance_id: str,
     metrics: Metrics,
 ) -> AsyncIterator[EngineTransfers | None]:

@@ -12,6 +12,7 @@ import sys
 
 import trio
 
+from tests.runtime.kv.ranges import memory_of
 from trinamo.runtime.engines.threads import limit_threads
 
 limit_threads(1)
@@ -37,7 +38,7 @@ async def serve() -> None:
         assert runtime.transfers is not None
         blocks = engine.kv.pool.take(3)
         assert blocks is not None
-        engine.kv.memory.view[:, :, blocks] = VALUE
+        memory_of(engine.kv).view[:, :, blocks] = VALUE
         async with runtime.transfers.grant(blocks, ttl_s=600) as grant:
             facts = {"engine_id": runtime.instance_id, "blocks": blocks, "ticket": grant.ticket}
             with trio.open_signal_receiver(signal.SIGTERM) as signals:

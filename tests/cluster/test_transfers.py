@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import ROLE, Member, start, until
+from tests.runtime.kv.ranges import memory_of
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.survey import survey_cluster
 from trinamo.runtime.config.config import load_config
@@ -64,7 +65,7 @@ async def test_a_worker_reads_granted_blocks_of_another_and_forgets_it_when_it_i
                     facts["engine_id"], ours, facts["blocks"], ticket=facts["ticket"]
                 )
                 assert [report.backend for report in reports] == ["tcp"]
-                assert (engine.kv.memory.view[:, :, ours] == facts["value"]).all()
+                assert (memory_of(engine.kv).view[:, :, ours] == facts["value"]).all()
                 # A worker as operators start it offers its memory, for tickets only.
                 with pytest.raises(StaleMemoryError):
                     await transfers.read(worker.facts["instance_id"], ours, [0, 1, 2], ticket=1)

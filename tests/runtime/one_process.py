@@ -110,7 +110,7 @@ async def open_process(
     transports: OneProcess,
     *,
     serving: bool = False,
-    kv: KvCache[Any] | None = None,
+    kv: KvCache | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Runtime]:
     """One runtime on the shared planes."""

@@ -18,6 +18,7 @@ import numpy as np
 import trio
 from prometheus_client import CollectorRegistry
 
+from tests.runtime.kv.ranges import memory_of
 from tests.transports.memory_owner import open_backend
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import RealEnv
@@ -80,7 +81,7 @@ async def _borrow(settings: Settings) -> None:
     ):
         blocks = transfers.kv.pool.take(BLOCKS)
         assert blocks is not None
-        transfers.kv.memory.view[:] = np.int16(-1)
+        memory_of(transfers.kv).view[:] = np.int16(-1)
         for region in transfers.memory.regions.values():
             assert isinstance(region, OneSidedRegion)
             region.synchronize = lambda: time.sleep(_PAUSE_S)

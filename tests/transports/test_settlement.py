@@ -16,6 +16,7 @@ import attrs
 import pytest
 import trio
 
+from tests.runtime.kv.ranges import memory_of
 from tests.session.needs import needs_library_of
 from tests.transports.borrower import BLOCKS, open_engine
 from trinamo.runtime.kv.pool import BlockPool
@@ -92,7 +93,7 @@ class Owner:
         """Grant blocks to a process; returns when it has written some of them, and not all."""
         blocks = self.pool.take(SHARE)
         assert blocks is not None
-        view = self.transfers.kv.memory.view
+        view = memory_of(self.transfers.kv).view
         view[:, :, blocks] = 0
         transfers, peer = self.transfers, decode_peer(writer)
         assert await transfers.leases.meet(peer)
@@ -184,9 +185,9 @@ async def test_blocks_are_free_when_it_is_proven_that_nobody_writes_them(backend
             assert owner.pool.quarantined_count == metrics.quarantined_count == 0
             assert metrics.value("trinamo_readmitted_blocks_total") >= 2 * SHARE
             # What was freed is ours alone: nobody writes it any more.
-            transfers.kv.memory.view[:] = 0
+            memory_of(transfers.kv).view[:] = 0
             await trio.sleep(0.3)
-            assert not transfers.kv.memory.view.any()
+            assert not memory_of(transfers.kv).view.any()
 
 
 @contextmanager

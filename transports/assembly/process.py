@@ -27,7 +27,7 @@ def open_runtime(
     config: Config | None = None,
     *,
     serving: bool = False,
-    kv: KvCache[Any] | None = None,
+    kv: KvCache | None = None,
     metrics: Metrics | None = None,
     env: Env | None = None,
     transports: Transports | None = None,

@@ -18,7 +18,7 @@ from ..generation import EngineInfo
 
 if TYPE_CHECKING:
     # numpy comes with it, which most engines' processes do not need.
-    from ...kv.memory import KvMemory
+    from ...kv.regions import RegionSet
 
 
 _MASK = (1 << 64) - 1
@@ -148,7 +148,7 @@ class KeepsKv(Protocol):
     """A step engine whose KV blocks are bytes that transfers may move."""
 
     @property
-    def memory(self) -> KvMemory | None:
+    def memory(self) -> RegionSet | None:
         """The blocks that `StepItem.block_ids` names; None if they have no bytes after all."""
         ...
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -54,7 +54,7 @@ class EngineTransfers(EnginePeers):
     def __init__(
         self,
         engine_id: str,
-        kv: KvCache[Any],
+        kv: KvCache,
         memory: RoutedMemory,
         router: TransferRouter,
         leases: BlockLeases,
@@ -253,7 +253,7 @@ class EngineTransfers(EnginePeers):
 @asynccontextmanager
 async def open_engine_transfers(
     chain: TransferChain,
-    kv: KvCache[Any],
+    kv: KvCache,
     config: Config,
     env: Env,
     control: ControlPlane,

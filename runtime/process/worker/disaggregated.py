@@ -16,6 +16,7 @@ from ...config.config import Config
 from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
 from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
 from ...disaggregation.flow import Flow
+from ...disaggregation.lending import Lending
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine
 from ...engines.handoff import HandsOver
@@ -70,6 +71,7 @@ class _Role:
         transfers = runtime.transfers
         assert transfers is not None, "check_role was asked"
         self._runtime = runtime
+        self._block_tokens = engine.info.block_tokens
         self._host = cast("DecodeHost", engine)
         self._transfers: EngineTransfers = transfers
         self._section = runtime.config.disaggregation
@@ -94,10 +96,14 @@ class DecodeRole(_Role):
         """Be ready to have prompts computed elsewhere, until cancelled."""
         runtime, section = self._runtime, self._section
         prefills = self._prefills = await runtime.client(self.pairing.prefill_endpoint)
-        block_tokens = self._transfers.kv.memory.shape.block_tokens
+        lending = Lending(
+            self._transfers.kv.pool,
+            block_tokens=self._block_tokens,
+            share=section.pool_share_max,
+        )
         if section.mode != MODE:
             flow: Flow = PrefillFirst(
-                self._host, self._transfers, prefills, section=section, block_tokens=block_tokens
+                self._host, self._transfers, prefills, section=section, lending=lending
             )
             task_status.started(self._engine(flow, prefills))
             await trio.sleep_forever()
@@ -108,19 +114,19 @@ class DecodeRole(_Role):
             # The leg `queue` is of the put and of the wait.
             has_legs=False,
         ) as queue:
-            flow = await self._decode_first(queue, block_tokens, metadata)
+            flow = await self._decode_first(queue, lending, metadata)
             task_status.started(self._engine(flow, prefills))
             await trio.sleep_forever()
 
     async def _decode_first(
-        self, queue: CountedQueue, block_tokens: int, metadata: Mapping[str, str]
+        self, queue: CountedQueue, lending: Lending, metadata: Mapping[str, str]
     ) -> DecodeFirst:
         flow = DecodeFirst(
             self._host,
             self._transfers,
             queue,
             section=self._section,
-            block_tokens=block_tokens,
+            lending=lending,
             env=self._runtime.env,
             is_reachable=self._is_broker_reachable,
         )

@@ -29,6 +29,8 @@ class PrefillReason(enum.StrEnum):
     """The broker of the queue cannot be reached, so nobody would hear of it."""
     QUEUE_FULL = "queue_full"
     """As many prompts as may wait for a prefill worker do."""
+    POOL_LENT = "pool_lent"
+    """As much of the pool as may be is lent to prefill workers, or in quarantine because of them."""
     NOT_CLAIMED = "not_claimed"
     """It was asked for, and nobody began with it in time."""
     REFUSED = "refused"
@@ -62,6 +64,10 @@ class Situation:
     queue_depth: int = 0
     """Prompts that wait for a prefill worker, as far as is known here."""
     queue_depth_max: int
+    missing_blocks: int = 0
+    """Those of the prompt that would have to come."""
+    lendable_blocks: int = 0
+    """So many more of the pool may be lent now."""
 
 
 LOCAL_IF: Final[tuple[tuple[PrefillReason, Callable[[Situation], bool]], ...]] = (
@@ -70,6 +76,7 @@ LOCAL_IF: Final[tuple[tuple[PrefillReason, Callable[[Situation], bool]], ...]] =
     (PrefillReason.NO_PREFILL_WORKER, lambda s: not s.has_prefill_worker),
     (PrefillReason.QUEUE_AWAY, lambda s: not s.is_queue_reachable),
     (PrefillReason.QUEUE_FULL, lambda s: s.queue_depth >= s.queue_depth_max),
+    (PrefillReason.POOL_LENT, lambda s: s.missing_blocks > s.lendable_blocks),
 )
 """The reasons to compute a prompt where its answer is, the first that holds first."""
 

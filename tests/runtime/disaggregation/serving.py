@@ -10,13 +10,15 @@ from typing import Any
 import attrs
 import trio
 
+from tests.runtime.disaggregation.own_memory import OwnMemory
 from tests.runtime.one_process import OneProcess, config, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
-from trinamo.runtime.engines.loop.step import StepItem
+from trinamo.runtime.engines.loop.step import StepEngine, StepItem
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.kv.memory import KvLayout
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import serve_worker
 from trinamo.runtime.process.runtime import Runtime
@@ -37,10 +39,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def make_engine() -> ExactEngine:
+def make_engine(layout: KvLayout = KvLayout.BLOCK_FIRST) -> ExactEngine:
     return ExactEngine(
-        dims=SMALL, context_tokens_max=1024, block_tokens=BLOCK_TOKENS, block_count=512
+        dims=SMALL,
+        context_tokens_max=1024,
+        block_tokens=BLOCK_TOKENS,
+        block_count=512,
+        layout=layout,
     )
+
+
+def make_engine_of_own_memory() -> OwnMemory:
+    return OwnMemory(make_engine(KvLayout.PER_LAYER))
 
 
 class Steps:
@@ -153,7 +163,10 @@ async def _serve(
 
 @asynccontextmanager
 async def open_workers(
-    *roles: str, running_max: int = 32, **overrides: Any
+    *roles: str,
+    running_max: int = 32,
+    make: Callable[[], StepEngine] = make_engine,
+    **overrides: Any,
 ) -> AsyncIterator[Workers]:
     """Workers with these roles, and a caller; `overrides` are of the configuration."""
     transports = OneProcess()
@@ -166,7 +179,7 @@ async def open_workers(
             steps = Steps()
             host = await stack.enter_async_context(
                 open_engine_host(
-                    make_engine(),
+                    make(),
                     hop=steps.hop,
                     running_max=running_max,
                     chunk_tokens_max=CHUNK_TOKENS,

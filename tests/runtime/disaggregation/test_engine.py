@@ -9,12 +9,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from tests.runtime.disaggregation.serving import alone, make_engine, prompt, tokens
+from tests.runtime.disaggregation.serving import BLOCK_TOKENS, alone, make_engine, prompt, tokens
 from tests.runtime.engines.loop.hosting import Gathering
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, DisaggregationLimits
 from trinamo.runtime.disaggregation.flow import Filled
+from trinamo.runtime.disaggregation.lending import Lending
 from trinamo.runtime.engines.handoff import Prompt
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
 from trinamo.runtime.env import RealEnv
@@ -31,8 +32,10 @@ class StopsAtTheEnd:
     is_reachable = True
     depth = 0
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, share: float = 1.0) -> None:
         self._host = host
+        assert host.kv is not None
+        self.lending = Lending(host.kv.pool, block_tokens=BLOCK_TOKENS, share=share)
 
     def has_live(self) -> bool:
         return True
@@ -46,8 +49,8 @@ class StopsAtTheEnd:
             yield Filled(reservation, 97, len(reservation.block_ids))
 
 
-def over(host: EngineHost) -> tuple[DisaggregatedEngine, DecodeMetrics]:
-    env, flow = RealEnv(), StopsAtTheEnd(host)
+def over(host: EngineHost, share: float = 1.0) -> tuple[DisaggregatedEngine, DecodeMetrics]:
+    env, flow = RealEnv(), StopsAtTheEnd(host, share)
     metrics = DecodeMetrics(Registry(), env.clock, flow.mode)
     engine = DisaggregatedEngine(
         host,

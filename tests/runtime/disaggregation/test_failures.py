@@ -290,7 +290,8 @@ async def test_many_prompts_at_once_are_answered_as_each_alone(mode: str) -> Non
     async def ask(workers: Workers, offset: int) -> None:
         answers[offset] = tokens(await workers.ask(prompt(LENGTH + offset, offset=offset)))
 
-    async with open_workers("decode", "prefill", "prefill", disaggregation__mode=mode) as workers:
+    settings = {"disaggregation__mode": mode, "disaggregation__pool_share_max": 1.0}
+    async with open_workers("decode", "prefill", "prefill", **settings) as workers:
         async with trio.open_nursery() as nursery:
             for offset in range(24):
                 nursery.start_soon(partial(ask, workers, offset))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 import trio
@@ -11,6 +13,7 @@ from tests.runtime.disaggregation.serving import (
     MODES,
     alone,
     make_engine,
+    make_engine_of_own_memory,
     open_workers,
     prompt,
     tokens,
@@ -18,6 +21,7 @@ from tests.runtime.disaggregation.serving import (
 from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.engines import open_echo_engine
 from trinamo.runtime.engines.loop.host import open_engine_host
+from trinamo.runtime.engines.loop.step import StepEngine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.process.roles import serve_worker
@@ -28,12 +32,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [make_engine, make_engine_of_own_memory])
 @pytest.mark.parametrize("length", [33, 48, 200])
 async def test_a_long_prompt_is_computed_elsewhere_and_answered_alike(
-    mode: str, length: int
+    mode: str, length: int, make: Callable[[], StepEngine]
 ) -> None:
+    """Whoever made the memory that the blocks are moved from and to."""
     request = prompt(length)
-    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+    async with open_workers("decode", "prefill", make=make, disaggregation__mode=mode) as workers:
         with trio.fail_after(20):
             answered = await workers.ask(request)
         decode, prefill = workers.of("decode"), workers.of("prefill")

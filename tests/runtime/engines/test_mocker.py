@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.runtime.kv.ranges import memory_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import (
     MockerOptions,
@@ -110,7 +111,7 @@ async def test_an_answer_over_blocks_of_others_reads_all_of_them(
 
         await generate()
         assert host.kv is not None
-        host.kv.memory.view[0, 0, block, -1] ^= 1
+        memory_of(host.kv).view[0, 0, block, -1] ^= 1
         await generate()
     assert texts[0] == expected_text(ask("p" * 16), 8)
     assert texts[1] != texts[0]

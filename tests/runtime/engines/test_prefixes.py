@@ -22,6 +22,7 @@ from tests.runtime.engines.loop.hosting import (
     settle,
     token_ids,
 )
+from tests.runtime.kv.ranges import memory_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, expected_text, open_mocker_engine
 from trinamo.runtime.errors import EngineError
@@ -96,7 +97,7 @@ async def test_a_damaged_block_of_the_cache_changes_the_tokens() -> None:
         assert host.kv is not None
         prompt = host.examine(asked)
         assert prompt.cached_tokens == 40
-        memory = host.kv.memory
+        memory = memory_of(host.kv)
         found = host.kv.pool.find(block_hashes(prompt.token_ids, 4)[3])
         assert found is not None
         memory.view[0, 0, found, 1, 0, 0] ^= 1
@@ -121,7 +122,7 @@ async def test_a_reservation_shares_the_blocks_that_are_here_and_the_rest_is_its
             for mine, theirs in zip(
                 reservation.block_ids[skipped:], kept.block_ids[skipped:], strict=True
             ):
-                host.kv.memory.view[:, :, mine] = source.kv.memory.view[:, :, theirs]
+                memory_of(host.kv).view[:, :, mine] = memory_of(source.kv).view[:, :, theirs]
             await reservation.adopt(first_token, sink)
         assert token_ids(sink.deltas) == whole
         # Others find what was transferred.
@@ -201,7 +202,7 @@ async def test_the_mocker_reads_its_kv_and_it_can_be_as_heavy_as_a_real_one(
         ):
             assert source.kv is not None
             assert target.kv is not None
-            assert source.kv.memory.shape.block_bytes == 640
+            assert memory_of(source.kv).shape.block_bytes == 640
             sink = Gathering()
             async with (
                 target.reserve(asked, Context("d")) as reservation,
@@ -211,7 +212,7 @@ async def test_the_mocker_reads_its_kv_and_it_can_be_as_heavy_as_a_real_one(
                 for mine, theirs in zip(
                     reservation.block_ids, kept.block_ids[: None if is_whole else -1], strict=False
                 ):
-                    target.kv.memory.view[:, :, mine] = source.kv.memory.view[:, :, theirs]
+                    memory_of(target.kv).view[:, :, mine] = memory_of(source.kv).view[:, :, theirs]
                 await reservation.adopt(first_token, sink)
             text = "".join(delta.text for delta in sink.deltas)
             assert (text == expected_text(asked, 8)) is is_whole

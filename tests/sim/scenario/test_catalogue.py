@@ -27,6 +27,11 @@ MUTANTS = [(path, mutant) for path in PATHS for mutant in load_scenario(path).mu
 POLICIES: tuple[Policy, ...] = ("batch", "step", "pct")
 CARRIERS = ("multiplexed", "dedicated")
 FRESH_SEEDS = 5
+# In these one silent prefill worker took the whole KV pool of its decode worker.
+PINNED = [
+    *(("kv_writer_cut", seed) for seed in (2, 3, 6, 10, 14)),
+    *(("kv_writer_frozen", seed) for seed in (2, 3, 7, 8)),
+]
 SEEDS_MAX = 60
 """How many runs a scenario has to show all that it is about."""
 DEDICATED = [
@@ -103,6 +108,14 @@ def test_a_shipped_scenario_holds_on_fresh_seeds_and_replays_exactly(path: Path)
             break
     assert progress.coverage.untested == []
     assert progress.hints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), PINNED)
+def test_a_seed_that_once_broke_a_scenario_does_not(name: str, seed: int) -> None:
+    scenario = load_scenario(next(path for path in PATHS if path.stem == name))
+    outcome = run_scenario(scenario, SeedChoices(seed))
+    assert [str(violation) for violation in outcome.violations] == []
 
 
 def is_bound(path: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tests.runtime.engines.loop.hosting import Gathering
-from tests.runtime.kv.ranges import ranges_of
+from tests.runtime.kv.ranges import memory_of, ranges_of
 from tests.session import needs
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.llamacpp.engine import LlamaCppEngine, open_llamacpp_engine
@@ -77,7 +77,7 @@ async def handed_over(
             pairs = zip(kept.block_ids, reservation.block_ids, strict=True)
             for number, (here, there) in enumerate(pairs):
                 if number not in dropped:
-                    copy(source.kv.memory, here, target.kv.memory, there)
+                    copy(memory_of(source.kv), here, memory_of(target.kv), there)
             first = await kept.first_token()
         await reservation.adopt(first, sink)
     return "".join(delta.text for delta in sink.deltas)
@@ -102,7 +102,7 @@ async def test_answers_are_the_same_whoever_computed_the_prompt(
         request = ask(question)
         expected = await alone(decode, request)
         assert await handed_over(prefill, decode, request) == expected, question
-        decode.kv.memory.view[:] = 0
+        memory_of(decode.kv).view[:] = 0
         without = await handed_over(prefill, decode, request, dropped=[0])
         changed += without != expected
     assert changed > len(QUESTIONS) // 2

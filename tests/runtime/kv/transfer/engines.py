@@ -11,6 +11,7 @@ import numpy as np
 import trio
 from prometheus_client import CollectorRegistry
 
+from tests.runtime.kv.ranges import memory_of
 from tests.runtime.one_process import OneProcess, config, open_process
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.kv.cache import KvCache
@@ -48,7 +49,7 @@ def cache(
 
 def block(kv: KvCache, number: int) -> list[int]:
     """Everything in a block, whatever the layout."""
-    return [int(each) for each in kv.memory.view[:, :, number].reshape(-1)]
+    return [int(each) for each in memory_of(kv).view[:, :, number].reshape(-1)]
 
 
 def transfers_of(runtime: Runtime) -> EngineTransfers:

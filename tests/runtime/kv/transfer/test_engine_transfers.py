@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.runtime.kv.ranges import memory_of
 from tests.runtime.kv.transfer.engines import (
     block,
     cache,
@@ -78,7 +79,7 @@ async def test_a_layer_travels_before_the_next_one_is_there(layout: KvLayout) ->
         open_pair(OneProcess(), layout) as pair,
         pair.there.grant([7, 2], may_write=True) as grant,
     ):
-        ours, theirs = pair.read.memory.view, pair.owned.memory.view
+        ours, theirs = memory_of(pair.read).view, memory_of(pair.owned).view
         before = theirs[:, :, [7, 2]].copy()
         for layer in range(3):
             ours[layer][:, [3, 0]] = layer + 1000  # Computed only now.
@@ -262,12 +263,12 @@ async def test_the_blocks_of_exact_engines_move_between_their_workers() -> None:
             theirs, ours = one.kv.pool.take(3), two.kv.pool.take(3)
             assert theirs is not None
             assert ours is not None
-            one.kv.memory.view[:, :, theirs] = 77
+            memory_of(one.kv).view[:, :, theirs] = 77
             async with transfers_of(owner).grant(theirs) as grant:
                 await transfers_of(reader).read(
                     transfers_of(owner).engine_id, ours, theirs, ticket=grant.ticket
                 )
-                assert (two.kv.memory.view[:, :, ours] == 77).all()
+                assert (memory_of(two.kv).view[:, :, ours] == 77).all()
                 # Given back while they are granted: nobody else gets them before the grant ends.
                 one.kv.pool.give_back(theirs)
                 assert one.statistics().blocks_free == 125

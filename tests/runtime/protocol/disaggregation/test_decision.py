@@ -27,6 +27,8 @@ situations = st.builds(
     is_queue_reachable=st.booleans(),
     queue_depth=st.integers(0, 4),
     queue_depth_max=st.integers(1, 4),
+    missing_blocks=st.integers(0, 4),
+    lendable_blocks=st.integers(-2, 4),
 )
 
 
@@ -41,6 +43,8 @@ situations = st.builds(
         ({"is_queue_reachable": False}, PrefillReason.QUEUE_AWAY),
         ({"queue_depth": 1}, PrefillReason.LONG_PROMPT),
         ({"queue_depth": 2}, PrefillReason.QUEUE_FULL),
+        ({"missing_blocks": 4, "lendable_blocks": 4}, PrefillReason.LONG_PROMPT),
+        ({"missing_blocks": 5, "lendable_blocks": 4}, PrefillReason.POOL_LENT),
         ({"missing_tokens": 5, "queue_depth": 9}, PrefillReason.SHORT_PROMPT),
     ],
 )
