@@ -290,7 +290,10 @@ async def test_many_prompts_at_once_are_answered_as_each_alone(mode: str) -> Non
     async def ask(workers: Workers, offset: int) -> None:
         answers[offset] = tokens(await workers.ask(prompt(LENGTH + offset, offset=offset)))
 
-    settings = {"disaggregation__mode": mode, "disaggregation__pool_share_max": 1.0}
+    settings: dict[str, Any] = {
+        "disaggregation__mode": mode,
+        "disaggregation__pool_share_max": 1.0,
+    }
     async with open_workers("decode", "prefill", "prefill", **settings) as workers:
         async with trio.open_nursery() as nursery:
             for offset in range(24):
