@@ -85,20 +85,17 @@ def build_app(
             200 if told == "ready" else 503,
         )
 
-    async def status(_: Request) -> Response:
-        return json_response(view())
-
     routes = [
         Route("/v1/models", list_models),
         Route("/v1/models/{model:path}", describe_model),
         Route("/health", health),
-        Route("/status", status),
+        status_route(view),
         Route("/live", live),
         metrics_route(manager.metrics),
         trace_route(traces),
     ]
     if targets is not None:
-        routes.append(_sd_route(targets))
+        routes.append(sd_route(targets))
     routes += exchange_routes(handlers, backlog_bytes_max=backlog_bytes_max)
     routes.append(_document_route(routes, needs_key=admission.keys is not None))
     built = build_starlette(routes)
@@ -146,7 +143,18 @@ def metrics_route(metrics: Metrics) -> Route:
     return Route("/metrics", expose)
 
 
-def _sd_route(targets: ScrapeTargets) -> Route:
+def status_route(view: Callable[[], FrontendView]) -> Route:
+    """`GET /status`: what `view`, which must not wait, tells."""
+
+    async def tell(_: Request) -> Response:
+        return json_response(view())
+
+    return Route("/status", tell)
+
+
+def sd_route(targets: ScrapeTargets) -> Route:
+    """`GET /sd`: whom Prometheus should scrape."""
+
     async def list_targets(request: Request) -> Response:
         return json_response(await targets.groups(request.headers.get("host", "")))
 

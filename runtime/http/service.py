@@ -34,7 +34,7 @@ from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.scraping import ScrapeTargets
 from .server.server import Server
-from .survey.overview import FrontendView, Overview
+from .survey.overview import FrontendView, Overview, for_clients
 
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
@@ -70,6 +70,8 @@ class HttpService:
         """What accepts connections, likewise."""
         self._manager = ModelManager(env, metrics)
         self._look = look
+        self.targets = targets
+        """What `/sd` lists; None: there is none."""
         self._stopping = trio.Event()
         self._has_run = False
         traces = traces or Traces(env.clock, 0)
@@ -100,7 +102,11 @@ class HttpService:
         return status_of(self._manager, self.admission)
 
     def view(self) -> FrontendView:
-        """What it knows of itself and of its cluster; does not wait."""
+        """What it tells its clients of itself and of its cluster; does not wait."""
+        return for_clients(self.full_view())
+
+    def full_view(self) -> FrontendView:
+        """All that it knows of itself and of its cluster; does not wait."""
         return FrontendView(
             status=self.status,
             in_flight=self.admission.in_flight,

@@ -94,3 +94,14 @@ def tell_traceback(error: BaseException, *, indent: str = "") -> str:
             f"{indent}{one_line(line, characters_max=_TRACEBACK_CHARACTERS_MAX)}" for line in lines
         ]
     return "\n".join(told)
+
+
+def reason(error: BaseException) -> str:
+    """What the system says of a connection that cannot be made, without the address once more."""
+    while isinstance(error.__cause__, Exception):
+        # A group of all the addresses that a name has, each tried.
+        cause = error.__cause__
+        error = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    text = str((isinstance(error, OSError) and error.strerror) or error)
+    # trio writes `Error connecting to ('10.0.0.7', 80): Connection refused`.
+    return text.rpartition("): ")[2] or text

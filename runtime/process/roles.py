@@ -108,7 +108,8 @@ async def serve_worker(
         with stop.starting():
             parts: dict[str, Describes | None] = {"disaggregation": role, "weights": lender}
             status_url = await open_worker_status(nursery, runtime, engines, parts)
-            told = {**(metadata or {}), "status": advertised_status(runtime, status_url)}
+            advertised = advertised_status(runtime, status_url)
+            told = {**(metadata or {}), "status": advertised}
             if runtime.tells_load:
                 told["reports"] = "load"
             await offer_models(nursery, runtime, engines, role, told)
@@ -120,7 +121,7 @@ async def serve_worker(
                     runtime.instance_id or "",
                     ", ".join(each.info.model for each in engines),
                     ", ".join(each.info.engine for each in engines),
-                    status_url,
+                    advertised or status_url,
                     runtime.data.addresses,
                 )
             )
@@ -170,16 +171,20 @@ async def serve_frontend(
                 await follow_models(watching, runtime, clients, service.model_manager())
                 facts = partial(frontend_facts, runtime, service, metrics, clients)
                 dashboard = open_dashboard(watching, runtime, service, facts, place or Place())
-                status_url = await open_frontend_status(watching, runtime, facts, dashboard)
+                status_url = await open_frontend_status(
+                    watching, runtime, facts, service, dashboard
+                )
                 port = await serving.start(service.run)
                 env.note("frontend.ready")
                 url = url_of(config.http.host, port, config.http.scheme)
+                status = advertised_status(runtime, status_url)
                 if dashboard is not None:
-                    dashboard.serves_at(url)
-                if status := advertised_status(runtime, status_url):
+                    dashboard.serves_at(url, status)
+                if status:
                     watching.start_soon(publish_frontend, runtime, url, status)
-                page = dashboard_url(config.http, url, status_url)
-                ready(FrontendReady(url, status_url, page, runtime.data.home_address))
+                page = dashboard_url(config.http, url, status or status_url)
+                address = runtime.data.home_address
+                ready(FrontendReady(url, status or status_url, page, address))
             await stop.wait()
             env.note("frontend.told")
             service.stop()

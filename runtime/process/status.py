@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
 import trio
+from starlette.routing import BaseRoute
 
 from ..config.config import HttpConfig
 from ..config.keys import url_of
 from ..engines import GenerationEngine
+from ..http.app import sd_route, status_route
 from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
+from ..http.exchanges import Handler
 from ..http.server.server import Server
+from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app
 from ..http.survey.overview import describe_planes
 from .facts import worker_facts
@@ -67,6 +72,7 @@ async def open_frontend_status(
     nursery: trio.Nursery,
     runtime: Runtime,
     facts: Callable[[], FrontendFacts],
+    service: HttpService,
     dashboard: Dashboard | None,
 ) -> str:
     """Answer on `http.status_port`, in `nursery`; the URL, or nothing where there is no such port."""
@@ -77,8 +83,12 @@ async def open_frontend_status(
         return Health(is_ready=status == "ready", status=status, facts=told)
 
     section = runtime.config.http
+    routes = [status_route(service.full_view), *([] if dashboard is None else dashboard.routes)]
+    if service.targets is not None:
+        routes.append(sd_route(service.targets))
+    handlers = {} if dashboard is None else dashboard.handlers
     return await _open(
-        nursery, runtime, check_health, section.status_host, section.status_port, dashboard
+        nursery, runtime, check_health, section.status_host, section.status_port, routes, handlers
     )
 
 
@@ -102,13 +112,12 @@ async def _open(
     check_health: Callable[[], Health],
     host: str,
     port: int | None,
-    dashboard: Dashboard | None = None,
+    routes: Sequence[BaseRoute] = (),
+    handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
 ) -> str:
     if port is None:
         return ""
     section = HttpConfig(host=host, port=port, connections_max=_CONNECTIONS_MAX)
-    handlers = {} if dashboard is None else dashboard.handlers
-    more = [] if dashboard is None else dashboard.routes
-    app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
+    app = build_status_app(runtime.metrics, runtime.traces, check_health, routes)
     server = Server(app, section, metrics=runtime.metrics, handlers=handlers)
     return url_of(host, await nursery.start(server.serve))

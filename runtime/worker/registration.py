@@ -243,7 +243,8 @@ class Registrar:
             raise
         except TrinamoError as error:
             left_s = timer.deadline - trio.current_time()
-            self._notices.warn("lease not renewed", f"{error}; {left_s:.1f} s left")
+            told = f"{left_s:.1f} s left" if left_s > 0 else f"it ran out {-left_s:.1f} s ago"
+            self._notices.warn("lease not renewed", f"{error}; {told}")
             # Counted from the question: while the store is away one is always under way, or nearly,
             # and it is answered as soon as there is a connection.
             return asked_at + self._early(timer.retry_s(asked_at))

@@ -45,6 +45,8 @@ class SmallCluster:
     frontend: Runtime
     service: HttpService
     workers: list[Runtime]
+    others: list[httpx.AsyncClient] = attrs.field(factory=list)
+    """Of the API ports of the other frontends."""
 
     async def ask(self, **body: Any) -> httpx.Response:
         """One completion."""
@@ -61,8 +63,10 @@ class SmallCluster:
 
 
 @asynccontextmanager
-async def open_small_cluster(*, workers: int = 1, **overrides: Any) -> AsyncIterator[SmallCluster]:
-    """One frontend and so many workers of the engine `exact`, ready to answer."""
+async def open_small_cluster(
+    *, workers: int = 1, frontends: int = 1, **overrides: Any
+) -> AsyncIterator[SmallCluster]:
+    """So many frontends and workers of the engine `exact`, ready to answer."""
     ports = {"http__port": 0, "http__status_port": 0, "worker__status_port": 0}
     settings = config(**ports | overrides)
     transports, env = OneProcess(), RealEnv()
@@ -106,19 +110,26 @@ async def open_small_cluster(*, workers: int = 1, **overrides: Any) -> AsyncIter
             )
 
         urls = [(await nursery.start(work)).status_url for _ in range(workers)]
+        others = [(await nursery.start(front)).url for _ in range(frontends - 1)]
         ready = await nursery.start(front)
         clients = [
             await stack.enter_async_context(
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=20)
             )
-            for url in (ready.url, ready.status_url or ready.url, *urls)
+            for url in (ready.url, ready.status_url or ready.url, *urls, *others)
         ]
-        [service] = services
+        service = services[-1]
         with trio.fail_after(10):
-            while MODEL not in service.model_manager().models():
+            while not all(MODEL in each.model_manager().models() for each in services):
                 await trio.sleep(0.005)
         yield SmallCluster(
-            transports, clients[0], clients[1:], runtimes[-1], service, runtimes[:-1]
+            transports,
+            clients[0],
+            clients[1 : workers + 2],
+            runtimes[-1],
+            service,
+            runtimes[:workers],
+            clients[workers + 2 :],
         )
         for stop in reversed(stops):
             stop.request()

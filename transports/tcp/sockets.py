@@ -16,6 +16,7 @@ import trio
 from trinamo.runtime.config.keys import is_everywhere
 from trinamo.runtime.config.tcp import TcpConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.runtime.logs.text import reason
 
 from .interfaces import interface_address
 from .unfinished import Budget, Pending, Unfinished
@@ -210,7 +211,7 @@ async def dial(address: str, options: TcpOptions) -> trio.SocketStream:
             f"cannot be reached at {address}: no answer within {options.connect_timeout_s:g} s"
         ) from None
     except OSError as error:
-        raise ConnectError(f"cannot be reached at {address}: {error.strerror or error}") from error
+        raise ConnectError(f"cannot be reached at {address}: {reason(error)}") from error
     except ValueError as error:
         # The address is a peer's word, or one from discovery: a null byte, or no host name at all.
         raise ConnectError(f"cannot be reached at {address!r}: that is no host name") from error

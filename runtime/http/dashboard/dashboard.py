@@ -88,7 +88,7 @@ class Dashboard:
         """What it is, likewise."""
         self._answering: OrderedDict[str, str] = OrderedDict()
         """Instances that this frontend asks, or has asked."""
-        self._url = ""
+        self._url = self._status_url = ""
         self._places: dict[str, str] = {}
         """Whom to ask for the legs of a request, their names by URL."""
         self.handlers: Mapping[tuple[bytes, bytes], Handler] = {
@@ -99,9 +99,9 @@ class Dashboard:
             Route(f"{PREFIX}/requests/{{request_id}}", self._tell_request),
         ]
 
-    def serves_at(self, url: str) -> None:
+    def serves_at(self, url: str, status_url: str = "") -> None:
         """The frontend answers there from now on."""
-        self._url = url
+        self._url, self._status_url = url, status_url
 
     async def run(self) -> None:
         """Look while somebody looks at it, until cancelled."""
@@ -120,7 +120,7 @@ class Dashboard:
             await trio.sleep_until(began + pause_s)
 
     async def _look(self) -> Snapshot:
-        look = await self._looks.look(self._url)
+        look = await self._looks.look(self._url, self._status_url)
         self._remember(look)
         self._observe(look)
         own = Own(
@@ -188,7 +188,6 @@ class Dashboard:
                 each.name, "does not answer" if each.problem else "", "frontend"
             )
             for each in survey.frontends
-            if each.pid
         }
         self._timeline.observe("frontends", wall, frontends)
 
@@ -197,18 +196,12 @@ class Dashboard:
 
     def _remember(self, look: Look) -> None:
         """Who is called what, and who may be asked for the legs of a request."""
-        places: dict[str, str] = {}
         for each in look.survey.instances:
             if each.name:
                 _note(self._names, each.id, each.name)
             # Of one that discovery names no more, what it was called is known all the same.
             each.name = self._name(each.id)
-            if url := each.metadata.get("status"):
-                places.setdefault(url, self._name(each.id))
-        for frontend in look.survey.frontends:
-            if frontend.status_url and frontend.pid != self._place.pid:
-                places[frontend.status_url] = frontend.name
-        self._places = dict(list(places.items())[:PLACES_MAX])
+        self._places = dict(list(look.survey.places().items())[:PLACES_MAX])
 
     def _servers(self, look: Look) -> list[ServerRow]:
         known, config = self._view().cluster, self._config

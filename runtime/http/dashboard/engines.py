@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from ...engines import GenerationEngine
+from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
-from ..survey.models import ModelLook
+from ..survey.listing import ModelLook
 from ..survey.overview import FrontendView
-from ..survey.survey import Survey, take_view
-from .gathering import Look, Neighbours
+from ..survey.survey import Survey
+from .gathering import Look
 
 
 class EnginesLook:
@@ -22,10 +23,12 @@ class EnginesLook:
     ) -> None:
         self._view, self._engines = view, engines
 
-    async def look(self, url: str) -> Look:
+    async def look(self, url: str, status_url: str) -> Look:
         """See `Looks`."""
+        view = self._view()
         survey = Survey(etcd="", cluster=None, frontend=None)
-        take_view(survey, url, self._view())
+        own = FrontendLook("this process", 0, url, status_url, view.status, view=view, is_own=True)
+        survey.frontends.append(own)
         for engine in self._engines:
             survey.instances.append(_instance(engine))
             survey.models.append(
@@ -38,7 +41,7 @@ class EnginesLook:
                     registered=1,
                 )
             )
-        return Look(survey, Neighbours())
+        return Look(survey)
 
 
 def _instance(engine: GenerationEngine) -> InstanceLook:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -12,6 +14,7 @@ from ...errors import RemoteProtocolError, TrinamoError
 from ...nurseries import open_nursery
 from ...protocol.undecodable import UNDECODABLE
 from ...traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
+from ..status import UnauthorizedError
 from ..survey.http_client import fetch
 
 ASK_TIMEOUT_S: Final = 1.5
@@ -40,9 +43,12 @@ class LegsView(msgspec.Struct, kw_only=True):
 
 
 async def ask_legs(
-    request_id: str, places: Mapping[str, str]
+    request_id: str, places: Mapping[str, str], keys: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[tuple[str, ProcessView]], list[str]]:
-    """What the processes at `places`, their names by URL, know of a request; and who is away."""
+    """What the processes at `places`, their names by URL, know of a request; and who is away.
+
+    `keys` are those of clients, for the places that want one.
+    """
     found: list[tuple[str, ProcessView]] = []
     away: list[str] = []
     room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
@@ -50,7 +56,7 @@ async def ask_legs(
     async def ask(url: str, name: str) -> None:
         try:
             async with room:
-                found.append((name, await _fetch(f"{url}/traces/{request_id}")))
+                found.append((name, await _fetch(f"{url}/traces/{request_id}", keys.get(url, ""))))
         except TrinamoError as error:
             away.append(f"{name} does not answer: {error.message}")
 
@@ -60,8 +66,11 @@ async def ask_legs(
     return found, sorted(away)
 
 
-async def _fetch(url: str) -> ProcessView:
-    status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX)
+async def _fetch(url: str, key: str) -> ProcessView:
+    status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX, key=key)
+    if status == HTTPStatus.UNAUTHORIZED:
+        what = "that key is none of its own" if key else "it wants a key; --key-env names one"
+        raise UnauthorizedError(f"401: {what}")
     try:
         if status == 200:
             return msgspec.json.decode(body, type=ProcessView)

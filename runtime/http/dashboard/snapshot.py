@@ -18,7 +18,6 @@ from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
 from ..survey.overview import AWAY
 from ..survey.rates import Rates
-from ..survey.survey import Survey
 from .facts import ENTRIES_MAX, EngineFacts, FrontendFacts, WorkerFacts, cut_text, read_facts
 from .gathering import INSTANCES_MAX, Look
 from .rows import (
@@ -76,8 +75,7 @@ class Snapshots:
         self._rates.forget(now_s - RATES_KEPT_S)
         frontends = [*self._frontends(survey.frontends, own, now_s)]
         streams = _sum_streams(frontends)
-        engines = _engines(survey)
-        shown = engines[:INSTANCES_MAX]
+        shown = survey.instances[:INSTANCES_MAX]
         instances = [self._instance(each, streams, now_s) for each in shown]
         # By name, the shorter one first, as `worker-2` before `worker-10`: one that was started
         # again has another id, and stays where it was.
@@ -98,7 +96,7 @@ class Snapshots:
             servers=servers,
             frontends=frontends,
             instances=instances,
-            instances_left_out=len(engines) - len(instances),
+            instances_left_out=len(survey.instances) - len(instances),
             models=[
                 ModelRow(
                     name=cut_text(each.name),
@@ -124,10 +122,8 @@ class Snapshots:
     def _frontends(
         self, others: Sequence[FrontendLook], own: Own, now_s: float
     ) -> Iterator[FrontendRow]:
-        if not any(each.pid == own.pid for each in others):
-            yield self._frontend(own.name, own.pid, own.url, own.facts, now_s, is_own=True)
         for each in others:
-            if each.pid == own.pid:
+            if each.is_own:
                 yield self._frontend(each.name, each.pid, each.url, own.facts, now_s, is_own=True)
                 continue
             facts = read_facts(each.health, FrontendFacts)
@@ -275,20 +271,6 @@ def role_of(look: InstanceLook) -> str:
     """`prefill`, `decode`, `upstream`, or nothing for a plain worker."""
     is_upstream = "upstream" in look.metadata or look.seen == AWAY
     return look.metadata.get("role", "") or ("upstream" if is_upstream else "")
-
-
-def _engines(survey: Survey) -> list[InstanceLook]:
-    """The instances without second endpoints of one engine.
-
-    A decode worker is registered once more for what prefill workers hand over; its figures are one
-    engine's.
-    """
-    served = {each.endpoint for each in survey.models}
-    found: dict[tuple[str, str, str], InstanceLook] = {}
-    for each in sorted(survey.instances, key=lambda look: look.endpoint not in served):
-        model = each.metadata.get("model", "")
-        found.setdefault((each.id, model, "" if model else each.endpoint), each)
-    return [*found.values()]
 
 
 def _sum_streams(frontends: Iterable[FrontendRow]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from ...errors import (
     OverloadedError,
     RemoteProtocolError,
 )
-from ...logs.text import cut
+from ...logs.text import cut, reason
 from ...protocol.undecodable import UNDECODABLE
 
 READ_BYTES: Final = 65_536
@@ -110,11 +110,15 @@ async def open_request(
 
 
 async def fetch(
-    url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_BYTES_MAX
+    url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_BYTES_MAX, key: str = ""
 ) -> tuple[int, bytes]:
-    """GET a URL: status and body; `ConnectError` if there is no whole answer in time."""
+    """GET a URL, with a client's `key` if there is one: status and body.
+
+    Raises `ConnectError` if there is no whole answer in time.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else None
     with trio.move_on_after(timeout_s):
-        async with open_request(url, connect_timeout_s=timeout_s) as response:
+        async with open_request(url, headers=headers, connect_timeout_s=timeout_s) as response:
             return response.status, await response.body(bytes_max=bytes_max)
     raise ConnectError(f"{url} did not answer within {timeout_s:g} s")
 
@@ -148,7 +152,8 @@ async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
     assert parts.hostname is not None, "checked by _split"
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    where = f"{cut(parts.hostname, 200)} port {port}"
+    name = cut(parts.hostname, 200)
+    where = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     with trio.move_on_after(timeout_s):
         try:
             if secure:
@@ -169,8 +174,8 @@ async def _connect(parts: SplitResult, timeout_s: float) -> trio.abc.Stream:
                     f" ({error.__cause__.verify_message}); SSL_CERT_FILE names an authority's"
                 ) from error
             # A `ValueError`: a host that no name can be, such as one of 64 letters without a dot.
-            raise ConnectError(f"nobody answers at {where}: {error}") from error
-    raise ConnectError(f"{where} did not answer within {timeout_s:g} s")
+            raise ConnectError(f"cannot be reached at {where}: {reason(error)}") from error
+    raise ConnectError(f"cannot be reached at {where}: no answer within {timeout_s:g} s")
 
 
 async def _next(connection: h11.Connection, stream: trio.abc.Stream) -> h11.Event:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -18,6 +18,22 @@ ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 64
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Of a status port, whose address any process may have registered."""
+
+
+@attrs.frozen(kw_only=True)
+class Asking:
+    """How processes are asked."""
+
+    timeout_s: float = ASK_TIMEOUT_S
+    asked_max: int | None = None
+    """Instances that are asked, the first ones; None: all."""
+    key: str = ""
+    """Of a client, for a frontend that an operator has named."""
+    wants_requests: bool = False
+    """Whether frontends are asked for their requests, too."""
+    dial: Callable[[str, str], Awaitable[str]] | None = None
+    """Tries the address of an instance, by its id, as a frontend would; says why it is not reached,
+    or nothing. None: that is not tried."""
 
 
 @attrs.define
@@ -43,6 +59,13 @@ class InstanceLook:
     """The fraction of its KV cache in use, likewise."""
     name: str = ""
     """What people call it, as far as anybody has said."""
+    unreached: list[str] = attrs.field(factory=list)
+    """Who does not reach it where requests go, and why; in words."""
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it answers requests or computes prompts: not what one engine registers besides."""
+        return self.metadata.get("for", "generate") in ("generate", "prefill")
 
 
 def instance_look(instance: Instance, entry: Entry) -> InstanceLook:
@@ -59,30 +82,44 @@ def instance_look(instance: Instance, entry: Entry) -> InstanceLook:
     )
 
 
-async def ask_each(instances: Iterable[InstanceLook], timeout_s: float = ASK_TIMEOUT_S) -> None:
-    """Ask each that has a status port; one port, of whatever endpoints, is asked once."""
-    by_url: dict[str, list[InstanceLook]] = {}
-    for instance in instances:
-        if url := instance.metadata.get("status"):
-            by_url.setdefault(url, []).append(instance)
+async def ask_each(instances: Sequence[InstanceLook], asking: Asking) -> None:
+    """Ask each that has a status port, and dial it; one port, of whatever endpoints, is asked once."""
     room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+
+    async def ask(url: str, looks: list[InstanceLook]) -> None:
+        async with room:
+            try:
+                health = await fetch_facts(url, asking.timeout_s)
+            except TrinamoError as error:
+                for look in looks:
+                    look.problem = error.message
+                return
+        for look in looks:
+            look.health = health
+
+    async def dial(address: str, looks: list[InstanceLook]) -> None:
+        assert asking.dial is not None
+        async with room:
+            why = await asking.dial(address, looks[0].id)
+        for look in looks if why else ():
+            look.unreached.append(why)
+
     async with open_nursery() as nursery:
-        for url, looks in by_url.items():
-            nursery.start_soon(_ask, url, looks, room, timeout_s)
+        for url, looks in _grouped(instances, lambda each: each.metadata.get("status")):
+            nursery.start_soon(ask, url, looks)
+        if asking.dial is not None:
+            for address, looks in _grouped(instances, lambda each: each.transports.get("tcp")):
+                nursery.start_soon(dial, address, looks)
 
 
-async def _ask(
-    url: str, looks: list[InstanceLook], room: trio.CapacityLimiter, timeout_s: float
-) -> None:
-    async with room:
-        try:
-            health = await fetch_facts(url, timeout_s)
-        except TrinamoError as error:
-            for look in looks:
-                look.problem = error.message
-            return
-    for look in looks:
-        look.health = health
+def _grouped(
+    instances: Sequence[InstanceLook], place: Callable[[InstanceLook], str | None]
+) -> Iterable[tuple[str, list[InstanceLook]]]:
+    found: dict[str, list[InstanceLook]] = {}
+    for each in instances:
+        if where := place(each):
+            found.setdefault(where, []).append(each)
+    return found.items()
 
 
 async def fetch_facts(url: str, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:

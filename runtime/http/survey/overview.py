@@ -1,18 +1,19 @@
 """What one process knows of its cluster at this moment, without asking anybody.
 
 A frontend answers `/status` with it (`FrontendView`), so that `trinamo status` can say something while etcd or NATS
-is away. It names no address and no process, because whoever may ask a frontend for an answer may
-ask for this too. The states are those of `protocol/discovery/instances.py`, the counts those of
+is away. On the port of the API it names no address and no process, because whoever may ask a frontend
+for an answer may ask for this too; on the status port it does. The states are those of `protocol/discovery/instances.py`, the counts those of
 `planes/statistics.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from ...caller.router import Router
 from ...planes import (
@@ -28,6 +29,7 @@ AWAY: Final = "away"
 """The state of an upstream that does not answer: it is offered to nobody, and shown all the same."""
 INSTANCES_MAX: Final = 1024
 MODELS_MAX: Final = 1024
+TEXTS_MAX: Final = 16
 TEXT_CHARACTERS_MAX: Final = 128
 """Of a value that another process registered."""
 
@@ -48,6 +50,10 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that it said are running or waiting there, whoever sent them; None if it has not."""
     kv_used: float | None = None
     """The fraction of its KV cache that it said is in use."""
+    transports: dict[str, str] = {}
+    """Where it is registered; empty for those who are no operators."""
+    metadata: dict[str, str] = {}
+    """What it says of itself to people, likewise."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +148,8 @@ def _views(router: Router) -> Iterator[InstanceView]:
             incarnation=instance.incarnation,
             model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],
             engine=instance.metadata.get("engine", "")[:TEXT_CHARACTERS_MAX],
+            transports=_cut(instance.transports),
+            metadata=_cut(instance.metadata),
             active=None if report is None else report.active,
             kv_used=(
                 report.blocks_used / report.blocks_total
@@ -149,6 +157,19 @@ def _views(router: Router) -> Iterator[InstanceView]:
                 else None
             ),
         )
+
+
+def _cut(texts: Mapping[str, str]) -> dict[str, str]:
+    few = islice(texts.items(), TEXTS_MAX)
+    return {key[:TEXT_CHARACTERS_MAX]: value[:TEXT_CHARACTERS_MAX] for key, value in few}
+
+
+def for_clients(view: FrontendView) -> FrontendView:
+    """The same without what is for operators: addresses, and what processes say of themselves."""
+    if view.cluster is None:
+        return view
+    instances = [replace(each, transports={}, metadata={}) for each in view.cluster.instances]
+    return replace(view, cluster=replace(view.cluster, instances=instances))
 
 
 def describe_planes(process: HasPlanes) -> dict[str, bool]:

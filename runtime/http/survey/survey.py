@@ -1,8 +1,9 @@
 """One look at a cluster: what discovery says, what its processes say of themselves, and who is away.
 
-While etcd is away, discovery is what a frontend last knew of it (`overview.py`); a plane that is away
-is one sentence in `Survey.away`. Who looks brings the control plane: the command line opens one of
-its own, a frontend has one.
+The page of a frontend, `trinamo status`, `trace` and `doctor` all look by `survey_around`. Who looks reads
+discovery (`listing.py`), and names the frontends that are known besides; a frontend that looks is one of
+them. What frontends see of the instances comes first, since that decides where requests go. While etcd is
+away it is all there is; a plane that is away is one sentence in `Survey.away`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ import msgspec
 from ...caller.record import InstanceStatus
 from ...errors import ConnectError, DeadlineError, TrinamoError
 from ...nurseries import open_nursery
-from ...planes import ControlPlane
-from ...protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
-from ...protocol.discovery.model_cards import MODEL_PREFIX
-from .frontends import FrontendLook
-from .instances import ASK_TIMEOUT_S, InstanceLook, ask_each, fetch_facts, instance_look
-from .models import ModelLook, look_at_models
+from .frontends import FrontendLook, add_listed, ask_frontends
+from .instances import Asking, InstanceLook, ask_each, fetch_facts
+from .listing import Listing, ModelLook
 from .overview import AWAY, FrontendView, InstanceView
 
 AWAY_PROBLEM: Final = "the upstream fails its looks; the frontend's log says why"
 LOST: Final[Mapping[str, str]] = {
-    InstanceStatus.SUSPECTED: "the frontend has lost its connection to it",
-    InstanceStatus.UNREACHED: "the frontend cannot reach it where it is registered",
+    InstanceStatus.SUSPECTED: "has lost its connection to it",
+    InstanceStatus.UNREACHED: "cannot reach it",
 }
-"""States in which no request goes to an instance, and what is wrong."""
+"""States in which a frontend sends an instance nothing, and what is wrong."""
 TOLD_MAX: Final = 16
 """Sentences of one kind; the others are counted."""
+View = tuple[str, FrontendView]
+"""What a frontend knows, and what to call it."""
 
 
 class OwnedProcess(Protocol):
@@ -56,52 +56,118 @@ class OwnedProcess(Protocol):
 
 
 @attrs.define
+class Neighbours:
+    """What whoever started processes on this machine has written down of the cluster."""
+
+    cluster: dict[str, Any] | None = None
+    """See `Survey.cluster`."""
+    frontends: list[FrontendLook] = attrs.field(factory=list)
+    processes: Sequence[OwnedProcess] = ()
+
+
+@attrs.define
 class Survey:
-    """The cluster as it is now, or as its frontend last knew it."""
+    """The cluster as it is now, or as its frontends last knew it."""
 
     etcd: str
     """What etcd says of itself; empty if it does not answer."""
     cluster: dict[str, Any] | None
     """What `trinamo up` wrote about it; None for a cluster started otherwise."""
     frontend: dict[str, Any] | None
-    """The frontend's own words; None if there is none that we know of."""
+    """The words of the first of `frontends`; None if there is none that we know of."""
     away: list[str] = attrs.field(factory=list)
     """What does not answer, one sentence each; empty if the cluster is whole."""
     is_last_known: bool = False
     """Whether instances and models are what the frontend last knew of them."""
     is_whole: bool = False
-    """Whether the frontend needs no etcd, so that what it knows is all there is."""
+    """Whether all answers: nothing is in `away`."""
     frontends: list[FrontendLook] = attrs.field(factory=list)
-    """Those that share a port with others; empty if none does."""
+    """All that are known: those with a status port, and one that was named or started here."""
     instances: list[InstanceLook] = attrs.field(factory=list)
+    """Engines: those that answer requests, and those that compute prompts for them."""
     models: list[ModelLook] = attrs.field(factory=list)
     refused: list[str] = attrs.field(factory=list)
     """Entries that make no sense, cards that contradict their model's, aliases that are taken."""
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it but what frontends said word for word."""
+        return attrs.asdict(self, filter=lambda each, _: each.name not in ("view", "requests"))
 
-async def discover(control: ControlPlane, survey: Survey) -> None:
-    """Read instances and models; raises what the control plane does, having changed nothing."""
-    etcd = await control.check_health()
-    entries = (await control.range(INSTANCE_PREFIX)).entries
-    models, refused = look_at_models((await control.range(MODEL_PREFIX)).entries)
-    survey.etcd, survey.models = etcd, models
-    for entry in entries:
-        try:
-            instance = decode_instance(entry.key, entry.value)
-        except TrinamoError as error:
-            survey.refused.append(error.message)
-        else:
-            survey.instances.append(instance_look(instance, entry))
-    survey.refused += refused
+    def places(self) -> dict[str, str]:
+        """Where each process may be asked for the legs of a request, and its name."""
+        found = {
+            each.status_url or each.url: each.name for each in self.frontends if not each.is_own
+        }
+        for each in self.instances:
+            if url := each.metadata.get("status"):
+                found.setdefault(url, each.name or f"worker {each.id}")
+        return found
 
 
-def take_view(survey: Survey, url: str, view: FrontendView) -> None:
-    """Note what a frontend says of itself and of its connections to the instances."""
-    survey.frontend = {"url": url, "status": view.status, "in_flight": view.in_flight}
-    if view.cluster is None:
-        return
-    survey.frontend["control"] = msgspec.to_builtins(view.cluster.control)
-    survey.frontend["events"] = msgspec.to_builtins(view.cluster.events)
+async def survey_around(
+    listing: Listing | str,
+    neighbours: Neighbours,
+    asking: Asking,
+    *,
+    servers: Sequence[str] = (),
+    last: Listing | None = None,
+) -> Survey:
+    """Look; `listing` is what discovery says, or why it says nothing.
+
+    `servers` are those of NATS, `last` what discovery said before. Raises `ConnectError` if neither
+    discovery nor a frontend tells anything.
+    """
+    survey = Survey(etcd="", cluster=neighbours.cluster, frontend=None)
+    survey.frontends = neighbours.frontends
+    told = last if isinstance(listing, str) else listing
+    add_listed(survey.frontends, told.frontends if told is not None else ())
+    await ask_frontends(survey.frontends[: asking.asked_max], asking)
+    views = tell_frontends(survey)
+    if not isinstance(listing, str):
+        survey.etcd, survey.models = listing.etcd, listing.models
+        survey.instances, survey.refused = listing.instances, listing.refused
+    elif views:
+        take_last_known(survey, views[0][1], listing, last)
+    else:
+        wants = [
+            f"{each.url} wants a key: --key-env" for each in survey.frontends if each.wants_key
+        ]
+        more = wants or survey.away or ["a frontend named with --url tells what it last knew"]
+        raise ConnectError("; ".join([listing, *more]))
+    name_instances(survey, neighbours.processes)
+    await ask_instances(survey, views, asking)
+    await ask_processes(survey, neighbours.processes)
+    for who, view in views:
+        tell_planes(survey, view, servers, who)
+    tell_workers(survey)
+    survey.is_whole = not survey.away
+    return survey
+
+
+def tell_frontends(survey: Survey) -> list[View]:
+    """Which frontends do not answer; what the others know, the one that looks first."""
+    found = sorted(survey.frontends, key=lambda each: not each.is_own)
+    for each in found:
+        if each.problem:
+            survey.away.append(f"{each.name} at {each.url} does not answer: {each.problem}")
+    views = [
+        ("the frontend" if len(found) == 1 else f"frontend {each.name}", each.view)
+        for each in found
+        if each.view is not None
+    ]
+    if found:
+        survey.frontend = _words(found[0])
+    return views
+
+
+def _words(look: FrontendLook) -> dict[str, Any]:
+    told: dict[str, Any] = {"url": look.url, "status": look.status, "in_flight": look.in_flight}
+    if look.problem:
+        told["problem"] = look.problem
+    if look.view is not None and look.view.cluster is not None:
+        told["control"] = msgspec.to_builtins(look.view.cluster.control)
+        told["events"] = msgspec.to_builtins(look.view.cluster.events)
+    return told
 
 
 def name_instances(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
@@ -112,44 +178,44 @@ def name_instances(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
 
 
 async def ask_instances(
-    survey: Survey,
-    view: FrontendView | None = None,
-    *,
-    timeout_s: float = ASK_TIMEOUT_S,
-    asked_max: int | None = None,
+    survey: Survey, views: Sequence[View] = (), asking: Asking | None = None
 ) -> None:
-    """Ask each instance, or the first `asked_max`, how it is; count and tell those that do not answer.
+    """Ask each instance how it is; count and tell those that do not answer, or are not reached.
 
-    One that has no status port, so that it cannot be asked, is away if the frontend of `view` has
-    lost its connection to it.
+    How frontends see an instance counts whatever it says of itself: requests go by that.
     """
-    await ask_each(survey.instances[:asked_max], timeout_s)
-    seen = (
-        {}
-        if view is None or view.cluster is None
-        else {(each.endpoint, each.id): each for each in view.cluster.instances}
-    )
-    _take_away(survey, seen)
-    for instance in survey.instances:
-        known = seen.get((instance.endpoint, instance.id))
-        if known is None:
-            continue
-        instance.in_flight = known.in_flight
-        instance.active, instance.kv_used = known.active, known.kv_used
-        if instance.health is None and "status" not in instance.metadata:
-            # It has no port to be asked at, as an upstream, so the frontend's word counts.
-            instance.seen = known.state
-        if known.state in LOST and instance.health is None:
-            instance.problem = instance.problem or LOST[known.state]
+    asking = asking or Asking()
+    for _, view in views:
+        _take_away(survey, view)
+    await ask_each(survey.instances[: asking.asked_max], asking)
+    looks = {(each.endpoint, each.id): each for each in survey.instances}
+    for who, view in views:
+        for known in view.cluster.instances if view.cluster is not None else ():
+            if (look := looks.get((known.endpoint, known.id))) is not None:
+                _note_seen(look, known, who)
     _tell_instances(survey)
     _count_instances(survey)
 
 
-def _take_away(survey: Survey, seen: Mapping[tuple[str, str], InstanceView]) -> None:
+def _note_seen(look: InstanceLook, known: InstanceView, who: str) -> None:
+    look.in_flight = (look.in_flight or 0) + known.in_flight
+    look.active = known.active if look.active is None else look.active
+    look.kv_used = known.kv_used if look.kv_used is None else look.kv_used
+    if known.state in LOST:
+        look.seen = known.state
+        address = look.transports.get("tcp", "")
+        place = f" at {address}" if address and known.state == InstanceStatus.UNREACHED else ""
+        look.unreached.append(f"{who} {LOST[known.state]}{place}")
+    elif look.seen not in LOST and (look.health is None and "status" not in look.metadata):
+        # It has no port to be asked at, as an upstream, so the frontend's word counts.
+        look.seen = known.state
+
+
+def _take_away(survey: Survey, view: FrontendView) -> None:
     """Upstreams that are offered to nobody: discovery names them no more."""
     named = {(each.endpoint, each.id) for each in survey.instances}
-    for key, each in seen.items():
-        if each.state == AWAY and key not in named:
+    for each in view.cluster.instances if view.cluster is not None else ():
+        if each.state == AWAY and (each.endpoint, each.id) not in named:
             survey.instances.append(_last_known(each))
 
 
@@ -190,13 +256,6 @@ def why_away(error: TrinamoError, endpoints: Sequence[str]) -> str:
     return error.message
 
 
-def tell_frontends(survey: Survey) -> None:
-    """Which of several frontends on one port do not answer."""
-    for each in survey.frontends:
-        if each.problem:
-            survey.away.append(f"{each.name} at {each.url} does not answer: {each.problem}")
-
-
 def _last_known(each: InstanceView) -> InstanceLook:
     return InstanceLook(
         endpoint=each.endpoint,
@@ -204,31 +263,40 @@ def _last_known(each: InstanceView) -> InstanceLook:
         lease_id="",
         incarnation=each.incarnation,
         is_draining=False,
-        transports={},
-        metadata={"model": each.model, "engine": each.engine},
+        transports=dict(each.transports),
+        metadata={"model": each.model, "engine": each.engine, **each.metadata},
         seen=each.state,
-        in_flight=each.in_flight,
         problem=AWAY_PROBLEM if each.state == AWAY else "",
+        name=each.transports.get("http", ""),
     )
 
 
-def take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
+def take_last_known(survey: Survey, view: FrontendView, why: str, last: Listing | None) -> None:
     """Take instances and models from what a frontend knows, as etcd is away: `why`.
 
-    A frontend before upstreams, and one with engines of its own, have no etcd that could be away.
+    Of those that no frontend asks, such as prefill workers, what discovery said in `last` is all
+    there is. A frontend before upstreams, and one with engines of its own, have no etcd that could be away.
     """
     control = view.cluster.control if view.cluster is not None else None
-    survey.is_whole = control is None
-    survey.is_last_known = not survey.is_whole
+    survey.is_last_known = control is not None
     if control is not None and control.is_connected:
         survey.away.append(f"{why} from here; this is what the frontend knows")
     elif control is not None:
         survey.away.append(
             f"{why}; this is what the frontend last knew, {control.silence_s:.0f} s ago"
         )
-    survey.etcd = ""
     seen = view.cluster.instances if view.cluster is not None else []
     survey.instances = [_last_known(each) for each in seen]
+    listed = {(each.endpoint, each.id): each for each in last.instances} if last is not None else {}
+    for each in survey.instances:
+        if (before := listed.get((each.endpoint, each.id))) is not None:
+            each.lease_id, each.is_draining = before.lease_id, before.is_draining
+    asked = {each.endpoint for each in seen} | {each.endpoint for each in view.models}
+    survey.instances += [
+        attrs.evolve(each, health=None, problem="", seen="", in_flight=None, unreached=[])
+        for each in listed.values()
+        if each.endpoint not in asked
+    ]
     counts = Counter(each.model for each in seen if each.state != AWAY)
     survey.models = [
         ModelLook(
@@ -246,39 +314,46 @@ def take_last_known(survey: Survey, view: FrontendView, why: str) -> None:
         survey.away.append(f"{view.cluster.instances_left_out} more instances are not listed")
 
 
-def tell_planes(survey: Survey, view: FrontendView, servers: Sequence[str]) -> None:
-    """What the frontend's own connections add to what we have found out; `servers` are those of NATS."""
+def tell_planes(
+    survey: Survey, view: FrontendView, servers: Sequence[str], who: str = "the frontend"
+) -> None:
+    """What a frontend's own connections add to what we have found out; `servers` are those of NATS."""
     if view.status == "unavailable":
-        survey.away.append("the frontend knows no live instance: it answers every request with 503")
+        survey.away.append(f"{who} knows no live instance: it answers every request with 503")
     if view.cluster is None:
         return
     control, events = view.cluster.control, view.cluster.events
     states = [each.state for each in view.cluster.instances]
     if count := states.count(InstanceStatus.STALE):
         survey.away.append(
-            f"{count} of {len(states)} instances are no longer in etcd; the frontend keeps them "
+            f"{count} of {len(states)} instances are no longer in etcd; {who} keeps them "
             "for a while, because they answer"
         )
     if control is not None and not control.is_connected and not survey.is_last_known:
-        survey.away.append("the frontend has no answer from etcd; it goes by what it last knew")
+        survey.away.append(f"{who} has no answer from etcd; it goes by what it last knew")
     if events is not None and not events.is_connected:
         where = ",".join(servers)
         survey.away.append(
-            f"NATS at {where} does not answer the frontend: {events.waiting_messages} messages "
+            f"NATS at {where} does not answer {who}: {events.waiting_messages} messages "
             f"wait in it, {events.dropped_outgoing} were dropped"
         )
 
 
 def _tell_instances(survey: Survey) -> None:
     """Who does not answer; a cluster without anybody who could is no whole one either."""
-    silent = [each for each in survey.instances if each.problem]
+    silent = [each for each in survey.instances if each.problem or each.unreached]
+    for each in silent:
+        reasons = filter(None, [each.problem, *each.unreached])
+        each.problem = "; ".join(dict.fromkeys(reasons))
     for each in silent[:TOLD_MAX]:
         who = f"instance {each.id} of {each.endpoint}"
         named = f"{each.name}, {who}," if each.name else who
-        survey.away.append(f"{named} does not answer: {each.problem}")
+        # One that answers us is away all the same if no request comes to it.
+        what = f"{named} does not answer" if each.health is None else named.rstrip(",")
+        survey.away.append(f"{what}: {each.problem}")
     if len(silent) > TOLD_MAX:
         survey.away.append(f"{len(silent) - TOLD_MAX} more instances do not answer")
-    if not (survey.instances or survey.is_last_known or survey.is_whole):
+    if survey.etcd and not survey.instances:
         survey.away.append("no instance is registered: no request can be answered")
 
 

@@ -42,7 +42,7 @@ def open_dashboard(
     dashboard = Dashboard(
         runtime.config,
         runtime.env.clock,
-        looks=Gatherer(runtime.config, runtime.control, service.view, place),
+        looks=Gatherer(runtime.config, runtime.control, service.full_view, place),
         view=service.view,
         facts=facts,
         traces=runtime.traces,

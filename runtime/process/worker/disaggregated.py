@@ -134,7 +134,7 @@ class DecodeRole(_Role):
             self.pairing.handoff_endpoint,
             flow.lend,
             request_type=Claim,
-            metadata=metadata,
+            metadata={**metadata, "for": "handoff"},
             serves_admitted=True,
         )
         return flow

@@ -77,6 +77,7 @@ async def _offer(
     """Register the endpoint of one model, and publish its card, unless others answer for it."""
     info = engine.info
     about = {"engine": info.engine, "model": info.model, "role": section.role, **metadata}
+    about["for"] = "prefill" if isinstance(role, PrefillRole) else "generate"
     if isinstance(role, PrefillRole):
         await role.offer(nursery, about)
         return

@@ -76,7 +76,7 @@ async def lend_weights(
                 lender.lend,
                 request_type=Ask,
                 input_type=Want,
-                metadata=metadata,
+                metadata={**metadata, "for": "weights"},
             )
             for sha256, card in lender.cards(config.worker.namespace):
                 await runtime.publish(weights_key(sha256, instance.id), encode_weights_card(card))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,28 @@ ApiKeysFile = Annotated[
         help="Answer only clients with a key of this file, one a line.",
     ),
 ]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="A frontend to ask too, such as http://127.0.0.1:8787."),
+]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--key-env",
+        metavar="NAME",
+        help="The environment variable that holds the key which the frontend wants.",
+    ),
+]
 PresetName = Literal["small", "medium", "large"]
+
+
+def key_of(key_env: str | None) -> str:
+    """The key that `--key-env` names; empty without."""
+    if key_env is None:
+        return ""
+    if not os.environ.get(key_env):
+        raise typer.BadParameter(f"there is no environment variable {key_env}")
+    return os.environ[key_env].strip()
 
 
 def complete_override(incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ from trinamo.cli.status.text import survey_tables
 from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.models import look_at_models
+from trinamo.runtime.http.survey.listing import look_at_models
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

@@ -15,15 +15,22 @@ import trio
 from rich.console import Console
 
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import _ask_frontend, survey_cluster
+from trinamo.cli.status.survey import survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
-from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.models import ModelLook
+from trinamo.runtime.http.survey.frontends import FrontendLook, ask_frontends
+from trinamo.runtime.http.survey.instances import Asking, InstanceLook
+from trinamo.runtime.http.survey.listing import ModelLook
 from trinamo.runtime.http.survey.overview import FrontendView, InstanceView, Overview
-from trinamo.runtime.http.survey.survey import TOLD_MAX, Survey, ask_instances, ask_processes
+from trinamo.runtime.http.survey.survey import (
+    TOLD_MAX,
+    Survey,
+    ask_instances,
+    ask_processes,
+    tell_frontends,
+)
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.transports.assembly.run_file import ProcessEntry
 from trinamo.transports.servers.binaries import free_port
@@ -95,11 +102,17 @@ async def test_a_frontend_that_wants_a_key_is_not_away(tmp_path: Path) -> None:
     """Only how it is can be asked without one."""
     (tmp_path / "keys").write_text("sk-0123456789", "utf-8")
     async with frontend(seen("live"), api_keys_file=str(tmp_path / "keys")) as url:
-        survey = Survey(etcd="", cluster=None, frontend=None)
-        assert await _ask_frontend(survey, url) is None
+        look = FrontendLook("frontend", 0, url, "", is_named=True)
+        survey = Survey(etcd="", cluster=None, frontend=None, frontends=[look])
+        await ask_frontends(survey.frontends, Asking())
+        assert tell_frontends(survey) == []
+        with pytest.raises(ConnectError, match=f"{url} wants a key: --key-env"):
+            await survey_cluster(target(), url=url)
+        known = await survey_cluster(target(), url=url, key="sk-0123456789")
 
     assert survey.frontend == {"url": url, "status": "unavailable", "in_flight": 0}
     assert survey.away == []
+    assert known.instances
 
 
 async def test_the_frontend_is_believed_while_etcd_is_away() -> None:
@@ -255,7 +268,7 @@ async def test_what_is_no_frontend_is_not_believed(answer: bytes) -> None:
         serving = partial(trio.serve_tcp, host="127.0.0.1")
         (listener,) = await nursery.start(serving, serve, 0)
         port = listener.socket.getsockname()[1]
-        with pytest.raises(UnavailableError, match=r"no etcd answers.*the frontend"):
+        with pytest.raises(ConnectError, match=r"etcd at .* does not answer; frontend at "):
             await survey_cluster(target(), url=f"http://127.0.0.1:{port}")
         nursery.cancel_scope.cancel()
 
@@ -266,7 +279,8 @@ async def test_an_instance_that_cannot_be_asked_is_away_if_the_frontend_has_lost
     survey.instances = [look("")]
     survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
     known = seen("live", "connection lost")
-    await ask_instances(survey, FrontendView(status="ready", in_flight=1, models=[], cluster=known))
+    view = FrontendView(status="ready", in_flight=1, models=[], cluster=known)
+    await ask_instances(survey, [("the frontend", view)])
 
     (away,) = survey.away
     assert away == (

@@ -26,10 +26,10 @@ def surveyed(health: dict[str, Any] | None) -> Survey:
     return Survey(etcd="etcd", cluster=None, frontend=None, instances=[look])
 
 
-def shown(survey: Survey) -> str:
-    console = Console(width=160, color_system=None)
+def shown(survey: Survey, width: int = 160) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        for part in survey_tables(survey):
+        for part in survey_tables(survey, width):
             console.print(part)
     return capture.get()
 
@@ -74,3 +74,19 @@ def test_the_blocks_of_a_worker_are_shown_as_used_of_all() -> None:
 )
 def test_what_a_stranger_says_of_itself_does_no_harm(health: dict[str, Any] | None) -> None:
     assert "feed" in shown(surveyed(health))
+
+
+@pytest.mark.parametrize("width", [80, 120, 160, 400])
+def test_an_id_is_in_one_piece_however_narrow_the_terminal_is(width: int) -> None:
+    """`grep` and the mouse find it; what nobody copies gives way: lease and address first."""
+    survey = surveyed({"status": "ready", "transfers": {"chain": [backend("tcp")]}})
+    [look] = survey.instances
+    look.id, look.name, look.lease_id = "0273d40327fd0d0f", "worker-1", "694da2090085461e"
+    look.transports = {"tcp": "10.77.0.1:36951"}
+    look.metadata = {"model": "SmolLM2-135M-Instruct", "engine": "llamacpp", "pid": "12345"}
+    lines = shown(survey, width).splitlines()
+
+    assert len([line for line in lines if look.id in line]) == 2
+    (row,) = [line for line in lines if look.id in line and "worker-1" in line]
+    assert {"SmolLM2-135M-Instruct", "ready", "12345"} <= set(row.split())
+    assert (look.lease_id in row, "10.77.0.1:36951" in row) == (width > 200, width > 150)

@@ -12,7 +12,14 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.http.survey import overview as module
-from trinamo.runtime.http.survey.overview import InstanceView, Overview, describe_planes, overview
+from trinamo.runtime.http.survey.overview import (
+    FrontendView,
+    InstanceView,
+    Overview,
+    describe_planes,
+    for_clients,
+    overview,
+)
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.protocol.discovery.instances import EndpointName
@@ -41,7 +48,12 @@ async def test_it_names_the_instances_their_state_and_our_requests() -> None:
             client.router.fail(instance, DisconnectedError("gone"))
             (inhibited,) = overview(caller, caller).instances
 
-    assert busy.instances == [
+    [told] = busy.instances
+    assert list(told.transports) == ["tcp"]
+    assert told.metadata == {"model": told.model, "engine": "e"}
+    view = FrontendView(status="ready", in_flight=0, models=[], cluster=busy)
+    # Whoever may ask for an answer may see the rest.
+    assert for_clients(view).cluster.instances == [  # type: ignore[union-attr]
         InstanceView(
             endpoint=str(WAIT),
             id=instance.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -309,3 +310,17 @@ async def test_who_waits_for_a_registration_hears_of_its_end(
                 await registered.registrar.register("k", render)
     with pytest.raises(UnavailableError, match="given up"):
         await registered.registrar.register("k", render)
+
+
+async def test_a_lease_that_has_run_out_is_told_in_words(
+    registered: Registered,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with registered.faults.outage():
+        await trio.sleep(4 * TTL_S)
+    told = [
+        each.getMessage() for each in caplog.records if "lease not renewed" in each.msg % each.args
+    ]
+    assert re.search(r"; \d+\.\d s left$", told[0])
+    assert re.search(r"; it ran out \d+\.\d s ago", told[-1])

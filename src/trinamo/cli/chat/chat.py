@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from typing import Annotated, Final
 
 import typer
 
-from ..options import Sources, sources_of, takes_sources
+from ..options import KeyEnv, Sources, key_of, sources_of, takes_sources
 
 COMPLETION_TIMEOUT_S: Final = 1.0
 """Somebody has pressed a key and waits."""
@@ -62,14 +61,7 @@ def chat(
         str | None,
         typer.Option("--url", help="The frontend, such as http://127.0.0.1:8787."),
     ] = None,
-    key_env: Annotated[
-        str | None,
-        typer.Option(
-            "--key-env",
-            metavar="NAME",
-            help="The environment variable that holds the key which the frontend wants.",
-        ),
-    ] = None,
+    key_env: KeyEnv = None,
     sources: Sources,
 ) -> None:
     """Stream an answer to the terminal; Ctrl-C stops it."""
@@ -80,15 +72,13 @@ def chat(
     from .conversation import Conversation, converse
 
     base = url or frontend_url(locate(sources))
-    if key_env is not None and not os.environ.get(key_env):
-        raise typer.BadParameter(f"there is no environment variable {key_env}")
     talk = Conversation(
         base,
         model=model,
         system=system,
         max_tokens=max_tokens,
         temperature=temperature,
-        key=os.environ[key_env].strip() if key_env else "",
+        key=key_of(key_env),
     )
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().strip()

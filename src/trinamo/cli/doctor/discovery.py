@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 6.0
 TOLD_MAX: Final = 8
 
 
-async def discovery_findings(target: Target) -> list[Finding]:
+async def discovery_findings(target: Target, url: str = "", key: str = "") -> list[Finding]:
     """Look into the cluster, if there is one; nothing if etcd is away, which is told elsewhere."""
     section = target.config.control_plane
     if section.backend != "etcd":
@@ -29,11 +29,32 @@ async def discovery_findings(target: Target) -> list[Finding]:
         return []
     with trio.move_on_after(TIMEOUT_S):
         try:
-            survey = await survey_cluster(target)
-            return [*cluster_findings(survey), *shedding_findings(survey, target.config.http)]
-        except TrinamoError:
-            return []
-    return []
+            survey = await survey_cluster(target, url=url, key=key)
+        except TrinamoError as error:
+            return [Finding("cluster", Verdict.WARNING, error.message)]
+        return [
+            *reach_findings(survey),
+            *cluster_findings(survey),
+            *shedding_findings(survey, target.config.http),
+        ]
+    return [Finding("cluster", Verdict.WARNING, f"did not answer whole within {TIMEOUT_S:g} s")]
+
+
+def reach_findings(survey: Survey) -> Iterator[Finding]:
+    """Who is registered and cannot be reached from here, or does not answer; else that all do."""
+    remedy = (
+        "see that the process runs and nothing between drops packets; where it is told at another"
+        " address than it has, set data_plane.tcp.advertise_host there"
+    )
+    for why in survey.away[:TOLD_MAX]:
+        yield Finding("reach", Verdict.WARNING, why, remedy if "cannot be reached" in why else "")
+    for look in survey.frontends:
+        if look.wants_key and look.view is None:
+            text = f"{look.url} wants a key (401), so what it knows is not looked at"
+            yield Finding("reach", Verdict.NOTE, text, "trinamo doctor --key-env NAME")
+    if not survey.away:
+        text = f"{len(survey.instances)} instances and {len(survey.frontends)} frontends answer"
+        yield Finding("reach", Verdict.GOOD, f"{text}, where they are registered")
 
 
 def cluster_findings(survey: Survey) -> Iterator[Finding]:

@@ -8,16 +8,18 @@ from typing import Annotated
 import typer
 
 from ..failures import EXIT_FAILED
-from ..options import Sources, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, takes_sources
 
 
 @takes_sources("etcd", "nats", "show")
 def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of findings.")] = False,
+    url: Url = None,
+    key_env: KeyEnv = None,
     sources: Sources,
 ) -> None:
-    """Check installation, servers, model, limits, and what moves KV blocks.
+    """Check installation, servers, model, limits, and what moves KV blocks; dial what is registered.
 
     Exit codes: 0 nothing that the configuration needs is missing, 1 something is, 2 the
     configuration is wrong.
@@ -32,7 +34,7 @@ def doctor(
     from .finding import Verdict
 
     quiet_log()
-    findings = trio.run(examine, locate(sources))
+    findings = trio.run(examine, locate(sources), (url or "").rstrip("/"), key_of(key_env))
     if as_json:
         import json
 
@@ -40,12 +42,10 @@ def doctor(
 
         sys.stdout.write(json.dumps([attrs.asdict(each) for each in findings], indent=2) + "\n")
     else:
-        from rich.console import Console
-
+        from ..status.text import open_console
         from .text import findings_table
 
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-        console.print(findings_table(findings))
+        open_console().print(findings_table(findings))
     missing = [each for each in findings if each.verdict == Verdict.MISSING]
     if missing:
         sys.stderr.write(

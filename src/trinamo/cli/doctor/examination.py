@@ -40,14 +40,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
 
 
-async def examine(target: Target) -> list[Finding]:
+async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
     found = [_python(), *_packages(target), *_model(target.config), _cluster(target)]
     servers: dict[str, Finding] = {}
     discovered: list[Finding] = []
 
     async def discover() -> None:
-        discovered.extend(await discovery_findings(target))
+        discovered.extend(await discovery_findings(target, url, key))
 
     async with open_nursery() as nursery:
         nursery.start_soon(_etcd, target, servers)

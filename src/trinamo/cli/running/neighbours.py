@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trinamo.runtime.config.config import Config
-from trinamo.runtime.http.dashboard.gathering import Neighbours
 from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, running
+from trinamo.runtime.http.survey.survey import Neighbours
+from trinamo.transports.assembly.run_file import RunFile, running
 
 from .frontends_file import find_frontends
 
@@ -19,14 +19,19 @@ def find_neighbours(config: Config) -> Neighbours:
     """Those of the cluster with this etcd that run on this machine. Reads small files, no more."""
     etcd = config.control_plane.etcd.endpoints
     run = next((each for each in running() if each.etcd == etcd), None)
+    return neighbours_of(etcd, run)
+
+
+def neighbours_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> Neighbours:
+    """What is written down of a cluster, and the frontend that an operator names by `url`."""
     return Neighbours(
-        cluster=None if run is None else about_run(run),
-        frontends=frontends_of(etcd, run),
+        cluster=None if run is None else _about(run),
+        frontends=frontends_of(etcd, run, url),
         processes=() if run is None else run.processes,
     )
 
 
-def about_run(run: RunFile) -> dict[str, object]:
+def _about(run: RunFile) -> dict[str, object]:
     """What a survey says of a cluster that `trinamo up` runs."""
     return {
         "pid": run.pid,
@@ -38,17 +43,19 @@ def about_run(run: RunFile) -> dict[str, object]:
 
 
 def frontends_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> list[FrontendLook]:
-    """The frontends that share a port: of `run`, of the cluster with this etcd, or at `url`."""
-    groups: list[tuple[str, Sequence[ProcessEntry]]] = [
-        (each.url, each.processes)
-        for each in find_frontends()
-        if each.etcd == tuple(etcd) or each.url == url
-    ]
-    if run is not None:
-        shared = [each for each in run.processes if each.name.startswith("frontend-")]
-        groups.insert(0, (run.url, shared))
-    return [
-        FrontendLook(each.name, each.pid, shared_url, each.url)
-        for shared_url, processes in groups
-        for each in processes
-    ]
+    """The frontends that were started here: by `run`, for the cluster with this etcd, or at `url`."""
+    found: list[FrontendLook] = []
+    for each in run.processes if run is not None else ():
+        if run is not None and each.name.startswith("frontend") and run.url:
+            own = each.url if each.url != run.url else ""
+            is_shared = each.name != "frontend"
+            look = FrontendLook(each.name, each.pid, run.url, own, is_named=not is_shared)
+            found.append(look)
+    for file in find_frontends():
+        if file.etcd == tuple(etcd) or file.url == url:
+            found += [
+                FrontendLook(each.name, each.pid, file.url, each.url) for each in file.processes
+            ]
+    if url and all(each.url != url for each in found):
+        found.insert(0, FrontendLook("frontend", 0, url, "", is_named=True))
+    return found

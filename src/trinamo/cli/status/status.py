@@ -8,17 +8,15 @@ from typing import Annotated
 
 import typer
 
-from ..options import Sources, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, takes_sources
 
 
 @takes_sources("etcd", "nats", "show")
 def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", help="A frontend to ask too, such as http://127.0.0.1:8787."),
-    ] = None,
+    url: Url = None,
+    key_env: KeyEnv = None,
     sources: Sources,
 ) -> None:
     """Show live instances, leases and models, and whether etcd and NATS are there.
@@ -34,17 +32,17 @@ def status(
     from ..failures import EXIT_DEGRADED
     from ..running.locating import locate, quiet_log
     from .survey import survey_cluster
-    from .text import survey_json, survey_tables
+    from .text import open_console, survey_json, survey_tables
 
     quiet_log()
-    survey = trio.run(partial(survey_cluster, locate(sources), url=(url or "").rstrip("/")))
+    survey = trio.run(
+        partial(survey_cluster, locate(sources), url=(url or "").rstrip("/"), key=key_of(key_env))
+    )
     if as_json:
         sys.stdout.write(survey_json(survey) + "\n")
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-        for part in survey_tables(survey):
+        console = open_console()
+        for part in survey_tables(survey, console.width):
             console.print(part)
     if survey.away:
         raise typer.Exit(EXIT_DEGRADED)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-import attrs
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.logs.text import one_line
@@ -20,15 +22,24 @@ from .weights import weights_rows
 
 ROWS_MAX: Final = 200
 CELL_CHARACTERS_MAX: Final = 200
+WIDTH_MAX: Final = 1000
+"""Without a terminal, whose reader may be `grep`."""
+_NUMBERS: Final = frozenset({"incarnation", "active", "KV blocks", "pid"})
 
 
 def survey_json(survey: Survey) -> str:
     """The survey as one JSON object."""
-    return json.dumps(attrs.asdict(survey), indent=2)
+    return json.dumps(survey.to_json(), indent=2)
 
 
-def survey_tables(survey: Survey) -> Iterator[RenderableType]:
-    """The parts to print, in order."""
+def open_console() -> Console:
+    """Where tables go: as wide as the terminal, or as `COLUMNS` says; else as wide as they are."""
+    is_free = not (sys.stdout.isatty() or os.environ.get("COLUMNS"))
+    return Console(highlight=False, markup=False, width=WIDTH_MAX if is_free else None)
+
+
+def survey_tables(survey: Survey, width: int = WIDTH_MAX) -> Iterator[RenderableType]:
+    """The parts to print, in order, for a terminal of `width` characters."""
     if survey.etcd:
         yield _text(f"control plane: {survey.etcd}")
     for what in survey.away:
@@ -36,15 +47,9 @@ def survey_tables(survey: Survey) -> Iterator[RenderableType]:
     if survey.cluster is not None:
         cluster = survey.cluster
         yield _text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
-    if survey.frontend is not None:
-        yield _frontend(survey.frontend)
     for each in survey.frontends[:ROWS_MAX]:
-        in_flight = "" if each.in_flight is None else f", {each.in_flight} requests in flight"
-        yield _text(
-            f"  {each.name} at {each.url}: pid {each.pid}, {each.status}{in_flight},"
-            f" metrics at {each.status_url or '-'}"
-        )
-    yield _instances(survey.instances)
+        yield _frontend(each)
+    yield _instances(survey.instances, width)
     if any(_transfers_of(each) for each in survey.instances):
         yield _transfers(survey.instances)
     if survey.instances:
@@ -72,47 +77,63 @@ def _bounded(table: Table, rows: int) -> RenderableType:
     return Group(table, Text(f"{rows - ROWS_MAX} more are not shown; --json has them all"))
 
 
-def _frontend(frontend: dict[str, Any]) -> Text:
-    text = f"frontend: {frontend['url']}, {frontend.get('status', 'unknown')}"
-    if "in_flight" in frontend:
-        text += f", {frontend['in_flight']} requests in flight"
-    events = frontend.get("events")
+def _frontend(look: FrontendLook) -> Text:
+    name = look.name if look.name.startswith("frontend") else f"frontend {look.name}"
+    text = f"{name}: {look.url}, {look.status}"
+    if look.in_flight is not None:
+        text += f", {look.in_flight} requests in flight"
+    events = None if look.view is None or look.view.cluster is None else look.view.cluster.events
     if events is not None:
-        text += f", {'' if events['is_connected'] else 'not '}connected to NATS"
+        text += f", {'' if events.is_connected else 'not '}connected to NATS"
+    text += f", pid {look.pid}" if look.pid else ""
+    text += f", metrics at {look.status_url}" if look.status_url else ""
+    if look.wants_key and look.view is None:
+        text += "; it wants a key (401): --key-env"
     return _text(text)
 
 
-def _instances(instances: list[InstanceLook]) -> RenderableType:
+def _instances(instances: list[InstanceLook], width: int) -> RenderableType:
+    """One row each; no cell wraps, so an id can be copied, and found by `grep`.
+
+    Where not all columns have room, those that can be dispensed with are left out.
+    """
     if not instances:
         return Text("instances: none is registered; start one with `trinamo worker`")
+    rows = [_cells(each) for each in instances[:ROWS_MAX]]
+    columns = [name for name in rows[0] if any(row[name] not in ("", "-") for row in rows)]
+    for dispensable in ("lease", "address", "incarnation", "endpoint", "engine"):
+        wide = sum(max(len(name), *(len(row[name]) for row in rows)) + 3 for name in columns)
+        if wide > width and dispensable in columns:
+            columns.remove(dispensable)
     table = Table(box=box.SIMPLE_HEAD, title="Instances", title_justify="left", pad_edge=False)
-    has_names = any(each.name for each in instances)
-    if has_names:
-        table.add_column("name", overflow="fold")
-    for name in ("instance", "endpoint", "model", "engine", "role", "state", "lease"):
-        table.add_column(name, overflow="fold")
-    for name in ("incarnation", "active", "KV blocks", "pid"):
-        table.add_column(name, justify="right")
-    table.add_column("address", overflow="fold")
-    for each in instances[:ROWS_MAX]:
-        health = each.health or {}
-        _add(
-            table,
-            *([each.name or "-"] if has_names else []),
-            each.id,
-            each.endpoint,
-            each.metadata.get("model", ""),
-            each.metadata.get("engine", ""),
-            each.metadata.get("role", ""),
-            _state(each),
-            each.lease_id or "-",
-            str(each.incarnation),
-            _active(each, health),
-            _blocks(each, health),
-            each.metadata.get("pid", "-"),
-            ", ".join(f"{name} {address}" for name, address in each.transports.items()),
-        )
+    for name in columns:
+        table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
+    for row in rows:
+        _add(table, *(row[name] for name in columns))
     return _bounded(table, len(instances))
+
+
+def _cells(look: InstanceLook) -> dict[str, str]:
+    """What each column says of an instance."""
+    health, told = look.health or {}, look.metadata
+    found = {
+        "name": look.name or "-",
+        "instance": look.id,
+        "endpoint": look.endpoint,
+        "model": told.get("model", ""),
+        "engine": told.get("engine", ""),
+        "role": told.get("role", ""),
+        "state": _state(look),
+        "lease": look.lease_id or "-",
+        "incarnation": str(look.incarnation),
+        "active": _active(look, health),
+        "KV blocks": _blocks(look, health),
+        "pid": told.get("pid", "-"),
+        "address": ", ".join(f"{name} {address}" for name, address in look.transports.items()),
+    }
+    return {
+        name: one_line(text, characters_max=CELL_CHARACTERS_MAX) for name, text in found.items()
+    }
 
 
 def _active(instance: InstanceLook, health: dict[str, Any]) -> str:
@@ -153,7 +174,7 @@ def _transfers(instances: list[InstanceLook]) -> RenderableType:
     """One line for each backend of each chain, in the order in which they are tried."""
     table = Table(box=box.SIMPLE_HEAD, title="KV transfers", title_justify="left", pad_edge=False)
     for name in ("instance", "backend", "state"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=name == "instance", overflow="fold")
     for name in ("peers", "in flight", "fallbacks", "quarantined"):
         table.add_column(name, justify="right")
     # Once a process, of whatever endpoints.
@@ -208,7 +229,7 @@ def _weights(survey: Survey) -> Iterator[RenderableType]:
         return
     table = Table(box=box.SIMPLE_HEAD, title="Weights", title_justify="left", pad_edge=False)
     for name in ("held by", "model", "sha256"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=name == "held by", overflow="fold")
     table.add_column("size", justify="right")
     table.add_column("taken by", overflow="fold")
     for row in rows[:ROWS_MAX]:

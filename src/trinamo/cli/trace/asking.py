@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Final
 
 import attrs
 import msgspec
-import trio
 
-from trinamo.runtime.errors import RemoteProtocolError, TrinamoError, UnavailableError
+from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.http.dashboard.legs import ask_legs
 from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.traces.ring import ProcessView, RecentView, TraceView
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
+from trinamo.runtime.traces.ring import RecentView, TraceView
 from trinamo.transports.assembly.run_file import find_runs
 
 from ..running.locating import NOTHING_RUNS, Target, reachable
 from ..status.survey import survey_cluster
 
-ASK_TIMEOUT_S: Final = 1.5
 COMPLETION_TIMEOUT_S: Final = 0.5
 """Somebody has pressed a key and waits."""
-ASKED_AT_ONCE_MAX: Final = 64
-ANSWER_BYTES_MAX: Final = 1 << 20
-"""Of a status port, whose address any process may have registered."""
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -48,70 +45,32 @@ class Answers:
     """Who did not answer, one sentence each."""
 
 
-async def ask_cluster(target: Target, request_id: str, *, url: str = "") -> Answers:
+async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: str = "") -> Answers:
     """Ask every process of the cluster, and the frontend at `url`, for what it knows of a request.
 
-    Raises `UnavailableError` or `ConnectError`, with a sentence, if there is nobody to be asked.
+    `key` is one of its clients'. Raises `UnavailableError` or `ConnectError`, with a sentence, if there
+    is nobody to be asked.
     """
-    places = await _places(target, url)
+    survey = await survey_cluster(target, url=url, key=key)
+    processes = () if target.run is None else target.run.processes
+    places = {each.url: each.name for each in processes if each.url and each.pid}
+    places = survey.places() | places
     if not places:
         raise UnavailableError(
             NOTHING_RUNS if target.run is None else "no process of this cluster has a status port"
         )
-    answers, room = Answers(asked=len(places)), trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
-
-    async def ask(name: str, place: str) -> None:
-        async with room:
-            try:
-                view = await _get(f"{place}/traces/{request_id}", ProcessView, ASK_TIMEOUT_S)
-            except TrinamoError as error:
-                answers.away.append(f"{name} does not answer: {error.message}")
-                return
+    named = {each.url for each in survey.frontends if each.is_named}
+    told, away = await ask_legs(request_id, places, keys=dict.fromkeys(named, key))
+    answers = Answers(asked=len(places), away=away)
+    for name, view in told:
         answers.keeping += view.requests_max > 0
         answers.found += [Found(name, trace) for trace in view.traces]
-
-    async with open_nursery() as nursery:
-        for place, name in places.items():
-            nursery.start_soon(ask, name, place)
     answers.found.sort(key=lambda each: (_start(each.trace), each.process))
-    answers.away.sort()
     return answers
 
 
 def _start(trace: TraceView) -> float:
     return min((leg.start for leg in trace.legs), default=0.0)
-
-
-async def _places(target: Target, url: str) -> dict[str, str]:
-    """The status ports and public addresses to ask, each with a name for people."""
-    survey = await survey_cluster(target, url=url)
-    places: dict[str, str] = {}
-    instance_at = {
-        reachable(each.metadata["status"]): f"worker {each.id}"
-        for each in survey.instances
-        if each.metadata.get("status")
-    }
-    for process in () if target.run is None else target.run.processes:
-        if process.url and process.pid:
-            places[reachable(process.url)] = process.name
-    for frontend in survey.frontends:
-        if frontend.status_url:
-            places.setdefault(reachable(frontend.status_url), frontend.name)
-    if survey.frontend is not None and not survey.frontends:
-        places.setdefault(str(survey.frontend["url"]), "frontend")
-    for place, name in instance_at.items():
-        places.setdefault(place, name)
-    return places
-
-
-async def _get(url: str, of: type[T], timeout_s: float) -> T:
-    status, body = await fetch(url, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
-    try:
-        if status == 200:
-            return msgspec.json.decode(body, type=of)
-    except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"{url} is not of this version: {error}") from error
-    raise RemoteProtocolError(f"{url} answers with {status}: it keeps no traces")
 
 
 async def recent_ids() -> list[str]:
@@ -121,11 +80,9 @@ async def recent_ids() -> list[str]:
     lists: list[list[str]] = []
 
     async def ask(place: str) -> None:
-        try:
-            view = await _get(f"{reachable(place)}/traces", RecentView, COMPLETION_TIMEOUT_S)
-        except TrinamoError:
-            return
-        lists.append(view.request_ids)
+        with suppress(TrinamoError, *UNDECODABLE):
+            _, body = await fetch(f"{reachable(place)}/traces", timeout_s=COMPLETION_TIMEOUT_S)
+            lists.append(msgspec.json.decode(body, type=RecentView).request_ids)
 
     async with open_nursery() as nursery:
         for place in places:

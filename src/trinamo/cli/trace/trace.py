@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ..options import Sources, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, takes_sources
 
 _ID: Final = re.compile(r"[A-Za-z0-9._:\-]{1,256}")
 
@@ -46,10 +46,8 @@ def trace(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page that needs no other file."),
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", help="A frontend to ask too, such as http://127.0.0.1:8787."),
-    ] = None,
+    url: Url = None,
+    key_env: KeyEnv = None,
     sources: Sources,
 ) -> None:
     """Show one request's way through all processes of the cluster, on a time line.
@@ -70,7 +68,9 @@ def trace(
     if not _ID.fullmatch(request_id):
         raise RequestError("this is no request id: letters, digits and . _ : - , at most 256")
     target = locate(sources)
-    answers = trio.run(partial(ask_cluster, target, request_id, url=(url or "").rstrip("/")))
+    answers = trio.run(
+        partial(ask_cluster, target, request_id, url=(url or "").rstrip("/"), key=key_of(key_env))
+    )
     line = time_line(answers)
     if as_json:
         sys.stdout.write(timeline_json(line, answers) + "\n")
@@ -84,11 +84,10 @@ def trace(
         html.write_text(timeline_page(line), encoding="utf-8")
         sys.stderr.write(f"wrote {html}\n")
     if not as_json and html is None:
-        from rich.console import Console
-
+        from ..status.text import open_console
         from .text import timeline_text
 
-        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+        console = open_console()
         for part in timeline_text(line, console.width):
             console.print(part)
 

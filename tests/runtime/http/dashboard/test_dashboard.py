@@ -121,9 +121,9 @@ async def test_nobody_is_asked_while_no_page_is_open(monkeypatch: pytest.MonkeyP
     looks, idle = [], []
     look, observe = Gatherer.look, module.Dashboard._observe_own
 
-    async def looking(self: Gatherer, url: str) -> Look:
+    async def looking(self: Gatherer, *where: str) -> Look:
         looks.append(1)
-        return await look(self, url)
+        return await look(self, *where)
 
     def observing(self: module.Dashboard, *told: object) -> None:
         idle.append(len(looks))
@@ -149,10 +149,10 @@ async def test_a_look_that_fails_ends_neither_the_frontend_nor_the_page(
     look = Gatherer.look
     failures = iter([True])
 
-    async def failing(self: Gatherer, url: str) -> Look:
+    async def failing(self: Gatherer, *where: str) -> Look:
         if next(failures, False):
             raise ZeroDivisionError("a mistake")
-        return await look(self, url)
+        return await look(self, *where)
 
     monkeypatch.setattr(Gatherer, "look", failing)
     monkeypatch.setattr(module, "INTERVAL_S", 0.02)

@@ -8,14 +8,15 @@ import msgspec
 import pytest
 
 from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.gathering import INSTANCES_MAX, Look, Neighbours
+from trinamo.runtime.http.dashboard.gathering import INSTANCES_MAX, Look
 from trinamo.runtime.http.dashboard.rows import Snapshot
 from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
 from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.models import ModelLook
 from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.traces.requests import RequestsView, RequestView
+
+OWN = FrontendLook("frontend-1", 1, "u", "s1", is_own=True)
 
 
 def instance(health: Any, *, number: int = 1, problem: str = "", **metadata: str) -> InstanceLook:
@@ -44,8 +45,8 @@ def own(**totals: int) -> Own:
 
 def look(*instances: InstanceLook, **more: Any) -> Look:
     survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
-    survey.frontends = more.pop("frontends", [])
-    return Look(survey, Neighbours(), **more)
+    survey.frontends = more.pop("frontends", [OWN])
+    return Look(survey, **more)
 
 
 def make(snapshots: Snapshots, found: Look, at: float, **totals: int) -> Snapshot:
@@ -85,18 +86,6 @@ def test_what_moves_between_two_is_known_by_the_peer_s_id() -> None:
 
     assert moves(1.0, 1000) == {f"{2:016x}": 0.0}
     assert moves(3.0, 5000) == {f"{2:016x}": 2000.0}
-
-
-def test_an_engine_with_a_second_endpoint_is_shown_and_counted_once() -> None:
-    told = health(blocks_used=2, blocks_free=6)
-    serving, handed = instance(told), instance(told)
-    handed.endpoint = "a/another/endpoint"
-    snapshots, found = Snapshots(), look(handed, serving)
-    found.survey.models = [ModelLook(name="m", endpoint="a/b/c", engine="e", context_tokens_max=16)]
-    make(snapshots, found, 1.0)
-
-    (row,) = make(snapshots, found, 2.0).instances
-    assert (row.endpoint, row.blocks_total) == ("a/b/c", 8)
 
 
 def test_endpoints_that_are_no_models_are_shown_each() -> None:
@@ -164,14 +153,13 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
         "totals": totals,
         "streams": {f"{1:016x}": 4},
     }
+    asked = RequestsView(under_way=[RequestView(id="a", start=5.0)])
     frontends = [
-        FrontendLook("frontend-1", 1, "u", "s1"),
-        FrontendLook("frontend-2", 2, "u", "s2", health=told),
+        OWN,
+        FrontendLook("frontend-2", 2, "u", "s2", health=told, requests=asked),
         FrontendLook("frontend-3", 3, "u", "s3", problem="nobody answers"),
     ]
-    request = RequestView(id="a", start=5.0)
-    asked = [("frontend-2", RequestsView(under_way=[request]))]
-    snapshot = make(Snapshots(), look(instance(health()), frontends=frontends, requests=asked), 1.0)
+    snapshot = make(Snapshots(), look(instance(health()), frontends=frontends), 1.0)
 
     assert [(each.name, each.status) for each in snapshot.frontends] == [
         ("frontend-1", "ready"),

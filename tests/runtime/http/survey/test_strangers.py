@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.gathering import Look, Neighbours
+from trinamo.runtime.http.dashboard.gathering import Look
 from trinamo.runtime.http.dashboard.legs import ask_legs
 from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
-from trinamo.runtime.http.survey.instances import InstanceLook
+from trinamo.runtime.http.survey.instances import Asking, InstanceLook
 from trinamo.runtime.http.survey.survey import Survey, ask_instances
 from trinamo.runtime.traces.requests import RequestsView
 
@@ -57,14 +57,14 @@ def instance(number: int, url: str) -> InstanceLook:
 
 def look(*instances: InstanceLook) -> Look:
     survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
-    return Look(survey, Neighbours())
+    return Look(survey)
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -> None:
     async with answering(body) as (url, _):
         found = look(instance(1, url))
-        await ask_instances(found.survey, timeout_s=10)
+        await ask_instances(found.survey, asking=Asking(timeout_s=10))
         legs, away = await ask_legs("id", {url: "nonsense"})
 
     facts = FrontendFacts(status="ready", totals=FrontendTotals())
@@ -80,7 +80,7 @@ async def test_no_more_instances_are_asked_than_are_shown() -> None:
     """A page that looks every second would keep a frontend of a large cluster busy otherwise."""
     async with answering(b'{"status": "ready"}') as (url, asked):
         survey = look(*(instance(number, f"{url}/{number}") for number in range(5))).survey
-        await ask_instances(survey, timeout_s=10, asked_max=2)
+        await ask_instances(survey, asking=Asking(timeout_s=10, asked_max=2))
 
     assert len(asked) == 2
     assert [each.health is not None for each in survey.instances] == [
