@@ -225,6 +225,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " false: a sentence and the id of the request, whose text the log has."
         ),
     ] = False
+    lame_duck_s: Annotated[
+        Annotated[float, Meta(ge=0, le=3600, extra={"unit": "s"})],
+        about(
+            "At the end, before all else: how long requests are still taken while `/health` is 503, so that"
+            " load balancers notice."
+        ),
+    ] = 0.0
     drain_timeout_s: Annotated[
         Seconds, about("At the end: how long streams may go on before they are stopped.")
     ] = 30.0

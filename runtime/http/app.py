@@ -124,7 +124,7 @@ def exchange_routes(
 
 def status_of(manager: ModelManager, admission: Admission) -> str:
     """A frontend's own state: `draining`, `ready`, or `unavailable` while nobody could answer."""
-    if admission.is_draining:
+    if admission.is_leaving:
         return "draining"
     return "ready" if manager.has_instance else "unavailable"
 

@@ -149,14 +149,16 @@ class HttpService:
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""
-        self.admission.drain()
+        self.admission.is_leaving = True
+        if not self.config.lame_duck_s:
+            self.admission.drain()
         self._stopping.set()
 
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop()`; reports the bound port once connections are accepted.
 
-        After `stop()` new work is answered with 503 while streams in flight go on, for
-        `drain_timeout_s`; then they are stopped, after `stop_grace_s` killed, and within half a
+        After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503. Then new work
+        is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped, after `stop_grace_s` killed, and within half a
         second more everything is closed, whatever the clients do. Cancelled, it closes at once.
         Raises `ConfigError` if it cannot listen.
         """
@@ -173,12 +175,14 @@ class HttpService:
                 if self.admission.keys is not None:
                     looking.start_soon(self.admission.keys.follow)
                 await self._stopping.wait()
+                await trio.sleep(self.config.lame_duck_s)
                 looking.cancel_scope.cancel()
             await self._drain()
             server.close()
 
     async def _drain(self) -> None:
         admission = self.admission
+        admission.drain()
         with trio.move_on_after(self.config.drain_timeout_s):
             await admission.wait_idle()
         if admission.in_flight:

@@ -1,5 +1,7 @@
 """A status port: `/health`, `/live`, `/metrics`, `/traces` and `/requests`, without any model.
 
+A frontend's has `/status` and `/sd`, too.
+
 Served by the same server code as the frontend: `Server(build_status_app(…), …)`.
 """
 
@@ -17,7 +19,17 @@ from starlette.routing import BaseRoute, Route
 from ..metrics.metrics import Metrics
 from ..traces.requests import view_requests
 from ..traces.ring import Traces
-from .app import build_starlette, json_response, live, metrics_route, trace_route
+from .app import (
+    build_starlette,
+    json_response,
+    live,
+    metrics_route,
+    sd_route,
+    status_route,
+    trace_route,
+)
+from .routes.scraping import ScrapeTargets
+from .survey.overview import FrontendView
 
 
 @attrs.frozen
@@ -62,3 +74,8 @@ def build_status_app(
         *more,
     ]
     return build_starlette(routes)
+
+
+def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | None) -> list[Route]:
+    """What a frontend's status port tells besides: all that it knows, and whom to scrape."""
+    return [status_route(view), *([] if targets is None else [sd_route(targets)])]

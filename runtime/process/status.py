@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
 import trio
-from starlette.routing import BaseRoute
 
 from ..config.config import HttpConfig
 from ..config.keys import url_of
 from ..engines import GenerationEngine
-from ..http.app import sd_route, status_route
 from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
-from ..http.exchanges import Handler
 from ..http.server.server import Server
 from ..http.service import HttpService
-from ..http.status_app import Health, build_status_app
+from ..http.status_app import Health, build_status_app, operator_routes
 from ..http.survey.overview import describe_planes
 from .facts import worker_facts
 from .runtime import Runtime
@@ -83,12 +79,8 @@ async def open_frontend_status(
         return Health(is_ready=status == "ready", status=status, facts=told)
 
     section = runtime.config.http
-    routes = [status_route(service.full_view), *([] if dashboard is None else dashboard.routes)]
-    if service.targets is not None:
-        routes.append(sd_route(service.targets))
-    handlers = {} if dashboard is None else dashboard.handlers
     return await _open(
-        nursery, runtime, check_health, section.status_host, section.status_port, routes, handlers
+        nursery, runtime, check_health, section.status_host, section.status_port, service, dashboard
     )
 
 
@@ -112,12 +104,16 @@ async def _open(
     check_health: Callable[[], Health],
     host: str,
     port: int | None,
-    routes: Sequence[BaseRoute] = (),
-    handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
+    service: HttpService | None = None,
+    dashboard: Dashboard | None = None,
 ) -> str:
     if port is None:
         return ""
     section = HttpConfig(host=host, port=port, connections_max=_CONNECTIONS_MAX)
-    app = build_status_app(runtime.metrics, runtime.traces, check_health, routes)
+    handlers = {} if dashboard is None else dashboard.handlers
+    more = [] if dashboard is None else [*dashboard.routes]
+    if service is not None:
+        more += operator_routes(service.full_view, service.targets)
+    app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
     server = Server(app, section, metrics=runtime.metrics, handlers=handlers)
     return url_of(host, await nursery.start(server.serve))

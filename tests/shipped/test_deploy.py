@@ -17,7 +17,9 @@ import yaml
 
 from tests.certificates import Authority
 from tests.sources import ROOT
+from trinamo.cli.children.shared_port import frontend_grace_s
 from trinamo.runtime.config.config import config_notices, load_config
+from trinamo.runtime.process.frontend.dashboard import dashboard_url
 from trinamo.transports.servers.binaries import find_nats_server
 
 DEPLOY = ROOT / "deploy"
@@ -199,7 +201,17 @@ def test_the_configuration_in_the_manifests_is_one(tmp_path: Path, size: str) ->
         if container["image"].startswith("trinamo:")
         for port in container["ports"]
     }
-    assert ports == {config.http.port, config.worker.status_port}
+    assert ports == {config.http.port, config.http.status_port, config.worker.status_port}
+    # Every machine's operator finds the dashboard there, which asks for no key.
+    assert dashboard_url(config.http, "", "http://pod:9090") == "http://pod:9090/dashboard"
+    ends_s = frontend_grace_s(config)
+    pod = manifest("common/frontend.yaml: Deployment")["spec"]["template"]["spec"]
+    assert config.http.lame_duck_s >= 10
+    assert pod["terminationGracePeriodSeconds"] > ends_s
+    patches = yaml.safe_load((DEPLOY / "kubernetes/scraped/kustomization.yaml").read_text())[
+        "patches"
+    ]
+    assert f'prometheus.io/port: "{config.http.status_port}"' in patches[0]["patch"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -283,6 +295,8 @@ def test_the_services_of_the_compose_file_are_configured_and_confined() -> None:
         config = load_config(environ=environ)
         assert config.data_plane.tcp.advertise_host == name
         assert config.data_plane.tcp.host == "0.0.0.0"
+    assert services["frontend"]["ports"] == ["127.0.0.1:8787:8787", "127.0.0.1:9090:9090"]
+    assert services["frontend"]["environment"]["TRINAMO_HTTP__STATUS_PORT"] == "9090"
 
 
 def test_the_image_runs_as_nobody_of_importance() -> None:

@@ -54,6 +54,8 @@ class Admission:
         self._places = _Places(self)
         self._root = Context("http")
         self._idle: trio.Event | None = None
+        self.is_leaving = False
+        """Whether balancers should ask another frontend; this one still answers until it drains."""
         self.is_draining = False
 
     @property
@@ -151,7 +153,7 @@ class Admission:
 
     def drain(self) -> None:
         """Admit nothing from now on, and nobody who waits."""
-        self.is_draining = True
+        self.is_leaving = self.is_draining = True
         self.queue.refuse_all(_draining)
 
     def stop(self, reason: Reason) -> None:

@@ -75,6 +75,27 @@ async def test_a_stream_in_flight_finishes_while_new_work_is_refused(serve: Any)
     await wait_closed(running)
 
 
+async def test_a_lame_duck_answers_while_balancers_are_told_to_ask_others(serve: Any) -> None:
+    """On connections that stand and on new ones; then it refuses, and ends."""
+    running = await serve(lame_duck_s=60)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with running.client() as client:
+        running.service.stop()
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert (await client.get("/live")).status_code == 200
+        async with running.client() as another:
+            for each in (client, another):
+                answer = await each.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 200
+
+
+async def test_after_the_lame_duck_s_time_the_service_ends(serve: Any) -> None:
+    running = await serve(lame_duck_s=0.02)
+    running.service.stop()
+    await wait_closed(running)
+
+
 async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) -> None:
     running = await serve(one_token_then_sleep, drain_timeout_s=0.02, stop_grace_s=0.02)
     async with running.client() as client:

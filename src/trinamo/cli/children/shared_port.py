@@ -75,7 +75,12 @@ def sharing(sources: Sources, port: int) -> Sources:
 def frontend_grace_s(config: Config) -> float:
     """How long a frontend may take to end by itself."""
     http = config.http
-    return http.drain_timeout_s + http.stop_grace_s + config.shutdown.close_timeout_s
+    return (
+        http.lame_duck_s
+        + http.drain_timeout_s
+        + http.stop_grace_s
+        + config.shutdown.close_timeout_s
+    )
 
 
 def status_url_of(child: Child) -> str:
