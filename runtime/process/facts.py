@@ -27,6 +27,7 @@ def worker_facts(runtime: Runtime, engines: Sequence[GenerationEngine]) -> dict[
         **_describe_queues(runtime),
         **_describe_transfers(runtime),
         **describe_planes(runtime),
+        "settings": runtime.live.values(),
     }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
+from msgspec.structs import replace
 
 from ..config.config import Config
 from ..config.keys import url_of
@@ -197,7 +198,8 @@ def _http_service(
 ) -> HttpService:
     builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
     targets = ScrapeTargets(runtime.control, runtime.env.clock)
-    looking = builder.look(look).targets(targets)
+    settings = runtime.live.values
+    looking = builder.look(lambda: replace(look(), settings=settings())).targets(targets)
     service = looking.config(runtime.config.http).build()
     runtime.live.listen(lambda found: service.tune(found.http))
     return service

@@ -47,6 +47,29 @@ def ask(running: RunningCluster, request_id: str) -> int:
             return error.code
 
 
+def test_what_is_in_force_is_shown_by_process_where_it_differs(running: RunningCluster) -> None:
+    """Not what is stored, which is nothing, but what each process goes by."""
+    told = running.place.run("config", "get").stdout
+    assert 'router.policy = "round_robin" (as configured)\n' in told
+    assert "worker.requests_max = 256 (as configured)\n" in told
+    assert running.place.run("config", "get", "log.level").stdout == '"info"\n'
+    set_live(running, "worker.requests_max", "64")
+    assert "worker.requests_max = 64 (set)\n" in running.place.run("config", "get").stdout
+    set_live(running, "worker.requests_max", "--reset")
+    own = ("--set", "worker.requests_max=7", "--engine", "echo", "--model-name", "other")
+    place = Place(running.place.root / "other", extra=running.place.environ)
+    place.root.mkdir()
+    process = place.start("worker", *own)
+    try:
+        wait_for(lambda: "is ready: " in place.output, 60, "the other worker's start")
+        told = running.place.run("config", "get").stdout
+        assert "worker.requests_max = 256 (as configured: worker-1, worker-2)\n" in told
+        assert "worker.requests_max = 7 (as configured: worker " in told
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def test_access_lines_can_be_switched_off_and_on(running: RunningCluster) -> None:
     set_live(running, "log.access", "none")
     assert ask(running, "unheard") == 200

@@ -176,6 +176,9 @@ def test_a_setting_is_got_set_refused_reset_and_watched(
     refused = run(place, "config", "set", LIMIT, "lots", *where)
     assert refused.returncode == 1
     assert LIMIT in refused.stderr
+    refused = run(place, "config", "set", "http.requests_max", "-3", *where)
+    assert refused.returncode == 1
+    assert "http.requests_max: Expected `int` >= 1" in refused.stderr
     assert "64 (set)" in run(place, "config", "get", *where).stdout
     assert run(place, "config", "set", LIMIT, "--reset", *where).returncode == 0
     told = json.loads(run(place, "config", "get", "--json", *where).stdout)

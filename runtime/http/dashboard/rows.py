@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ...traces.requests import RequestView
+from ..survey.listing import ModelLook
 from .facts import EngineFacts, QueueFacts
 from .timeline import Event
 
@@ -85,19 +86,6 @@ class InstanceRow(msgspec.Struct, kw_only=True):
     quarantined_blocks: int = 0
 
 
-class ModelRow(msgspec.Struct, kw_only=True):
-    """One model."""
-
-    name: str
-    aliases: list[str]
-    engine: str
-    endpoint: str
-    context_tokens_max: int
-    instances: int
-    registered: int
-    refused: int
-
-
 class QueueRow(msgspec.Struct, kw_only=True):
     """One work queue."""
 
@@ -135,7 +123,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     frontends: list[FrontendRow]
     instances: list[InstanceRow]
     instances_left_out: int
-    models: list[ModelRow]
+    models: list[ModelLook]
     queues: list[QueueRow]
     traffic: Traffic
     under_way: list[RequestView]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+import attrs
 import msgspec
 
 from ...traces.requests import RequestsView, RequestView
@@ -24,7 +25,6 @@ from .rows import (
     BackendRow,
     FrontendRow,
     InstanceRow,
-    ModelRow,
     QueueRow,
     ServerRow,
     Snapshot,
@@ -98,15 +98,12 @@ class Snapshots:
             instances=instances,
             instances_left_out=len(survey.instances) - len(instances),
             models=[
-                ModelRow(
+                attrs.evolve(
+                    each,
                     name=cut_text(each.name),
                     aliases=[cut_text(alias) for alias in each.aliases[:ENTRIES_MAX]],
                     engine=cut_text(each.engine),
                     endpoint=cut_text(each.endpoint),
-                    context_tokens_max=each.context_tokens_max,
-                    instances=each.instances,
-                    registered=each.registered,
-                    refused=each.refused,
                 )
                 for each in survey.models[:MODELS_MAX]
             ],

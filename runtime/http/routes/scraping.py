@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,9 +22,8 @@ import trio
 from ...config.keys import is_everywhere
 from ...env import Clock
 from ...errors import TrinamoError, UnavailableError
-from ...planes import ControlPlane, Entry
-from ...protocol.discovery.frontends import FRONTEND_PREFIX, decode_frontend
-from ...protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
+from ...planes import ControlPlane
+from ..survey.listing import Listing, read_listing
 
 READ_INTERVAL_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
@@ -94,25 +94,15 @@ class ScrapeTargets:
         return self._read_at is None or now - self._read_at >= READ_INTERVAL_S
 
     async def _read(self) -> None:
-        with trio.move_on_after(READ_TIMEOUT_S):
-            try:
-                instances = (await self._control.range(INSTANCE_PREFIX)).entries
-                frontends = (await self._control.range(FRONTEND_PREFIX)).entries
-            except TrinamoError:
-                pass
-            else:
-                self._known = dict(_look(instances, frontends))
+        with trio.move_on_after(READ_TIMEOUT_S), suppress(TrinamoError):
+            self._known = _look(await read_listing(self._control))
         # Also after a failure: an outage must not make each question wait.
         self._read_at = self._clock.now()
 
 
-def _look(instances: Sequence[Entry], frontends: Sequence[Entry]) -> dict[str, _Found]:
+def _look(listing: Listing) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
-    for entry in instances:
-        try:
-            instance = decode_instance(entry.key, entry.value)
-        except TrinamoError:
-            continue
+    for instance in listing.instances:
         told = instance.metadata
         for address in _address(told.get("status", "")):
             role = told.get("role", "")
@@ -121,11 +111,7 @@ def _look(instances: Sequence[Entry], frontends: Sequence[Entry]) -> dict[str, _
             each.models.append(told.get("model", ""))
             each.engines.append(told.get("engine", ""))
             each.endpoints.append(instance.endpoint)
-    for entry in frontends:
-        try:
-            frontend = decode_frontend(entry.key, entry.value)
-        except TrinamoError:
-            continue
+    for frontend in listing.frontends:
         for address in _address(frontend.status):
             found.setdefault(address, _Found("frontend", frontend.id))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -65,6 +65,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[InstanceView]
     """Endpoint by endpoint, at most `INSTANCES_MAX`."""
     instances_left_out: int = 0
+    settings: dict[str, Any] = {}
+    """What is in force of those that change while it runs; empty if it follows none."""
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):

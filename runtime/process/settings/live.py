@@ -7,12 +7,13 @@ Whatever it changes is changed in one step of the loop: requests under way go on
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import msgspec
 
 from ...config.config import Config
-from .settings import LIVE_KEYS, Settings
+from .settings import LIVE_KEYS, SETTINGS, Settings
 
 
 class LiveConfig:
@@ -30,6 +31,16 @@ class LiveConfig:
         self._listeners.append(listener)
         if self.config is not self._own:
             listener(self.config)
+
+    def values(self) -> dict[str, Any]:
+        """What is in force of each setting, by its name."""
+        stored = {each.name: self._settings.get(each) for each in SETTINGS.values()}
+        return {
+            name: reduce(getattr, name.split("."), self.config)
+            if stored[name] == each.default
+            else stored[name]
+            for name, each in SETTINGS.items()
+        }
 
     def _update(self) -> None:
         found = self._in_force()

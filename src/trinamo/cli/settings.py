@@ -75,7 +75,7 @@ def get(
     as_json: AsJson = False,
     sources: Sources,
 ) -> None:
-    """Show what is in force: the stored value, or the default."""
+    """Show what is in force, by process where it differs; `--json` has what is stored, or the default."""
     import msgspec
 
     from trinamo.runtime.process.settings.settings import find_setting, read_settings
@@ -87,13 +87,22 @@ def get(
         values = {each.setting.name: each.value for each in shown}
         sys.stdout.write(msgspec.json.encode(values).decode() + "\n")
         return
+    told = _in_force(sources)
     for each in shown:
-        value = msgspec.json.encode(each.value).decode()
-        if name is not None:
-            sys.stdout.write(f"{value}\n")
-        else:
-            origin = "default" if each.is_default else "set"
-            sys.stdout.write(f"{each.setting.name} = {value} ({origin})\n")
+        origin = "as configured" if each.is_default else "set"
+        found: dict[str, list[str]] = {}
+        for who, values in told:
+            if each.setting.name in values:
+                value = msgspec.json.encode(values[each.setting.name]).decode()
+                found.setdefault(value, []).append(who)
+        own = msgspec.json.encode(each.value).decode()
+        for value, processes in (found or {own: []}).items():
+            who = f": {', '.join(processes)}" if len(found) > 1 else ""
+            if name is None:
+                sys.stdout.write(f"{each.setting.name} = {value} ({origin}{who})\n")
+            else:
+                sys.stdout.write(f"{value}{who}\n")
+        if name is None:
             sys.stdout.write(f"    {each.setting.about}\n")
         if each.problem:
             sys.stderr.write(f"trinamo: the stored value is refused: {one_line(each.problem)}\n")
@@ -101,6 +110,8 @@ def get(
 
 @config_app.command(
     "set",
+    # A value may begin with a dash, as -3 does.
+    context_settings={"ignore_unknown_options": True},
     epilog="Examples:  trinamo config set router.policy least_loaded  ·  "
     "trinamo config set http.busy_blocks 0.9  ·  trinamo config set http.busy_blocks --reset",
 )
@@ -163,6 +174,29 @@ def watch(
                 value = await followed.wait_change(setting, value)
 
     _run(follow, sources)
+
+
+def _in_force(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
+    """What is in force, by process; nothing if none answers. Frontends route, and have the edge."""
+    import trio
+
+    from trinamo.runtime.errors import TrinamoError
+
+    from .running.locating import locate
+    from .status.survey import survey_cluster
+
+    try:
+        survey = trio.run(survey_cluster, locate(sources))
+    except TrinamoError:
+        return []
+    views = [(each.name, each.view) for each in survey.frontends if each.view is not None]
+    told = [(name, view.cluster.settings) for name, view in views if view.cluster is not None]
+    for each in survey.instances:
+        values = (each.health or {}).get("settings")
+        own = values.items() if isinstance(values, dict) else ()
+        mine = {key: value for key, value in own if not key.startswith(("router.", "http."))}
+        told.append((each.name or f"worker {each.id}", mine))
+    return told
 
 
 def _run(action: Callable[[ControlPlane], Awaitable[Any]], sources: Sources) -> Any:

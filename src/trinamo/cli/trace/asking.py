@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -87,8 +86,4 @@ async def recent_ids() -> list[str]:
     async with open_nursery() as nursery:
         for place in places:
             nursery.start_soon(ask, place)
-    return _merged(lists)
-
-
-def _merged(lists: Iterable[list[str]]) -> list[str]:
     return list(dict.fromkeys(each for ids in lists for each in ids))

@@ -19,7 +19,6 @@ from trinamo.runtime.http.dashboard.rows import (
     BackendRow,
     FrontendRow,
     InstanceRow,
-    ModelRow,
     QueueRow,
     ServerRow,
     Snapshot,
@@ -27,6 +26,7 @@ from trinamo.runtime.http.dashboard.rows import (
 )
 from trinamo.runtime.http.dashboard.tabs import Tabs
 from trinamo.runtime.http.dashboard.timeline import Event
+from trinamo.runtime.http.survey.listing import ModelLook
 from trinamo.runtime.traces.requests import RequestView
 
 pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
@@ -90,7 +90,7 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
         ],
         instances_left_out=0,
         models=[
-            ModelRow(
+            ModelLook(
                 name=name, aliases=[name], engine=name, endpoint=name,
                 context_tokens_max=4096, instances=2, registered=2, refused=0,
             )
