@@ -7,41 +7,33 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+import attrs
 import trio
 
 from ...config.upstream import UpstreamConfig
 from ...context import Context
-from ...errors import ConfigError, ConnectError, OverloadedError, TrinamoError
-from ...nurseries import open_nursery
+from ...errors import ConfigError, ConnectError, LocalProtocolError, OverloadedError, TrinamoError
 from ...protocol.openai.generate import Delta, GenerateRequest
-from ...sinks import Iteration, Sink
+from ...sinks import Sink
 from ..generation import EngineInfo, EngineStatistics
 from .upstream import Upstream, open_upstream
 from .watch import ListedModel, list_models
 
 _log = logging.getLogger("trinamo.upstream")
-_QUEUED_DELTAS_MAX: Final = 256
 _START_PAUSE_S: Final = 0.5
 
 
+@attrs.define(eq=False)
 class UpstreamEngine:
     """One model of one upstream, for a worker; made by `open_upstream_engine`."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        info: EngineInfo,
-        theirs: str,
-        nursery: trio.Nursery,
-        *,
-        running_max: int,
-    ) -> None:
-        self.upstream = upstream
-        self.info = info
-        self._theirs = theirs
-        self._running_max = running_max
-        self._running = self._cancellations = self._failures = 0
-        self._nursery = nursery
+    upstream: Upstream
+    info: EngineInfo
+    _theirs: str
+    _running_max: int
+    _running: int = 0
+    _cancellations: int = 0
+    _failures: int = 0
 
     def statistics(self) -> EngineStatistics:
         """Ours, and of what waits there what the upstream tells."""
@@ -97,28 +89,10 @@ class UpstreamEngine:
             return self._running, 0.0
         return max(self._running, load.running + load.waiting), load.kv_used
 
-    async def generate(
-        self, request: GenerateRequest, context: Context
-    ) -> AsyncGenerator[Delta, None]:
-        """Stream one answer; see `GenerationEngine.generate`."""
-        deltas = Iteration[Delta](_QUEUED_DELTAS_MAX)
-        scope = trio.CancelScope()
-
-        async def run() -> None:
-            with scope:
-                try:
-                    await self.forward(request, context, deltas)
-                except TrinamoError as error:
-                    deltas.finish(error)
-                else:
-                    deltas.finish()
-
-        self._nursery.start_soon(run)
-        try:
-            async for delta in deltas:
-                yield delta
-        finally:
-            scope.cancel()
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        """Raise: answers of an upstream are pushed; see `forward_of`."""
+        del request, context
+        raise LocalProtocolError("an upstream's answers are not pulled: ask by `forward`")
 
 
 @asynccontextmanager
@@ -134,11 +108,8 @@ async def open_upstream_engine(
     Waits for the upstream to list its models. Raises `ConfigError` if it lists others than is asked
     for, and `ConnectError` after `start_timeout_s` without a list.
     """
-    if section.url is None:
-        raise ConfigError(
-            "worker.upstream.url is null; name the server, such as --upstream http://host:8000/v1"
-        )
-    async with open_upstream(section.url, section) as upstream, open_nursery() as nursery:
+    assert section.url is not None, "whoever chose this engine has looked"
+    async with open_upstream(section.url, section) as upstream:
         listed = _choose(await _wait_models(upstream, section), section.model, model)
         info = EngineInfo(
             engine="openai",
@@ -147,8 +118,7 @@ async def open_upstream_engine(
             can_resume=section.resume != "off",
             passes_through=True,
         )
-        yield UpstreamEngine(upstream, info, listed.id, nursery, running_max=running_max)
-        nursery.cancel_scope.cancel()
+        yield UpstreamEngine(upstream, info, listed.id, running_max)
 
 
 async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> list[ListedModel]:

@@ -32,8 +32,14 @@ class Choice:
 def choose_engine(section: WorkerConfig) -> Choice:
     """Resolve `auto`: llamacpp where its extra and model file are there, else exact.
 
-    Raises `ConfigError` for llamacpp by name without the extra, or without the model file.
+    Raises `ConfigError` for llamacpp by name without the extra, or without the model file, and for
+    openai without a URL.
     """
+    if section.engine == "openai" and section.upstream.url is None:
+        raise ConfigError(
+            "worker.upstream.url is null; say where the server is, such as"
+            " --set worker.upstream.url=http://host:8000/v1"
+        )
     if section.engine not in ("auto", "llamacpp"):
         return Choice(section.engine, "as configured")
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
