@@ -7,6 +7,7 @@ event after it. Messages of our own bugs stay in the log; clients get a sentence
 from __future__ import annotations
 
 import http
+import re
 from typing import ClassVar, Final
 
 import attrs
@@ -107,6 +108,13 @@ class StatusRow:
 _CLIENT: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _BUG: Final = "an internal error"
+_ADDRESS: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://[^\s'\",;)]+"  # A URL,
+    r"|\[?(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[\w.%]*\]?(?:(?::| port )\d+)?"  # IPv6,
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?:(?::| port )\d+)?"  # IPv4,
+    r"|\b[a-z][\w.-]*(?::| port )\d{2,5}\b",  # or a host and its port.
+    re.IGNORECASE,
+)
 
 # An exception has the row of the nearest class in its MRO.
 # fmt: off
@@ -198,7 +206,8 @@ def answer_error(
 ) -> ErrorAnswer:
     """What a client is told about `error`; of a group, the error that stands for it.
 
-    What the client is not told is in the log under `request_id`; with `tells_detail`
+    What the client is not told is in the log under `request_id`: addresses of servers, of which only
+    its own mistakes tell, and a row's reasons for a sentence. With `tells_detail`
     (`http.engine_error_detail`) it is told all but our own bugs.
     """
     error = single(error)
@@ -211,6 +220,8 @@ def answer_error(
     if row.sentence and (row.is_bug or not tells_detail):
         where = f" under request id {request_id}" if request_id else ""
         message = f"{row.sentence}; the server's log has more{where}"
+    elif not (tells_detail or isinstance(error, RequestError)):
+        message = _ADDRESS.sub("a server", message)
     return ErrorAnswer(
         row.status,
         ErrorDetail(

@@ -128,6 +128,41 @@ def test_our_own_bugs_are_not_shown_to_clients(error: Exception) -> None:
     assert answer.is_our_fault
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.7:4711",
+        "10.0.0.7",
+        "127.0.0.1 port 34463",
+        "[fe80::1%eth0]:80",
+        "::1 port 8000",
+        "http://vllm-0.internal:8000/v1",
+        "nats://10.0.0.7:4222",
+        "vllm-0.internal:8000",
+        "vm:35673",
+        "localhost port 8000",
+    ],
+)
+@pytest.mark.parametrize(
+    "cls",
+    [errors.DisconnectedError, errors.RemoteProtocolError, errors.UnavailableError],
+)
+def test_no_address_of_a_server_is_told_to_a_client(cls: type[TrinamoError], address: str) -> None:
+    """The rest of the sentence is; the log has all of it."""
+    error = cls(
+        f"the connection to {address} broke (2f4e1a: the instance at {address}; try 2 of 3)"
+    )
+    told = "the connection to a server broke (2f4e1a: the instance at a server; try 2 of 3)"
+
+    assert answer_error(error).detail.message == told
+    assert answer_error(error, tells_detail=True).detail.message == str(error)
+
+
+def test_what_a_client_has_written_itself_is_quoted() -> None:
+    error = errors.RequestError("'image_url' is wrong: http://10.0.0.7:80/a.png is no image")
+    assert answer_error(error).detail.message == str(error)
+
+
 INSIDES = [
     errors.EngineError("OSError: /models/secret.gguf"),
     errors.ConnectError("no connection to 10.0.0.7:4222"),
