@@ -11,7 +11,6 @@ from typing import Self
 
 from ..config.router import RouterConfig
 from ..context import Context
-from ..engines.upstream.calls import Call
 from ..engines.upstream.exchange import UpstreamAnswer
 from ..engines.upstream.upstream import Upstream
 from ..env import Env
@@ -97,20 +96,15 @@ class DirectClient:
 
 
 class _Flight(InFlight):
-    """One request at one upstream. Its stalls are watched there."""
+    """One request at one upstream. Its stalls are watched there, and its connection says who dies."""
 
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call) -> None:
-        super().__init__(is_waiting=True)
-        self._call = call
+    __slots__ = ()
 
     def heard(self) -> int | None:
         return None
 
     def fail(self, error: DisconnectedError) -> None:
-        if not self._call.is_begun:
-            self._call.fail(error)
+        """Do nothing: a server that lists other models now may answer what it has taken."""
 
 
 class DirectStream:
@@ -147,7 +141,7 @@ class DirectStream:
     async def attempt(self, instance: Instance, upstream: Upstream, model: str) -> None:
         """Ask one upstream; counted as under way there until it fails, or this is left."""
         calling = upstream.call(self.context)
-        router, flight = self._client.router, _Flight(calling.call)
+        router, flight = self._client.router, _Flight(is_waiting=True)
         self.cached_blocks = router.begin(instance, flight, self.hint)
         leg = self.context.trace.begin("attempt", instance=instance.id)
         try:

@@ -25,7 +25,7 @@ from ..errors import DisconnectedError, TrinamoError, error_from_wire
 from ..metrics.migrations import MigrationSeries
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
-from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
 from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
@@ -159,11 +159,11 @@ class MigratingAnswer(Sink[Delta]):
         "_has_brought",
         "_hint",
         "_instance_id",
-        "_is_begun",
         "_is_finished",
         "_is_long",
         "_is_taken",
         "_lost",
+        "_opening",
         "_policy",
         "_prompt_tokens",
         "_request",
@@ -171,6 +171,7 @@ class MigratingAnswer(Sink[Delta]):
         "_sink",
         "_take",
         "_tell",
+        "_text_chars",
         "_texts",
         "_token_ids",
         "_tokens_max",
@@ -203,10 +204,11 @@ class MigratingAnswer(Sink[Delta]):
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         """Of answers that are passed through: they have no token ids."""
+        self._text_chars = 0
         self._delivered = 0
         """Tokens that these have brought."""
-        self._is_begun = False
-        """Whether they have brought anything."""
+        self._opening = b""
+        """The first thing that they have brought."""
         self._tokens_max = policy.tokens_max
         self._prompt_tokens = 0
         self._is_finished = self._is_long = False
@@ -243,13 +245,14 @@ class MigratingAnswer(Sink[Delta]):
 
     def _pass(self, delta: Delta) -> None:
         """One item of an answer that is passed through."""
-        self._is_begun = True
+        self._opening = self._opening or delta.raw
         self._delivered += delta.output_tokens
         if self._can_resume:
             self._texts.append(delta.text)
+            self._text_chars += len(delta.text)
             # What is no text, such as a call of a tool, nobody could go on behind.
             self._can_resume = bool(delta.text) or not delta.output_tokens
-            if self._delivered > self._tokens_max:
+            if max(self._delivered, self._text_chars // TOKEN_CHARS_MAX) > self._tokens_max:
                 self._is_long = True
                 self._texts.clear()
 
@@ -313,12 +316,12 @@ class MigratingAnswer(Sink[Delta]):
         return True
 
     def _resumed(self) -> GenerateRequest:
-        if self._is_begun:
+        if self._opening:
             return msgspec.structs.replace(
                 self._request,
                 delivered_text="".join(self._texts),
                 delivered_tokens=self._delivered,
-                is_begun=True,
+                opening=self._opening,
             )
         if not self._token_ids:
             return self._request

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from .keys import FrameBytes, Seconds, Section, Text, about
+from .keys import Bytes, FrameBytes, Seconds, Section, Text, about
 
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):
@@ -36,7 +36,11 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[Seconds, about("For a connection, TLS included.")] = 5.0
     first_byte_timeout_s: Annotated[
         Seconds,
-        about("From a request until the first byte of its answer: prompts are computed meanwhile."),
+        about(
+            "From a request until the head of its answer: prompts are computed meanwhile. Also how"
+            " long comments alone may keep an answer alive, and how long one that is not streamed may"
+            " take behind its head."
+        ),
     ] = 600.0
     stall_timeout_s: Annotated[
         Seconds, about("An answer that brings nothing this long, no comment either, is given up.")
@@ -44,6 +48,9 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     answer_bytes_max: Annotated[
         FrameBytes, about("A longer answer that is not streamed is given up.")
     ] = 64 << 20
+    answers_bytes_max: Annotated[
+        Bytes, about("All such answers of a process together; one that finds no room is a 503.")
+    ] = 256 << 20
     event_bytes_max: Annotated[FrameBytes, about("A longer event is.")] = 1 << 20
     health_interval_s: Annotated[
         Seconds, about("Between two looks at an upstream's health and load.")

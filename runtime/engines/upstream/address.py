@@ -82,29 +82,24 @@ def _tls(section: UpstreamConfig) -> ssl.SSLContext:
 
 
 def _authorization(section: UpstreamConfig) -> str:
-    key = _read_key(section)
-    if key is None:
-        return ""
-    if not key or any(ord(c) <= 32 or ord(c) > 126 for c in key):
-        raise ConfigError("the upstream's key is empty, or holds characters that no header may")
-    return f"Bearer {key}"
-
-
-def _read_key(section: UpstreamConfig) -> str | None:
     if section.key_env is not None:
-        found = os.environ.get(section.key_env)
-        if found is None:
+        key = os.environ.get(section.key_env)
+        if key is None:
             raise ConfigError(
                 f"worker.upstream.key_env: there is no environment variable {section.key_env}"
             )
-        return found.strip()
-    if section.key_file is None:
-        return None
-    try:
-        with Path(section.key_file).open("rb") as file:
-            return file.read(_KEY_BYTES_MAX).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise ConfigError(
-            f"worker.upstream.key_file: {section.key_file} cannot be read: {why}"
-        ) from None
+    elif section.key_file is None:
+        return ""
+    else:
+        try:
+            with Path(section.key_file).open("rb") as file:
+                key = file.read(_KEY_BYTES_MAX).decode("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise ConfigError(
+                f"worker.upstream.key_file: {section.key_file} cannot be read: {why}"
+            ) from None
+    key = key.strip()
+    if not key or any(ord(c) <= 32 or ord(c) > 126 for c in key):
+        raise ConfigError("the upstream's key is empty, or holds characters that no header may")
+    return f"Bearer {key}"

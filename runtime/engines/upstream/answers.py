@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import attrs
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from ...errors import DisconnectedError, RemoteProtocolError, TrinamoError
 from ...protocol.openai.generate import Delta, FinishReason
-from ...protocol.openai.passing import Renaming
+from ...protocol.openai.passing import Renaming, continued
 from .events import EventSplitter, Received
-from .refusals import error_of_event
+from .refusals import as_json, error_of_event
 
 _DONE: Final = b"[DONE]"
 _PIECE_BYTES: Final = 1 << 18
 """A long body travels in pieces of this."""
 _RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _TOKENS_MAX: Final = 2**31 - 1
+_CHOICES_MAX: Final = 4096
+"""Where it is not known how many there are: of each the end is kept."""
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -75,13 +79,7 @@ class _Event(msgspec.Struct, frozen=True):
     response: _Response | None = None
 
 
-class _Whole(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
 _decode = msgspec.json.Decoder(_Event).decode
-_decode_whole = msgspec.json.Decoder(_Whole).decode
 
 
 def _bounded(count: int) -> int:
@@ -92,59 +90,46 @@ def _reason(finish_reason: str | None) -> FinishReason:
     return FinishReason.LENGTH if finish_reason == "length" else FinishReason.STOP
 
 
+@attrs.define(eq=False)
 class StreamedAnswer:
     """One streamed answer. After `error` is set it takes nothing more."""
 
-    __slots__ = (
-        "_choices",
-        "_finished",
-        "_is_resumed",
-        "_is_told",
-        "_open",
-        "_output_tokens",
-        "_renaming",
-        "_splitter",
-        "error",
-        "is_done",
-    )
-
-    def __init__(
-        self,
-        event_bytes_max: int,
-        renaming: Renaming | None = None,
-        *,
-        choices: int = 0,
-        is_resumed: bool = False,
-    ) -> None:
-        self._splitter = EventSplitter(event_bytes_max)
-        self._choices = choices
-        """How many there will be; 0 if that is not known."""
-        self._is_resumed = is_resumed
-        """The client has the beginning: what opens an answer again is left out."""
-        self._renaming = renaming
-        self._open: set[int] = set()
-        self._finished: dict[int, str] = {}
-        self._output_tokens = 0
-        self._is_told = False
-        self.is_done = False
-        """Its last event has come."""
-        self.error: TrinamoError | None = None
-        """What ended it, after the deltas that came before."""
+    _splitter: EventSplitter = attrs.field(converter=EventSplitter)
+    _renaming: Renaming | None = None
+    _choices: int = attrs.field(default=0, kw_only=True)
+    """How many there will be; 0 if that is not known."""
+    _opening: bytes = attrs.field(default=b"", kw_only=True)
+    """What the client has of the beginning: what opens an answer again is left out."""
+    _delivered: int = attrs.field(default=0, kw_only=True)
+    """The tokens behind it, which are prompt here."""
+    _has_brought: bool = False
+    _open: set[int] = attrs.field(factory=set)
+    _finished: dict[int, FinishReason] = attrs.field(factory=dict)
+    _output_tokens: int = 0
+    _is_told: bool = False
+    is_done: bool = False
+    """Its last event has come."""
+    error: TrinamoError | None = None
+    """What ended it, after the deltas that came before."""
 
     def feed(self, body: bytes) -> list[Delta]:
         """What `body` brings: a delta for each event, and another for the end."""
         data = self._splitter.single(body)
-        if data is None or data == _DONE or self._is_resumed or self.is_done:
+        if data is None or data == _DONE or self._opening or self.is_done:
             return self._take(self._splitter.feed(body))
         try:
-            return [self._delta(Received(data), body)]
+            delta = self._delta(Received(data), body)
         except TrinamoError as error:
             self.error = error
             return []
+        return [] if delta is None else [delta]
 
     def finish(self) -> list[Delta]:
         """The body is over: what is left of the answer, or the error that it is not whole."""
         deltas = self._take(self._splitter.finish())
+        if isinstance(self.error, RemoteProtocolError):
+            # Half an event, as the end of a connection leaves it: no nonsense of the upstream.
+            self.error = None
         if self.is_done or self.error is not None:
             return deltas
         if self._finished and not self._open and len(self._finished) >= self._choices:
@@ -166,14 +151,17 @@ class StreamedAnswer:
             except TrinamoError as error:
                 self.error = error
                 break
-            if self._is_resumed and not (delta.output_tokens or self._finished):
+            if delta is None:
                 continue
-            self._is_resumed = False
+            is_new = bool(delta.output_tokens or self._finished)
+            if self._opening and not (is_new or self._has_brought):
+                continue
+            self._has_brought = True
             deltas.append(delta)
         return deltas
 
-    def _delta(self, event: Received, raw: bytes | None = None) -> Delta:
-        """One event; `raw` if it is at hand as the client gets it."""
+    def _delta(self, event: Received, raw: bytes | None = None) -> Delta | None:
+        """One event; `raw` if it is at hand as the client gets it. None for what follows a finish."""
         data = event.data
         try:
             told = _decode(data)
@@ -184,11 +172,12 @@ class StreamedAnswer:
             raise RemoteProtocolError(f"an event of the upstream is no JSON: {error}") from error
         if told.error is not None and (not told.choices or event.event == b"error"):
             raise error_of_event(told.error)
-        if self._renaming is not None:
-            event, raw = Received(self._renaming.apply(data), event.event), None
         text, count = "", 0
         for choice in told.choices:
+            is_behind = choice.index in self._finished
             brought, is_any = self._choice(choice)
+            if is_behind and is_any:
+                return None
             text += brought
             count += is_any
         usage = told.usage or (told.response.usage if told.response is not None else None)
@@ -197,7 +186,12 @@ class StreamedAnswer:
             count = 1
         if usage is not None and usage.output:
             count = max(usage.output - self._output_tokens, 0)
-            prompt_tokens, self._is_told = (0 if self._is_told else usage.prompt), True
+            prompt = max(usage.prompt - self._delivered, 0)
+            prompt_tokens, self._is_told = (0 if self._is_told else prompt), True
+        if self._renaming is not None or self._opening:
+            data = data if self._renaming is None else self._renaming.apply(data)
+            data = continued(data, self._opening, self._delivered) if self._opening else data
+            event, raw = Received(data, event.event), None
         self._output_tokens += count
         delta = Delta(
             text,
@@ -208,14 +202,16 @@ class StreamedAnswer:
         )
         if told.type in _RESPONSE_ENDS:
             self.is_done = True
-            return msgspec.structs.replace(delta, finish_reason=FinishReason.STOP)
+            return replace(delta, finish_reason=FinishReason.STOP)
         return delta
 
     def _choice(self, choice: _Choice) -> tuple[str, bool]:
         """The text of the one choice that could be gone on with, and whether it brings anything."""
         index = choice.index
+        if not 0 <= index < min(self._choices or _CHOICES_MAX, _CHOICES_MAX):
+            raise RemoteProtocolError(f"the upstream answers with a choice numbered {index}")
         if choice.finish_reason is not None:
-            self._finished[index] = choice.finish_reason
+            self._finished[index] = _reason(choice.finish_reason)
             self._open.discard(index)
         elif index not in self._finished:
             self._open.add(index)
@@ -228,25 +224,24 @@ class StreamedAnswer:
         """Once every choice has one: whoever dies between it and `[DONE]` has said all."""
         if self._open or len(self._finished) != self._choices:
             return None
-        return _reason(self._finished.get(0))
+        return self._finished.get(0, FinishReason.STOP)
 
     def _end(self) -> Delta:
         self.is_done = True
-        return Delta(finish_reason=_reason(self._finished.get(0)))
+        return Delta(finish_reason=self._finished.get(0, FinishReason.STOP))
 
 
 _UNKNOWN: Final = _Event()
 
 
+@attrs.define(eq=False)
 class WholeAnswer:
     """One answer that is not streamed, as its body comes: at most `bytes_max` bytes."""
 
-    __slots__ = ("_bytes_max", "_pieces", "_renaming", "_size")
-
-    def __init__(self, bytes_max: int, renaming: Renaming | None = None) -> None:
-        self._bytes_max, self._renaming = bytes_max, renaming
-        self._pieces: list[bytes] = []
-        self._size = 0
+    _bytes_max: int
+    _renaming: Renaming | None = None
+    _pieces: list[bytes] = attrs.field(factory=list)
+    _size: int = 0
 
     def feed(self, body: bytes) -> None:
         """Keep a piece; `RemoteProtocolError` for one too many."""
@@ -257,39 +252,35 @@ class WholeAnswer:
             )
         self._pieces.append(body)
 
-    @property
-    def body(self) -> bytes:
-        """All of it."""
-        return b"".join(self._pieces)
+    def take(self) -> bytes:
+        """All of it, which is kept no more."""
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        return body
 
-    def finish(self) -> list[Delta]:
-        """The whole body, cut into deltas."""
-        body = self.body
+    def finish(self, body: bytes) -> list[Delta]:
+        """The whole `body`, cut into deltas."""
         try:
-            told = _decode_whole(body)
+            told = _decode(body)
         except msgspec.ValidationError:
-            told = _Whole()
+            told = _UNKNOWN
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"the upstream's answer is no JSON: {error}") from error
         usage = told.usage or _Usage()
         if self._renaming is not None:
             body = self._renaming.apply(body)
-        *pieces, last = _cut(body)
         reason = _reason(told.choices[0].finish_reason if told.choices else None)
-        end = Delta(
-            finish_reason=reason, prompt_tokens=usage.prompt, output_tokens=usage.output, raw=last
-        )
-        return [*(Delta(raw=piece) for piece in pieces), end]
+        end = Delta(finish_reason=reason, prompt_tokens=usage.prompt, output_tokens=usage.output)
+        return _in_pieces(body, end)
 
 
 def refused(status: int, body: bytes) -> list[Delta]:
-    """A refusal that is the client's to read, as an answer."""
-    *pieces, last = _cut(body)
-    end = Delta(finish_reason=FinishReason.STOP, status=status, raw=last)
-    return [*(Delta(status=status, raw=piece) for piece in pieces), end]
+    """A refusal that is the client's to read, as an answer in JSON."""
+    return _in_pieces(as_json(status, body), Delta(finish_reason=FinishReason.STOP, status=status))
 
 
-def _cut(body: bytes) -> list[bytes]:
-    if len(body) <= _PIECE_BYTES:
-        return [body]
-    return [body[i : i + _PIECE_BYTES] for i in range(0, len(body), _PIECE_BYTES)]
+def _in_pieces(body: bytes, end: Delta) -> list[Delta]:
+    """`body` as deltas, of which `end` brings the last piece."""
+    cut = range(0, len(body), _PIECE_BYTES)
+    *pieces, last = [body[i : i + _PIECE_BYTES] for i in cut] or [b""]
+    return [*(Delta(status=end.status, raw=piece) for piece in pieces), replace(end, raw=last)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from typing import Any
 
 import attrs
 import trio
@@ -18,6 +18,9 @@ class Call:
 
     scope: trio.CancelScope
     heard_at: float
+    """When the last byte came."""
+    brought_at: float
+    """When the last part of the answer did: its head, or an event."""
     is_begun: bool = False
     is_paused: bool = False
     error: DisconnectedError | None = None
@@ -53,15 +56,16 @@ class Calls:
     async def watch(self) -> None:
         """Look at all of them four times in the shorter limit, until cancelled."""
         section = self._section
-        pause_s = min(section.stall_timeout_s, section.first_byte_timeout_s) / 4
+        patience_s = section.first_byte_timeout_s
+        pause_s = min(section.stall_timeout_s, patience_s) / 4
         while True:
             await trio.sleep(pause_s)
             now = trio.current_time()
             for call in self._calls:
-                limit_s = section.stall_timeout_s if call.is_begun else section.first_byte_timeout_s
+                limit_s = section.stall_timeout_s if call.is_begun else patience_s
                 if call.is_paused:
-                    call.heard_at = now
-                elif now - call.heard_at > limit_s:
+                    call.heard_at = call.brought_at = now
+                elif now - call.heard_at > limit_s or now - call.brought_at > patience_s:
                     said = "its answer" if call.is_begun else "the beginning of its answer"
                     call.fail(DisconnectedError(f"the upstream has stalled in {said}"))
 
@@ -73,7 +77,8 @@ class Calling:
 
     def __init__(self, calls: dict[Call, None], context: Context) -> None:
         self._calls, self.context = calls, context
-        self.call = Call(trio.CancelScope(), trio.current_time())
+        now = trio.current_time()
+        self.call = Call(trio.CancelScope(), now, now)
 
     def __enter__(self) -> Call:
         self._calls[self.call] = None
@@ -81,15 +86,10 @@ class Calling:
         self.call.scope.__enter__()
         return self.call
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, *raised: Any) -> bool:  # noqa: PYI036 -- as a scope takes it
         del self._calls[self.call]
         self.context.off_change(self._cancel)
-        return bool(self.call.scope.__exit__(exc_type, exc, traceback))
+        return bool(self.call.scope.__exit__(*raised))
 
     def _cancel(self, _: State) -> None:
         self.call.scope.cancel()

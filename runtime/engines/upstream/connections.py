@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -21,12 +22,16 @@ _DRAIN_S: Final = 1.0
 """How long the end of a body may follow the end of an answer."""
 _IDLE_S: Final = 4.0
 """Uvicorn and llama.cpp close idle connections after five seconds."""
+_AT_ONCE_S: Final = 0.1
+"""Who closes a connection later than this behind a request has read the request."""
+_PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 30_000}
+"""A machine that has vanished sends no end. One that is busy answers these, whatever its server does."""
 
 
 class Connection:
     """One open connection. Without TLS it is read without trio's checkpoints: once a token."""
 
-    __slots__ = ("_stream", "idle_since", "is_used", "plain")
+    __slots__ = ("_stream", "idle_since", "is_used", "plain", "sent_at")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream: trio.abc.Stream | None = stream
@@ -35,6 +40,8 @@ class Connection:
         self.idle_since = 0.0
         self.is_used = False
         """Whether it has carried a request already, so that its peer may have closed it since."""
+        self.sent_at = math.inf
+        """When all of the request was the kernel's."""
         if isinstance(stream, trio.SocketStream) and not hasattr(stream.socket, "send_nowait"):
             # The kernel's own: what else trio does for each read costs more than the system call.
             given = stream.socket
@@ -147,6 +154,9 @@ class Connections:
     async def _open(self) -> trio.abc.Stream:
         address = self.address
         stream = await trio.open_tcp_stream(address.host, address.port)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES.items():
+            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if address.tls is None:
             return stream
         secured = trio.SSLStream(
@@ -201,19 +211,18 @@ class Connections:
     ) -> tuple[Connection, Response, bytes]:
         """Send a request; returns once the head of its answer is there, with the body's beginning.
 
-        A connection that was used before, and closes before a byte of this answer, is replaced, once:
-        most likely it was closed as idle, before the request was read. It may have been read all the same,
-        and RFC 9110 (9.2.2) lets a client repeat a POST unasked only where that means the same. It
-        does: what is asked of an upstream is computed, at worst twice; only `/v1/responses` with
-        `store` may keep two answers. Raises `ConnectError`, `DisconnectedError` or
-        `RemoteProtocolError`.
+        A connection that was used before, and ends at once, is replaced, once: it was closed as idle,
+        while the request was on its way. One that ends later had the request in work, and whoever
+        chooses among upstreams counts that as an attempt (RFC 9110, 9.2.2, lets nobody repeat it
+        unasked). Raises `ConnectError`, `DisconnectedError` or `RemoteProtocolError`.
         """
         connection = await self.take()
         try:
             try:
                 return await _exchange(connection, head, body, heard)
             except DisconnectedError:
-                if not connection.is_used:
+                waited_s = trio.current_time() - connection.sent_at
+                if not connection.is_used or waited_s > _AT_ONCE_S:
                     raise
             connection.close()
             connection = await self.open()
@@ -227,6 +236,7 @@ async def _exchange(
     connection: Connection, head: bytes, body: bytes, heard: Callable[[], None]
 ) -> tuple[Connection, Response, bytes]:
     await connection.send(head + body)
+    connection.sent_at = trio.current_time()
     response, begun = Response(), b""
     while not response.is_head_complete:
         data = await connection.receive()

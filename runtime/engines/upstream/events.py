@@ -34,7 +34,7 @@ class Received:
 
 
 class EventSplitter:
-    """Bytes in, events out. Comments, ids and retry times are read over.
+    """Bytes in, events out. Comments, ids, retry times and events without data are read over.
 
     At most `bytes_max` bytes are kept for an unfinished event; more raises `RemoteProtocolError`.
     """
@@ -52,7 +52,7 @@ class EventSplitter:
         if self._kept or self._is_first or b"\r" in data:
             return None
         if data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data[-1] == _LF:
-            return data[6:-2]
+            return data[6:-2].strip() or None
         return None
 
     def feed(self, data: bytes) -> list[Received]:
@@ -95,9 +95,10 @@ class EventSplitter:
             if self._is_first:
                 self._is_first = False
                 block = block.removeprefix(_BOM)  # noqa: PLW2901 -- of the very first alone
-            if block.startswith(b"data: ") and b"\n" not in block:
-                found.append(Received(block[6:]))
-            elif (event := _parse(block)) is not None:
+            is_plain = block.startswith(b"data: ") and b"\n" not in block
+            event = Received(block[6:]) if is_plain else _parse(block)
+            # Gateways send events with empty data, which say nothing, to keep connections open.
+            if event.data.strip():
                 found.append(event)
         return found
 
@@ -114,7 +115,7 @@ def _blocks(data: bytes) -> tuple[list[bytes], bytes]:
     return blocks, blocks.pop() + held
 
 
-def _parse(block: bytes) -> Received | None:
+def _parse(block: bytes) -> Received:
     data, event = [], b""
     for line in block.split(b"\n"):
         field, _, value = line.partition(b":")
@@ -126,4 +127,4 @@ def _parse(block: bytes) -> Received | None:
         elif field == b"error" and value.startswith(b"{"):
             # llama.cpp's server has told of errors by a field of their own.
             data.append(b'{"error":' + value + b"}")
-    return Received(b"\n".join(data), event) if data else None
+    return Received(b"\n".join(data), event)

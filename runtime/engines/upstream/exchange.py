@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
+import attrs
+
+from ...config.upstream import UpstreamConfig
 from ...context import Context
-from ...errors import RequestError
+from ...errors import OverloadedError, RemoteProtocolError, RequestError, TrinamoError
 from ...protocol.openai.generate import Delta, FinishReason
 from ...sinks import Sink, Sleeper
 from .answers import StreamedAnswer, WholeAnswer, refused
 from .calls import Call, Calls
 from .connections import Connection, Connections
 from .readers import PushedStream, Readers
-from .refusals import refusal_of
+from .refusals import refusal_of, refusal_unstreamed
 from .response import Response
 
 _OK: Final = 200
 _REFUSAL_BYTES_MAX: Final = 1 << 20
 
 
+@attrs.define
+class Kept:
+    """The bytes of whole answers that upstreams have brought, and nobody has taken; 0 at quiescence."""
+
+    bytes_held: int = 0
+
+
+KEPT: Final = Kept()
+"""Of this process: it has one memory, however many upstreams."""
+
+
+@attrs.define(eq=False)
 class UpstreamAnswer:
     """The answer to one request: `forward` it once, then `close` it."""
 
-    __slots__ = (
-        "_answer",
-        "_begun",
-        "_calls",
-        "_connection",
-        "_connections",
-        "_context",
-        "_deltas",
-        "_readers",
-        "_response",
-    )
+    _connections: Connections
+    _calls: Calls
+    _readers: Readers | None
+    _section: UpstreamConfig
+    _context: Context
+    _answer: StreamedAnswer | WholeAnswer
+    _connection: Connection | None = None
+    _response: Response = attrs.field(factory=Response)
+    _begun: bytes = b""
+    _deltas: list[Delta] = attrs.field(factory=list)
+    """All of it, if it is whole already."""
+    _held: int = 0
+    """What of `KEPT` is its own."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        calls: Calls,
-        readers: Readers | None,
-        context: Context,
-        answer: StreamedAnswer | WholeAnswer,
-    ) -> None:
-        self._connections, self._calls, self._readers = connections, calls, readers
-        self._context, self._answer = context, answer
-        self._connection: Connection | None = None
-        self._response = Response()
-        self._begun = b""
-        self._deltas: list[Delta] = []
-        """All of it, if it is whole already."""
+    def take_end(self, event: bytes) -> None:
+        """It is no more than this `event`, with which all its tokens have come."""
+        self._deltas = [Delta(finish_reason=FinishReason.LENGTH, raw=event)]
 
     def take(self, connection: Connection, response: Response, begun: bytes) -> None:
         """Its head has come, and `begun` of its body."""
@@ -57,28 +61,33 @@ class UpstreamAnswer:
 
     async def begin(self, call: Call) -> None:
         """Read what is not streamed; raise the error that its status stands for, if not the client's."""
-        connection, response, answer = self._connection, self._response, self._answer
-        assert connection is not None, "its head has come"
+        response, answer = self._response, self._answer
+        coding = response.headers.get(b"content-encoding", b"identity").lower()
+        if coding != b"identity":
+            raise RemoteProtocolError(f"the upstream encodes its answer: {coding[:40]!r}")
         if response.status != _OK:
-            kept = WholeAnswer(_REFUSAL_BYTES_MAX)
-            await _read_whole(connection, response, self._begun, kept, call.heard)
-            error = refusal_of(response.status, response.headers, kept.body)
-            self._settle()
-            if error is not None:
-                raise error
-            self._deltas = refused(response.status, kept.body)
+            body = await self._read_whole(WholeAnswer(_REFUSAL_BYTES_MAX), call)
+            refusal = refusal_of(response.status, response.headers, body)
+            self._refuse(refusal or response.status, body)
             return
         kind = response.headers.get(b"content-type", b"").lower()
-        # The client's to mend, and no fault of the upstream, which understood the body otherwise.
         if isinstance(answer, StreamedAnswer):
             if b"json" in kind:
-                raise RequestError("the upstream does not stream this answer", param="stream")
+                body = await self._read_whole(WholeAnswer(self._section.answer_bytes_max), call)
+                self._refuse(refusal_unstreamed(body), body)
             return
         if b"event-stream" in kind:
+            # The client's to mend, and no fault of the upstream, which understood the body otherwise.
             raise RequestError("the upstream only streams this answer", param="stream")
-        await _read_whole(connection, response, self._begun, answer, call.heard)
-        self._deltas = answer.finish()
+        self._deltas = answer.finish(await self._read_whole(answer, call))
         self._settle()
+
+    def _refuse(self, error: TrinamoError | int, body: bytes) -> None:
+        """Raise what is an error; a status is the client's to read, with the body that came."""
+        self._settle()
+        if not isinstance(error, int):
+            raise error
+        self._deltas = refused(error, body)
 
     async def forward(self, sink: Sink[Delta]) -> None:
         """Hand its deltas to `sink`; returns at the complete end.
@@ -101,7 +110,9 @@ class UpstreamAnswer:
         sink.take([Delta(finish_reason=FinishReason.CANCELLED)])
 
     def close(self) -> None:
-        """Close the connection, unless it was given back. No checkpoint."""
+        """Close the connection, unless it was given back, and keep nothing. No checkpoint."""
+        KEPT.bytes_held -= self._held
+        self._held = 0
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -123,6 +134,8 @@ class UpstreamAnswer:
         receive, feed, take = connection.receive, response.feed, sink.take
         while True:
             deltas = answer.feed(data) if data else []
+            if deltas:
+                call.brought_at = call.heard_at
             if response.is_complete and not answer.is_done and answer.error is None:
                 deltas += answer.finish()
             if deltas and not take(deltas) and not answer.is_done:
@@ -141,19 +154,17 @@ class UpstreamAnswer:
                 data = b""
                 response.cut()
 
-
-async def _read_whole(
-    connection: Connection,
-    response: Response,
-    begun: bytes,
-    whole: WholeAnswer,
-    heard: Callable[[], None],
-) -> None:
-    whole.feed(begun)
-    while not response.is_complete:
-        data = await connection.receive()
-        heard()
-        if not data:
-            response.end()
-        else:
-            whole.feed(response.feed(data))
+    async def _read_whole(self, whole: WholeAnswer, call: Call) -> bytes:
+        connection, response, body = self._connection, self._response, self._begun
+        assert connection is not None, "its head has come"
+        while True:
+            if KEPT.bytes_held + len(body) > self._section.answers_bytes_max:
+                raise OverloadedError("too many long answers of upstreams are kept at present")
+            KEPT.bytes_held += len(body)
+            self._held += len(body)
+            whole.feed(body)
+            if response.is_complete:
+                return whole.take()
+            data = await connection.receive()
+            call.heard()
+            body = response.feed(data) if data else response.end()

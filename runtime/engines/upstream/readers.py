@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+import attrs
 import trio
 
 from ...errors import DisconnectedError
@@ -62,32 +63,18 @@ class Readers:
             epoll.close()
 
 
+@attrs.define(eq=False)
 class PushedStream:
     """One streamed answer: what comes goes to the sink in the turn of the reader."""
 
-    __slots__ = (
-        "_answer",
-        "_call",
-        "_ending",
-        "_is_registered",
-        "_plain",
-        "_readers",
-        "_response",
-        "_take",
-    )
-
-    def __init__(
-        self,
-        readers: Readers,
-        plain: socket.socket,
-        response: Response,
-        answer: StreamedAnswer,
-        call: Call,
-    ) -> None:
-        self._readers, self._plain = readers, plain
-        self._response, self._answer, self._call = response, answer, call
-        self._ending = Ending()
-        self._is_registered = False
+    _readers: Readers
+    _plain: socket.socket
+    _response: Response
+    _answer: StreamedAnswer
+    _call: Call
+    _ending: Ending = attrs.field(factory=Ending)
+    _is_registered: bool = False
+    _take: Callable[[list[Delta]], bool] = attrs.field(init=False)
 
     async def run(self, begun: bytes, sink: Sink[Delta]) -> None:
         """Hand `begun`, and then all that comes, to `sink`; sleeps to the end, or the error."""
@@ -138,6 +125,8 @@ class PushedStream:
     def _advance(self, data: bytes) -> None:
         answer = self._answer
         deltas = answer.feed(data) if data else []
+        if deltas:
+            self._call.brought_at = self._call.heard_at
         if self._response.is_complete and not answer.is_done and answer.error is None:
             deltas += answer.finish()
         has_room = self._take(deltas) if deltas else True

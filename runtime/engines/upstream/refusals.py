@@ -22,23 +22,13 @@ from ...errors import (
     UnavailableError,
     UpstreamError,
 )
+from ...protocol.openai.answers import ErrorBody, ErrorDetail
 
 _MESSAGE_CHARS_MAX: Final = 500
 _RETRY_AFTER_MAX_S: Final = 3600
 
 
-class _Detail(msgspec.Struct, frozen=True):
-    message: Any = None
-    code: Any = None
-
-
-class _Body(msgspec.Struct, frozen=True):
-    error: _Detail | str | None = None
-    message: Any = None
-    detail: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Body)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def refusal_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> TrinamoError | None:
@@ -71,14 +61,40 @@ def error_of_event(error: Any) -> TrinamoError:
     return UpstreamError(said)
 
 
-def _message(body: bytes) -> str:
+def refusal_unstreamed(body: bytes) -> TrinamoError | int:
+    """What `body`, with a 200 in place of a stream, stands for: an error, or the client's status."""
+    error = _members(body).get("error")
+    if error is None:
+        # The client's to mend, and no fault of the upstream, which understood the body otherwise.
+        return RequestError("the upstream does not stream this answer", param="stream")
+    code = error.get("code") if isinstance(error, dict) else None
+    if type(code) is not int or code < 400:
+        return 400
+    return error_of_event(error) if code == 429 or code >= 500 else code
+
+
+def as_json(status: int, body: bytes) -> bytes:
+    """A refusal as OpenAI's clients read it: `body`, or an error that quotes it if it is no object."""
+    if _members(body):
+        return body
+    said = f"the upstream answers {status}: {_message(body)}"
+    detail = ErrorDetail(message=said, type="invalid_request_error", code="upstream_refusal")
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def _members(body: bytes) -> dict[str, Any]:
     try:
-        found = _decoder.decode(body)
+        return _object_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _text(body.decode("utf-8", "replace"))
-    error = found.error
-    said = error.message if isinstance(error, _Detail) else error
-    return _text(said or found.message or found.detail)
+        return {}
+
+
+def _message(body: bytes) -> str:
+    found = _members(body)
+    error = found.get("error")
+    said = error.get("message") if isinstance(error, dict) else error
+    said = said or found.get("message") or found.get("detail")
+    return _text(said if found else body.decode("utf-8", "replace"))
 
 
 def _text(said: Any) -> str:

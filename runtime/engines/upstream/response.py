@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
 import httptools
 
 from ...errors import DisconnectedError, RemoteProtocolError
@@ -11,35 +12,26 @@ from ...errors import DisconnectedError, RemoteProtocolError
 _HEAD_BYTES_MAX: Final = 1 << 16
 
 
+@attrs.define(eq=False)
 class Response:
     """Feed it what is received; it gives back what of it is body.
 
     Its head is bounded here; how much of a body is kept, its reader bounds.
     """
 
-    __slots__ = (
-        "_head_bytes",
-        "_is_framed",
-        "_parser",
-        "_pieces",
-        "headers",
-        "is_complete",
-        "is_head_complete",
-        "is_reusable",
-        "status",
+    headers: dict[bytes, bytes] = attrs.field(factory=dict)
+    """Names in lower case; of a repeated one the last."""
+    status: int = 0
+    is_head_complete: bool = False
+    is_complete: bool = False
+    is_reusable: bool = False
+    """Whether the connection may take another request."""
+    _parser: httptools.HttpResponseParser = attrs.field(
+        default=attrs.Factory(httptools.HttpResponseParser, takes_self=True)
     )
-
-    def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._pieces: list[bytes] = []
-        self._head_bytes = 0
-        self._is_framed = False
-        self.headers: dict[bytes, bytes] = {}
-        """Names in lower case; of a repeated one the last."""
-        self.status = 0
-        self.is_head_complete = self.is_complete = False
-        self.is_reusable = False
-        """Whether the connection may take another request."""
+    _pieces: list[bytes] = attrs.field(factory=list)
+    _head_bytes: int = 0
+    _is_framed: bool = False
 
     def feed(self, data: bytes) -> bytes:
         """The part of the body in `data`; `RemoteProtocolError` for what is no HTTP."""
@@ -49,6 +41,8 @@ class Response:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise RemoteProtocolError(f"the upstream's answer is no HTTP: {error}") from error
+        except httptools.HttpParserUpgrade as error:
+            raise RemoteProtocolError("the upstream wants another protocol than HTTP") from error
         if not self.is_head_complete and self._head_bytes > _HEAD_BYTES_MAX:
             raise RemoteProtocolError("the head of the upstream's answer is too long")
         pieces = self._pieces
@@ -57,14 +51,15 @@ class Response:
         self._pieces = []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def end(self) -> None:
-        """The connection has ended; `DisconnectedError` if the response had not."""
+    def end(self) -> bytes:
+        """The connection has ended, and brings nothing; `DisconnectedError` if the response had not."""
         if self.is_head_complete and not self._is_framed:
             self.is_complete = True
         if not self.is_complete:
             raise DisconnectedError(
                 "the upstream closed the connection in the middle of its answer"
             )
+        return b""
 
     def cut(self) -> None:
         """The connection has ended; whether the answer is whole, its own end says better."""

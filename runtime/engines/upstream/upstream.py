@@ -18,6 +18,7 @@ from ...protocol.openai.generate import GenerateRequest, PassedRequest
 from ...protocol.openai.passing import (
     Renaming,
     decode_passed,
+    last_chunk,
     with_assistant_prefix,
     with_model,
 )
@@ -70,6 +71,13 @@ class Upstream:
             raise RequestError("this model takes requests of OpenAI's API alone, with their bodies")
         asked = request.passed or decode_passed(request.body)
         body = self._body(request, asked.model, model)
+        form = self._form(request, asked, model)
+        answer = UpstreamAnswer(
+            self._connections, self._calls, self._readers, self.section, calling.context, form
+        )
+        if body is None:
+            answer.take_end(last_chunk(request.opening))
+            return answer
         head = request_head(
             self.address,
             "POST",
@@ -77,14 +85,10 @@ class Upstream:
             len(body),
             _told(calling.context),
         )
-        form = self._form(request, asked, model)
-        answer = UpstreamAnswer(
-            self._connections, self._calls, self._readers, calling.context, form
-        )
         with calling as call:
             try:
                 answer.take(*await self._connections.request(head, body, heard=call.heard))
-                call.is_begun = True
+                call.is_begun, call.brought_at = True, call.heard_at
                 await answer.begin(call)
             except BaseException:
                 answer.close()
@@ -93,14 +97,15 @@ class Upstream:
         await self._calls.left(call)
         return answer
 
-    def _body(self, request: GenerateRequest, asked: str | None, model: str) -> bytes:
-        body = request.body
+    def _body(self, request: GenerateRequest, asked: str | None, model: str) -> bytes | None:
+        """What the upstream gets; None if the client has all tokens that it allows."""
+        body: bytes | None = request.body
         if request.delivered_text:
             extra = _PREFIXES[self.section.resume]
             body = with_assistant_prefix(
-                body, request.delivered_text, request.delivered_tokens, extra
+                request.body, request.delivered_text, request.delivered_tokens, extra
             )
-        return body if asked == model else with_model(body, model)
+        return body if body is None or asked == model else with_model(body, model)
 
     def _form(
         self, request: GenerateRequest, asked: PassedRequest, model: str
@@ -110,7 +115,10 @@ class Upstream:
         if not asked.stream or request.path == _EMBEDDINGS:
             return WholeAnswer(self.section.answer_bytes_max, renaming)
         limit, choices = self.section.event_bytes_max, asked.choices if request.path == _CHAT else 0
-        return StreamedAnswer(limit, renaming, choices=choices, is_resumed=request.is_begun)
+        opening, delivered = request.opening, request.delivered_tokens
+        return StreamedAnswer(
+            limit, renaming, choices=choices, opening=opening, delivered=delivered
+        )
 
     async def run(self) -> None:
         """Look after health and stalls until cancelled; then close what is idle."""

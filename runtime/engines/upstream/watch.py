@@ -118,14 +118,12 @@ async def fetch(
             whole.feed(body)
             while not response.is_complete:
                 data = await connection.receive()
-                if not data:
-                    response.end()
-                whole.feed(response.feed(data))
+                whole.feed(response.feed(data) if data else response.end())
         except BaseException:
             connection.close()
             raise
         connections.give(connection, response)
-        return response.status, whole.body
+        return response.status, whole.take()
     raise ConnectError(f"the upstream {connections.address.url} does not answer {path}")
 
 

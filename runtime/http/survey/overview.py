@@ -8,7 +8,7 @@ for an answer may ask for this too; on the status port it does. The states are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 
@@ -26,7 +26,7 @@ from ...planes import (
 )
 
 AWAY: Final = "away"
-"""The state of an upstream that does not answer: it is offered to nobody, and shown all the same."""
+"""The state of an upstream that fails its looks: it is given nothing new, and shown all the same."""
 INSTANCES_MAX: Final = 1024
 MODELS_MAX: Final = 1024
 TEXTS_MAX: Final = 16
@@ -121,16 +121,22 @@ class HasClients(Protocol):
     def clients(self) -> Iterable[HasRouter]: ...
 
 
-def overview(process: HasPlanes, source: HasClients, away: Sequence[InstanceView] = ()) -> Overview:
+def overview(
+    process: HasPlanes,
+    source: HasClients,
+    unknown: Sequence[InstanceView] = (),
+    away: Container[str] = (),
+) -> Overview:
     """What `process` and the clients of `source` know now; some microseconds an instance.
 
-    `away` are those that no client knows any more. Synchronous and bounded.
+    `unknown` are those that no client knows, and `away` the ids of those that do not answer.
+    Synchronous and bounded.
     """
     control, events = process.control, process.events
     routers = [client.router for client in source.clients]
-    total = len(away) + sum(len(router.instances) for router in routers)
-    known = (view for router in routers for view in _views(router))
-    views = [*islice(chain(away, known), INSTANCES_MAX)]
+    total = len(unknown) + sum(len(router.instances) for router in routers)
+    known = (view for router in routers for view in _views(router, away))
+    views = [*islice(chain(unknown, known), INSTANCES_MAX)]
     return Overview(
         control=control.statistics() if isinstance(control, CountsControl) else None,
         events=events.statistics() if isinstance(events, CountsEvents) else None,
@@ -139,13 +145,13 @@ def overview(process: HasPlanes, source: HasClients, away: Sequence[InstanceView
     )
 
 
-def _views(router: Router) -> Iterator[InstanceView]:
+def _views(router: Router, away: Container[str]) -> Iterator[InstanceView]:
     for instance, status, in_flight in router.statuses():
         report = router.report(instance.id)
         yield InstanceView(
             endpoint=instance.endpoint,
             id=instance.id,
-            state=status.value,
+            state=AWAY if instance.id in away else status.value,
             in_flight=in_flight,
             incarnation=instance.incarnation,
             model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],

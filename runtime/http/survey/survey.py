@@ -209,10 +209,11 @@ def _note_seen(look: InstanceLook, known: InstanceView, who: str) -> None:
     elif look.seen not in LOST and (look.health is None and "status" not in look.metadata):
         # It has no port to be asked at, as an upstream, so the frontend's word counts.
         look.seen = known.state
+        look.problem = AWAY_PROBLEM if known.state == AWAY else look.problem
 
 
 def _take_away(survey: Survey, view: FrontendView) -> None:
-    """Upstreams that are offered to nobody: discovery names them no more."""
+    """Upstreams that have never said what they serve: discovery does not name them."""
     named = {(each.endpoint, each.id) for each in survey.instances}
     for each in view.cluster.instances if view.cluster is not None else ():
         if each.state == AWAY and (each.endpoint, each.id) not in named:
@@ -297,7 +298,7 @@ def take_last_known(survey: Survey, view: FrontendView, why: str, last: Listing 
         for each in listed.values()
         if each.endpoint not in asked
     ]
-    counts = Counter(each.model for each in seen if each.state != AWAY)
+    counts = Counter(each.model for each in seen)
     survey.models = [
         ModelLook(
             each.name,
@@ -362,8 +363,7 @@ def _count_instances(survey: Survey) -> None:
     silent = Counter(
         (each.metadata.get("model", ""), each.endpoint)
         for each in survey.instances
-        # One that is away has taken its cards with it.
-        if (each.problem and each.seen != AWAY) or each.seen in LOST
+        if each.problem or each.seen in LOST
     )
     for model in survey.models:
         model.instances = max(0, model.registered - silent[model.name, model.endpoint])

@@ -37,8 +37,9 @@ class _Watched:
 
     upstream: Upstream
     instance_id: str
-    offered: dict[str, int] = attrs.field(factory=dict, eq=False)
-    """Models that are offered now, with the tokens of their contexts, 0 where it tells none."""
+    offered: dict[str, tuple[int, bool]] = attrs.field(factory=dict, eq=False)
+    """Models that it lists, with the tokens of their contexts, 0 where it tells none, and whether it
+    is well: else it finishes what it has, and is given nothing new."""
 
     def instance(self, model: str) -> Instance:
         address = self.upstream.address
@@ -46,6 +47,7 @@ class _Watched:
             endpoint=str(_endpoint_of(model)),
             id=self.instance_id,
             transports={"http": f"{address.host}:{address.port}"},
+            draining=not self.upstream.view.is_healthy,
             metadata={"engine": "openai", "model": model, "upstream": address.url},
         )
 
@@ -87,21 +89,21 @@ class DirectUpstreams:
             await self._follow(watched)
 
     async def _follow(self, watched: _Watched) -> None:
-        """Offer what the upstream lists while it is well."""
+        """Offer what the upstream lists, for new requests while it is well."""
         view, url = watched.upstream.view, watched.upstream.address.url
         while True:
             changed = view.changed
-            listed = view.models if view.is_healthy else []
             if not view.is_healthy:
                 _log.warning("the upstream %s is away: %s", url, view.why)
-            await self._offer(watched, {each.id: each.context_tokens_max for each in listed})
+            await self._offer(watched, {each.id: each.context_tokens_max for each in view.models})
             await changed.wait()
 
     async def _offer(self, watched: _Watched, models: dict[str, int]) -> None:
-        control = self._runtime.control
+        control, is_well = self._runtime.control, watched.upstream.view.is_healthy
         for model, context_tokens_max in models.items():
             told = watched.offered.get(model)
-            if told == context_tokens_max:
+            watched.offered[model] = context_tokens_max, is_well
+            if told == watched.offered[model]:
                 continue
             instance = watched.instance(model)
             self._models[instance.endpoint] = model
@@ -115,10 +117,9 @@ class DirectUpstreams:
                 passes_through=True,
             )
             if told is None:
-                await control.put(instance.key, encode_instance(instance))
                 _log.info("the upstream %s serves %s", watched.upstream.address.url, model)
+            await control.put(instance.key, encode_instance(instance))
             await control.put(model_key(model, instance.id), encode_card(card))
-            watched.offered[model] = context_tokens_max
         for model in watched.offered.keys() - models.keys():
             del watched.offered[model]
             await control.delete(model_key(model, watched.instance_id))
@@ -138,22 +139,21 @@ class DirectUpstreams:
             await trio.sleep(self._section.health_interval_s)
 
     def overview(self) -> Overview:
-        """What is known of the upstreams, those included that fail their looks and are not offered."""
-        away = [
+        """What is known of the upstreams, those included that have never told what they serve."""
+        away = [each for each in self._watched.values() if not each.upstream.view.is_healthy]
+        unknown = [
             InstanceView(
-                endpoint=str(_endpoint_of(model)),
+                endpoint=str(_endpoint_of("")),
                 id=watched.instance_id,
                 state=AWAY,
                 in_flight=0,
                 incarnation=0,
-                model=model,
                 engine="openai",
             )
-            for watched in self._watched.values()
-            if not watched.upstream.view.is_healthy
-            for model in [each.id for each in watched.upstream.view.models] or [""]
+            for watched in away
+            if not watched.offered
         ]
-        return overview(self._runtime, self, away)
+        return overview(self._runtime, self, unknown, {each.instance_id for each in away})
 
     # --- a `ClientSource` ---
 

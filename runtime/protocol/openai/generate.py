@@ -111,8 +111,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     For a model that passes requests through, `body` is the client's own JSON and `path` where it
     was sent, such as `/v1/chat/completions`; `passed` is what was read of the body, so that it is
     read once. Nothing else but `model` is set then, and `delivered_text`, of `delivered_tokens`,
-    takes the place of `delivered_ids`. `is_begun` says that the client has what opens the answer, if
-    nothing else.
+    takes the place of `delivered_ids`. `opening` is the first event that the client has, if nothing
+    else: another upstream goes on with its id.
     """
 
     model: str
@@ -142,7 +142,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     passed: PassedRequest | None = None
     delivered_text: str = ""
     delivered_tokens: int = 0
-    is_begun: bool = False
+    opening: bytes = b""
     tenant: str = ""
     """Whose request it is (`http/admission/keys.py`): nothing that is computed for one may show to
     another. Empty where clients have no keys, and all are one."""

@@ -23,6 +23,7 @@ _FORMS: Final = (
     *("json_schema", "grammar", "regex", "ebnf"),
 )
 """What gives an answer a form, besides `response_format`: in vLLM, llama.cpp and SGLang."""
+_SPENT: Final = {"index": 0, "delta": {}, "finish_reason": "length"}
 
 
 class _Passed(msgspec.Struct, frozen=True):
@@ -61,6 +62,8 @@ _prompt_decoder = msgspec.json.Decoder(_Prompt)
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _members_decoder = msgspec.json.Decoder(dict[str, Raw])
 _turns_decoder = msgspec.json.Decoder(list[Raw])
+_usage_decoder: msgspec.json.Decoder[dict[str, Any] | None]
+_usage_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 _count_decoder: msgspec.json.Decoder[int | None] = msgspec.json.Decoder(int | None)
 _encode = msgspec.json.Encoder().encode
 
@@ -106,12 +109,14 @@ def can_go_on(body: bytes) -> bool:
     return has_turn and chat.n in (None, 1)
 
 
-def with_assistant_prefix(body: bytes, text: str, tokens: int, extra: dict[str, Any]) -> bytes:
+def with_assistant_prefix(
+    body: bytes, text: str, tokens: int, extra: dict[str, Any]
+) -> bytes | None:
     """A chat whose answer goes on behind `text`: the last turn is the answer so far.
 
     `extra` are members that say so to the upstream, such as vLLM's `continue_final_message`. The
-    `tokens` that were delivered count for what the client has allowed. `RequestError` for a body of
-    which `can_go_on` is false.
+    `tokens` that were delivered count for what the client has allowed: None if nothing is left of
+    it. `RequestError` for a body of which `can_go_on` is false.
     """
     if not can_go_on(body):
         raise RequestError("this chat cannot go on behind a part of its answer")
@@ -123,9 +128,39 @@ def with_assistant_prefix(body: bytes, text: str, tokens: int, extra: dict[str, 
         if name in members:
             allowed = decode_part(_count_decoder, members[name], name)
             if allowed is not None:
-                members[name] = Raw(_encode(max(allowed - tokens, 1)))
+                if allowed <= tokens:
+                    return None
+                members[name] = Raw(_encode(allowed - tokens))
     members |= {name: Raw(_encode(value)) for name, value in extra.items()}
     return _encode(members)
+
+
+def continued(data: bytes, opening: bytes, delivered: int) -> bytes:
+    """An event of an answer that goes on as one of the answer that the event `opening` began.
+
+    It has the same id, and its usage counts the `delivered` tokens to the answer, not to the prompt.
+    """
+    event = decode_json(_members_decoder, data)
+    event |= {name: told for name, told in _opened(opening).items() if name == "id"}
+    usage = decode_part(_usage_decoder, event.get("usage", Raw(b"null")), "usage")
+    for name, more in (("prompt_tokens", -delivered), ("completion_tokens", delivered)):
+        if usage and type(usage.get(name)) is int:
+            usage[name] = max(usage[name] + more, 0)
+            event["usage"] = Raw(_encode(usage))
+    return _encode(event)
+
+
+def last_chunk(opening: bytes) -> bytes:
+    """The event that ends a chat which `opening` began, and that has all tokens it may have."""
+    event = _opened(opening) | {"choices": Raw(_encode([_SPENT]))}
+    return b"data: " + _encode(event) + b"\n\n"
+
+
+def _opened(opening: bytes) -> dict[str, Raw]:
+    try:
+        return _members_decoder.decode(opening.partition(b"data: ")[2])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
 
 
 class Renaming:

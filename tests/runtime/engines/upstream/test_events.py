@@ -58,6 +58,26 @@ def test_an_answer_that_breaks_off_is_not_taken_for_whole(end: bytes) -> None:
     assert isinstance(answer.error, (DisconnectedError, RemoteProtocolError))
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("empty", [b"data:\n\n", b"data: \n\n", b"event: ping\ndata:\ndata:\n\n"])
+def test_events_without_data_are_no_events(empty: bytes, size: int) -> None:
+    """Gateways keep connections open by them."""
+    (vllm, *_) = DIALECTS
+    body = empty + vllm.body.replace(b"\n\n", b"\n\n" + empty)
+    deltas, answer = read([body[at : at + size] for at in range(0, len(body), size)])
+
+    assert answer.error is None
+    assert b"".join(each.raw for each in deltas) + b"data: [DONE]\n\n" == vllm.body
+
+
+def test_half_an_event_is_the_end_of_the_connection_and_no_nonsense() -> None:
+    """Wherever an upstream is killed: nonsense would have it passed over for long."""
+    (vllm, *_) = DIALECTS
+    for size in range(len(vllm.body)):
+        _, answer = read([vllm.body[:size]])
+        assert answer.error is None or type(answer.error) is DisconnectedError
+
+
 def test_an_event_that_never_ends_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once a line: a megabyte of short lines held every other answer up for minutes."""
     looks: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.runtime.engines.upstream.fake import (
     STREAM_HEAD,
     Answer,
     Asked,
+    Front,
     chat_chunk,
     chunk,
     events,
@@ -175,3 +177,67 @@ async def test_what_says_that_nothing_is_special_goes_on(body: dict[str, Any]) -
 
     assert answer is not None
     assert texts_of(answer.text) == "Hello you"
+
+
+def usages_of(answer: str) -> list[Any]:
+    found = [json.loads(each[6:]) for each in answer.splitlines() if each.startswith("data: {")]
+    return [each["usage"] for each in found if "usage" in each]
+
+
+async def told_prompt_tokens(front: Front) -> float:
+    page = (await front.client.get("/metrics")).text
+    found = [line for line in page.splitlines() if "_input_tokens_total{" in line]
+    return sum(float(line.split()[-1]) for line in found)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+async def test_usage_counts_what_came_before_to_the_answer_and_the_id_stays(k: int) -> None:
+    """Of five tokens the first `k` came from an upstream that died; the prompt has seven."""
+    words = [chat_chunk(word) for word in "abcde"]
+    usage = {"prompt_tokens": 7 + k, "completion_tokens": 5 - k, "total_tokens": 12}
+    rest = events(
+        *(each | {"id": "chatcmpl-other"} for each in words[k:]),
+        chat_chunk(finish="length") | {"id": "chatcmpl-other"},
+        chat_chunk(choices=[], usage=usage) | {"id": "chatcmpl-other"},
+    )
+    async with (
+        open_fake(dies(*words[:k])) as one,
+        open_fake(streams(rest)) as other,
+        open_hop(one, other, worker__upstream__resume="vllm") as front,
+    ):
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat(stream=True, stream_options={"include_usage": True})
+            # Those before went to the other alone.
+            expected = (len(other.asked) - 1) * (7 + k) + 7
+            while await told_prompt_tokens(front) != expected:
+                await trio.sleep(0.05)
+
+    assert answer is not None
+    assert texts_of(answer.text) == "abcde"
+    assert usages_of(answer.text) == [usage | {"prompt_tokens": 7, "completion_tokens": 5}]
+    assert answer.text.count('"chatcmpl-up"') == 7
+    assert "chatcmpl-other" not in answer.text
+
+
+async def test_an_answer_that_has_all_its_tokens_ends_without_another() -> None:
+    """Only its end was lost: nobody is asked for a token that the client has not allowed."""
+    async with (
+        open_fake(dies(chat_chunk("Hel"), chat_chunk("lo"))) as one,
+        open_fake() as other,
+        open_hop(one, other, worker__upstream__resume="vllm") as front,
+    ):
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                other.asked.clear()
+                answer = await front.chat(stream=True, max_tokens=2)
+
+    assert answer is not None
+    *_, last, done = answer.text.strip().split("\n\n")
+    assert (texts_of(answer.text), done) == ("Hello", "data: [DONE]")
+    (choice,) = json.loads(last[6:])["choices"]
+    assert choice == {"index": 0, "delta": {}, "finish_reason": "length"}
+    assert json.loads(last[6:])["id"] == "chatcmpl-up"
+    assert not other.asked

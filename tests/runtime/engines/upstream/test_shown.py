@@ -85,7 +85,7 @@ async def test_the_key_of_an_upstream_is_told_to_nobody_else(tmp_path: Path) -> 
 
 
 async def test_an_upstream_that_fails_its_looks_is_shown_as_away() -> None:
-    """It is offered to nobody, and its cards are gone; whoever looks must not take it for gone."""
+    """It is given nothing new; whoever looks must not take it for gone."""
     async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
         await ask_until(front, lambda: one.asked and other.asked)
         one.health = 503

