@@ -18,9 +18,9 @@ _ERROR = b'data: {"error"'
 class Answer:
     """One streamed completion: when it was asked, and when each read with tokens came."""
 
-    def __init__(self, port: int, model: str, prompt: str, tokens: int) -> None:
+    def __init__(self, port: int, model: str, prompt: str, tokens: int, **fields: object) -> None:
         self._port = port
-        asked = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True}
+        asked = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, **fields}
         self._body = json.dumps(asked).encode()
         self.asked_at = 0.0
         self.read_at: list[float] = []

@@ -13,11 +13,11 @@ from trinamo.runtime.protocol.openai.generate import GenerateRequest
 from trinamo.runtime.protocol.openai.tool_calls import ToolCallParser
 
 needs.LLAMACPP.imported()
-from trinamo.runtime.engines.llamacpp.grammars import Grammars, grammar_of  # noqa: E402
+from trinamo.runtime.engines.llamacpp.grammars import Compiler, grammar_of  # noqa: E402
 
 END = 256
 TOKENS = [bytes((each,)) for each in range(256)] + [b"<end>", b'"}', b'": ', b"</tool_call>"]
-GRAMMARS = Grammars(TOKENS, lambda text: list(text.encode()), end_ids=[END], special_ids=[END])
+COMPILER = Compiler(TOKENS, lambda text: list(text.encode()), end_ids=[END], special_ids=[END])
 TOKENS_MAX = 600
 
 leaves = st.one_of(
@@ -57,9 +57,9 @@ schemas = st.recursive(leaves, containers, max_leaves=5)
 
 def write(request: GenerateRequest, choices: st.DataObject) -> str:
     """A text that the grammar allows, which ends where it may."""
-    source, param = grammar_of(request)
-    GRAMMARS.check(source, param)
-    grammar = GRAMMARS.open(source)
+    source, _ = grammar_of(request)
+    assert not COMPILER.examine(source), "what a child would refuse"
+    grammar = COMPILER.open(COMPILER.compile(source))
     random = choices.draw(st.randoms(use_true_random=False))
     answer: list[int] = []
     while True:

@@ -122,6 +122,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
             " one `trinamo up` share; else 1."
         ),
     ] = "auto"
+    hang_timeout_s: Annotated[
+        Seconds | None,
+        about(
+            "Who starts several processes (`trinamo up`, `frontend --processes`) ends one that has"
+            " not answered this long, and starts it again; null: never."
+        ),
+    ] = 30.0
     cancelled_ttl_s: Annotated[
         Seconds, about("How long a cancel that overtook its request is remembered.")
     ] = 60.0

@@ -64,6 +64,7 @@ class DisaggregatedEngine:
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone."""
+        request = await self._host.prepare(request)
         prompt = self._host.examine(request)
         reason = decide(self._situation(request, prompt))
         if reason.is_remote and context.is_stopped:

@@ -90,8 +90,12 @@ class HandsOver(HoldsKv, Protocol):
     blocks back; those that a transfer has leased are free when it is settled, not before.
     """
 
+    async def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """`request` as `examine` takes it; raises `RequestError` for bad input. Safe to cancel."""
+        ...
+
     def examine(self, request: GenerateRequest) -> Prompt:
-        """What `request` asks to compute, and how much of it is here. No checkpoint.
+        """What a prepared `request` asks to compute, and how much of it is here. No checkpoint.
 
         Raises `RequestError` for bad input.
         """

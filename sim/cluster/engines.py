@@ -104,7 +104,7 @@ class WatchedEngine:
     def __init__(self, note: Note, engine: EngineHost) -> None:
         self._note, self._engine = note, engine
         self.info, self.kv = engine.info, engine.kv
-        self.examine = engine.examine
+        self.prepare, self.examine = engine.prepare, engine.examine
         self.statistics, self.listen_blocks = engine.statistics, engine.listen_blocks
         # What an engine must have; the worker takes `forward`, and so nobody sees these deltas.
         self.generate = engine.generate

@@ -12,6 +12,7 @@ that are the same everywhere, take `engines/exact/engine.py`.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,17 +22,18 @@ from typing import Final
 import attrs
 import trio
 
-from ...env import Env
+from ...env import Env, RealEnv
 from ...kv.memory import KvLayout, KvMemory
 from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem
 from .blocks import StagedBlocks
-from .grammars import Grammars
+from .grammars import Compiler, Grammars
 from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
 from .prompts import Prompts
+from .sandbox import Sandbox
 from .sequences import Sequences, sequence_count
 from .shaped import ShapedSampling
 from .vocabulary import Vocabulary
@@ -69,6 +71,7 @@ class LlamaCppEngine:
         step_tokens_max: int,
         threads: int,
         layout: KvLayout = KvLayout.BLOCK_FIRST,
+        rng: random.Random | None = None,
     ) -> None:
         llama = import_llama()
         self._llama = llama
@@ -91,16 +94,20 @@ class LlamaCppEngine:
             vocabulary,
             self._model.get_default_chat_template() or "",
             context_tokens_max=context_tokens_max,
+            rng=rng or RealEnv().rng,
         )
         if self._prompts.has_template:
             self.info = attrs.evolve(self.info, features=FEATURES | {Feature.TOOLS})
+        texts, end_ids, special_ids = (
+            vocabulary.all_bytes(),
+            vocabulary.end_ids,
+            vocabulary.special_ids,
+        )
+        tokenize = partial(vocabulary.tokenize, is_template=False)
+        compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
+        self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))
         self._shaped = ShapedSampling(
-            Grammars(
-                vocabulary.all_bytes(),
-                partial(vocabulary.tokenize, is_template=False),
-                end_ids=vocabulary.end_ids,
-                special_ids=vocabulary.special_ids,
-            ),
+            Grammars(compiler, self._sandbox),
             vocabulary.token_bytes,
             self._sample,
         )
@@ -162,9 +169,17 @@ class LlamaCppEngine:
         """See `KeepsPrefixes.begin`."""
         return self._sequences.begin(slot, token_ids, tenant)
 
+    async def check(self) -> None:
+        """Raise `ConfigError` for a model whose chat template is malformed."""
+        await self._prompts.check()
+
+    async def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """Its grammar made, and its chat gone through the model's template; see `Prepares`."""
+        await self._shaped.prepare(request)
+        return await self._prompts.prepare(request)
+
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The prompt as it is, or the chat through the model's template."""
-        self._shaped.check(request)
+        """The prompt of a request that is prepared."""
         return self._prompts.encode(request)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -238,6 +253,8 @@ class LlamaCppEngine:
 
     def close(self) -> None:
         """Free llama.cpp's memory; the blocks stay for as long as a transfer names them."""
+        self._sandbox.close()
+        self._prompts.close()
         self._greedy.close()
         self._batch.close()
         self._context.close()
@@ -279,9 +296,15 @@ async def open_llamacpp_engine(
             step_tokens_max=step_tokens_max,
             threads=threads,
             layout=layout,
+            rng=None if env is None else env.rng,
         )
 
     engine = await trio.to_thread.run_sync(load)
+    try:
+        await engine.check()
+    except BaseException:
+        engine.close()
+        raise
     async with open_engine_host(
         engine,
         env=env,

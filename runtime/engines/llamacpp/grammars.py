@@ -3,7 +3,8 @@
 Grammars are llguidance's, one of the two that llama.cpp can be built with. Its own (GBNF) ends
 the process at a token that it does not expect, takes milliseconds a token, and passes over what it
 does not know of a schema; `docs/decisions/0030` has the figures. What cannot be a grammar is refused here,
-before the request waits for a place. Needs the extra `llamacpp`.
+before the request waits for a place; what would take too long to make is found out in a child process
+(`sandbox.py`). Masks need no such bound: llguidance counts their steps. Needs the extra `llamacpp`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import trio
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
+from .sandbox import ExceededError, Sandbox
 
 PROPERTIES_MAX: Final = 256
 """Of one object: optional ones cost their square."""
@@ -28,10 +31,12 @@ NODES_MAX: Final = 1024
 """Objects, lists and properties of a schema, or of all parameters of the tools."""
 DEPTH_MAX: Final = 64
 PATTERN_CHARS_MAX: Final = 4096
-"""Of one regular expression: ten times as many cost more than a second, between two events of the loop."""
+"""Of one regular expression: ten times as many cost more than a second."""
 INTEGER_MAX: Final = 2**53
 """The grammar counts in floating point: it would let the number beside it stand."""
 _CACHED_MAX: Final = 64
+_TOKENS_TRIED: Final = 8
+"""Some grammars come to the limits of llguidance's lexer a token or two behind their beginning."""
 _MAY_BE_LONG: Final = 120
 # No white space but these: a small model that may write as much as it likes writes nothing else.
 _FORM: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -68,8 +73,8 @@ class Grammar:
         return self._matcher.get_error().partition("\n")[0][:_MAY_BE_LONG] or "it is complete"
 
 
-class Grammars:
-    """The grammars of one vocabulary; the last `_CACHED_MAX` are kept.
+class Compiler:
+    """Makes grammars for one vocabulary.
 
     `tokens` are the bytes of all tokens, `encode` makes tokens of text, `end_ids` end an answer.
     `special_ids` are never part of a text.
@@ -84,36 +89,72 @@ class Grammars:
         special_ids: Sequence[int],
     ) -> None:
         self._size = len(tokens)
+        self._end_ids = frozenset(end_ids)
         vocabulary = _Vocabulary(tokens, encode, end_ids[0], special_ids)
         self._tokenizer = LLTokenizer(vocabulary, n_vocab=self._size, eos_token=list(end_ids))  # type: ignore[arg-type]
-        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def check(self, source: str, param: str) -> None:
-        """Raise `RequestError` naming `param` if `source` is no grammar."""
-        try:
-            self._matcher(source)
-        except ValueError as error:
-            raise RequestError(f"'{param}' cannot be a grammar: {error}", param=param) from None
+    def compile(self, source: str) -> LLMatcher:
+        """The grammar of `source`, at its beginning; `EngineError` if it is none.
 
-    def open(self, source: str) -> Grammar:
-        """A grammar at its beginning; `EngineError` for a source that `check` refuses."""
-        try:
-            return Grammar(self._matcher(source).deep_copy(), self._size)
-        except ValueError as error:
-            raise EngineError(f"the answer has no grammar: {error}") from None
-
-    def _matcher(self, source: str) -> LLMatcher:
-        # Asked by the loop, and by the thread of the steps.
-        found = self._matchers.get(source)
-        if found is not None:
-            return found
+        Bounded by nothing but what `source` asks for; other threads go on meanwhile.
+        """
         made = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
         if made.is_error():
-            raise ValueError(made.get_error().partition("\n")[0][:_MAY_BE_LONG])
-        self._matchers[source] = made
-        while len(self._matchers) > _CACHED_MAX:
-            self._matchers.popitem(last=False)
+            raise EngineError(made.get_error().partition("\n")[0][:_MAY_BE_LONG])
         return made
+
+    def open(self, matcher: LLMatcher) -> Grammar:
+        """An answer at its beginning."""
+        return Grammar(matcher.deep_copy(), self._size)
+
+    def examine(self, source: str) -> str:
+        """Compile it and follow it for a few tokens; why it is no grammar, or empty."""
+        answer: list[int] = []
+        try:
+            grammar = self.open(self.compile(source))
+            for _ in range(_TOKENS_TRIED):
+                grammar.follow(answer)
+                allowed = [int(each) for each in np.flatnonzero(grammar.allowed())]
+                texts = [each for each in allowed if each not in self._end_ids]
+                if not texts:
+                    break
+                answer.append(texts[len(texts) // 2])
+        except EngineError as error:
+            return error.message
+        return ""
+
+
+class Grammars:
+    """The grammars that were asked for last, `_CACHED_MAX` of them, and why others are none."""
+
+    def __init__(self, compiler: Compiler, sandbox: Sandbox) -> None:
+        self._compiler, self._sandbox = compiler, sandbox
+        self._made: OrderedDict[str, LLMatcher | str] = OrderedDict()
+
+    async def prepare(self, source: str, param: str) -> None:
+        """Have the grammar ready for `open`; `RequestError` naming `param` if `source` is none.
+
+        It is made in the sandbox first, as what one costs is not to be seen in its text.
+        """
+        found = self._made.get(source)
+        if found is None:
+            try:
+                found = await self._sandbox.call(source)
+            except ExceededError as error:
+                found = f"making it takes more than {error}"
+            found = found or await trio.to_thread.run_sync(self._compiler.compile, source)
+            self._made[source] = found
+            while len(self._made) > _CACHED_MAX:
+                self._made.popitem(last=False)
+        if isinstance(found, str):
+            raise RequestError(f"'{param}' cannot be a grammar: {found}", param=param)
+
+    def open(self, source: str) -> Grammar:
+        """A grammar at its beginning, whose source was prepared; `EngineError` otherwise."""
+        found = self._made.get(source) or self._compiler.compile(source)
+        if isinstance(found, str):
+            raise EngineError(f"the answer has no grammar: {found}")
+        return self._compiler.open(found)
 
 
 class _Vocabulary:

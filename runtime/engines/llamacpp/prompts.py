@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import re
+from typing import Final
 
 import msgspec
 
+from ...env import draw_id
 from ...errors import RequestError
 from ...protocol.openai.generate import ChatMessage, GenerateRequest
 from .chat_template import ChatTemplate
+from .sandbox import ExceededError, Sandbox
 from .vocabulary import Vocabulary
 
 PROMPT_BYTES_PER_TOKEN_MAX = 16
 """A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
 and is done between two events of the loop. Prose has 4."""
-_MARKER = re.compile("\ue000([0-9]+)\ue001")
+_KNOWN_TEMPLATES: Final = frozenset(
+    {
+        # SmolLM2's, of the file that `model_file.py` fetches: one loop over the messages.
+        "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
+    }
+)
+"""By their SHA-256: those that were read, and are rendered here, without a child's 0.2 ms."""
 
 
 class Prompts:
     """Makes the prompts of one model; `template` is its chat template's source, or empty.
 
-    Raises `ConfigError` for a template that is malformed.
+    One that nobody has read is rendered in a child process (`sandbox.py`).
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str, *, context_tokens_max: int) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: str,
+        *,
+        context_tokens_max: int,
+        rng: random.Random,
+    ) -> None:
         self._vocabulary = vocabulary
         self._context_tokens_max = context_tokens_max
         self._bytes_max = context_tokens_max * PROMPT_BYTES_PER_TOKEN_MAX
-        self._template: ChatTemplate | None = None
-        if template:
-            self._template = ChatTemplate(
-                template,
-                chars_max=self._bytes_max,
-                bos=vocabulary.bos_text,
-                eos=vocabulary.eos_text,
-                specials=vocabulary.special_texts,
-            )
-
-    @property
-    def has_template(self) -> bool:
+        self._rng = rng
+        self.has_template = bool(template)
         """Whether the model takes chats."""
-        return self._template is not None
+        self._template: ChatTemplate | None = None
+        self._sandbox: Sandbox | None = None
+        bos, eos, specials = vocabulary.bos_text, vocabulary.eos_text, vocabulary.special_texts
+        if hashlib.sha256(template.encode()).hexdigest() in _KNOWN_TEMPLATES:
+            self._template = ChatTemplate(
+                template, chars_max=self._bytes_max, bos=bos, eos=eos, specials=specials
+            )
+        elif template:
+            self._sandbox = Sandbox("template", (template, self._bytes_max, bos, eos, specials))
+
+    async def check(self) -> None:
+        """Raise `ConfigError` for a template that is malformed."""
+        if self._sandbox is not None:
+            await self._sandbox.call()
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    async def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its chat made tokens; raises `RequestError`."""
+        if request.messages is None:
+            return request
+        token_ids = await self._encode_chat(request, request.messages)
+        return msgspec.structs.replace(request, messages=None, token_ids=token_ids)
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The prompt as it is, or the chat through the model's template; raises `RequestError`."""
+        """The tokens of a prompt that is prepared; raises `RequestError`."""
         vocabulary = self._vocabulary
         if request.token_ids is not None:
             if not all(0 <= token_id < vocabulary.size for token_id in request.token_ids):
@@ -51,16 +84,29 @@ class Prompts:
                     f"every token id must be from 0 to {vocabulary.size - 1}", param="token_ids"
                 )
             return list(request.token_ids)
-        if request.messages is not None:
-            return self._encode_chat(request, request.messages)
+        assert request.messages is None, "it is not prepared"
         text = request.prompt or ""
         self._check_size(len(text), "prompt")
         text = _characters(text)
         self._check_size(len(text.encode()), "prompt")
         return vocabulary.begin(vocabulary.tokenize(text, is_template=False))
 
-    def _encode_chat(self, request: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
-        if self._template is None:
+    async def _render(self, messages: list[ChatMessage], tools: str) -> str:
+        if self._template is not None:
+            return _characters(self._template.render(messages, tools))
+        assert self._sandbox is not None, "there is no template"
+        try:
+            return _characters(await self._sandbox.call(messages, tools))
+        except ExceededError as error:
+            raise RequestError(
+                f"the model's chat template takes more than {error} for these messages",
+                param="messages",
+            ) from None
+
+    async def _encode_chat(
+        self, request: GenerateRequest, messages: list[ChatMessage]
+    ) -> list[int]:
+        if not self.has_template:
             raise RequestError("the model has no chat template; send a prompt", param="messages")
         tools = "" if request.tool_choice == "none" else request.tools
         chars = sum(len(m.content) + len(m.tool_calls) for m in messages) + len(tools)
@@ -69,20 +115,22 @@ class Prompts:
             msgspec.structs.replace(message, content=_characters(message.content))
             for message in messages
         ]
-        text = _characters(self._template.render(messages, tools))
+        text = await self._render(messages, tools)
         self._check_size(len(text.encode()), "messages")
         vocabulary = self._vocabulary
         if not any(mark in m.content for m in messages for mark in vocabulary.special_texts):
             return vocabulary.tokenize(text, is_template=True)
         # Someone writes special tokens in a message, perhaps to end it and go on as the system.
-        # So the template is rendered around markers, and what they stand for is plain text.
+        # So the template is rendered around markers, and what they stand for is plain text. Nobody
+        # can write one, in a tool's description say, before it is drawn.
+        drawn = draw_id(self._rng)
         marked = [
-            msgspec.structs.replace(message, content=f"\ue000{number}\ue001")
+            msgspec.structs.replace(message, content=f"\ue000{drawn}-{number}\ue001")
             for number, message in enumerate(messages)
         ]
         tokens: list[int] = []
-        rendered = _characters(self._template.render(marked, tools))
-        for index, piece in enumerate(_MARKER.split(rendered)):
+        rendered = await self._render(marked, tools)
+        for index, piece in enumerate(re.split(f"\ue000{drawn}-([0-9]+)\ue001", rendered)):
             is_content = index % 2 == 1
             text = messages[int(piece)].content if is_content else piece
             tokens += vocabulary.tokenize(text, is_template=not is_content)

@@ -39,11 +39,11 @@ class ShapedSampling:
         self._token_bytes = token_bytes
         self._plain = plain
 
-    def check(self, request: GenerateRequest) -> None:
-        """Raise `RequestError` if the answer's grammar cannot be made."""
+    async def prepare(self, request: GenerateRequest) -> None:
+        """Have the answer's grammar ready; `RequestError` if it cannot be made."""
         source, param = grammar_of(request)
         if source:
-            self._grammars.check(source, param)
+            await self._grammars.prepare(source, param)
 
     def sample(self, found: list[float], row: int, item: StepItem) -> int | None:
         """The next token by the logits `found`; None, and why in `shaping.failure`, if none can be."""

@@ -20,13 +20,14 @@ from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
+from ..validation import check_features, check_request
 from .answer import Answer, Finish
 from .hop import thread_hop
 from .pinned import Pinned, Reserved
 from .requests import ends_with, is_answered, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
 from .sequence import TokenSequence
-from .step import Hop, KeepsKv, KeepsPrefixes, StagesKv, StepEngine
+from .step import Hop, KeepsKv, KeepsPrefixes, Prepares, StagesKv, StepEngine
 from .steps import StepLoop
 
 
@@ -43,6 +44,7 @@ class EngineHost:
         queued_deltas_max: int,
     ) -> None:
         self._engine = engine
+        self._preparing = engine if isinstance(engine, Prepares) else None
         self._env = env
         self._scheduler = scheduler
         self._steps = StepLoop(engine, hop=hop, scheduler=scheduler)
@@ -75,6 +77,7 @@ class EngineHost:
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Push one answer; see `ForwardsDeltas.forward`. `sink` is called by the step loop."""
+        request = await self.prepare(request)
         ending = Ending()
         answer = self._submit(request, context, sink, ending.reach)
         try:
@@ -86,6 +89,7 @@ class EngineHost:
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[Delta, None]:
         """Stream one answer; see `GenerationEngine.generate`."""
+        request = await self.prepare(request)
         deltas = Iteration[Delta](self._queued_deltas_max)
         answer = self._submit(request, context, deltas, deltas.finish)
         try:
@@ -125,6 +129,14 @@ class EngineHost:
 
     # --- handing over ---
 
+    async def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """See `HandsOver.prepare`."""
+        if self._preparing is None:
+            return request
+        check_request(request)
+        check_features(request, self.info.features)
+        return await self._preparing.prepare(request)
+
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
         token_ids, prompt_tokens = known_tokens(self._engine, request)
@@ -139,6 +151,7 @@ class EngineHost:
         self, request: GenerateRequest, context: Context
     ) -> AsyncIterator[KeptPrefill]:
         """See `HandsOver.prefill_and_keep`."""
+        request = await self.prepare(request)
         with self._pinned(request, context, is_held=False) as pinned:
             await pinned.wait_admitted()
             yield pinned
@@ -148,6 +161,7 @@ class EngineHost:
         self, request: GenerateRequest, context: Context
     ) -> AsyncIterator[Reservation]:
         """See `HandsOver.reserve`."""
+        request = await self.prepare(request)
         with self._pinned(request, context, is_held=True) as pinned:
             await pinned.wait_admitted()
             sequence = pinned.sequence

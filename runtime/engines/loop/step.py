@@ -170,6 +170,15 @@ class StagesKv(StepEngine, Protocol):
 
 
 @runtime_checkable
+class Prepares(Protocol):
+    """A step engine with work on a request that must not hold up the event loop."""
+
+    async def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as `encode` takes it. Idempotent, and safe to cancel; raises `RequestError`."""
+        ...
+
+
+@runtime_checkable
 class KeepsPrefixes(Protocol):
     """A step engine that keeps what ended sequences computed in a place of its own, not in blocks.
 

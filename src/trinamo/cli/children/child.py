@@ -19,7 +19,7 @@ import trio
 
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.transports.servers.process import signal_group, wait_exit
+from trinamo.transports.servers.process import signal_group, terminate, wait_exit
 
 from .readiness import LINE_BYTES_MAX, parse_line
 
@@ -131,6 +131,11 @@ class Child:
             self._signal(signal.SIGKILL)
             await self._gone.wait()
         return not waiting.cancelled_caught
+
+    async def replace(self, *, grace_s: float) -> None:
+        """End the process that runs now, killed after `grace_s`; `run` starts another one."""
+        if self._process is not None:
+            await terminate(self._process, grace_s=grace_s)
 
     def _last_words(self) -> str:
         """What it said of its end over the ready pipe, which is read whatever its log does."""

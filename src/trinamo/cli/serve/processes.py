@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -49,7 +50,8 @@ async def run_processes(
                     await wait_all_ready(children)
                     url = str(children[0].facts["url"])
                     tell({"url": url, "processes": count})
-                    nursery.start_soon(watch_for_hangs, children, _log.warning)
+                    watch = partial(watch_for_hangs, bound_s=config.worker.hang_timeout_s)
+                    nursery.start_soon(watch, children, _log.warning)
                     nursery.start_soon(_publish, file, config, url, children)
                 await stop.wait()
                 await end_all(children, frontend_grace_s(config), _log.info)

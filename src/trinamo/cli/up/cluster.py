@@ -15,6 +15,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -183,7 +184,9 @@ class Cluster:
                 with self._stop.starting():
                     await self._start_children(nursery, held)
                 if not self._stop.is_requested:
-                    watching.start_soon(watch_for_hangs, self.children, self._display.say)
+                    bound_s = self._config.worker.hang_timeout_s
+                    watch = partial(watch_for_hangs, bound_s=bound_s)
+                    watching.start_soon(watch, self.children, self._display.say)
                     await self._serve()
                 await self._drain()
                 watching.cancel_scope.cancel()
