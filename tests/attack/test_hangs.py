@@ -142,7 +142,10 @@ def test_a_schema_that_cannot_be_made_hangs_no_worker(tmp_path: Path) -> None:
             function = {"name": "f", "parameters": patterns(24)}
             tools = [{"type": "function", "function": function}]
             refused = ask(url, chats, **hello, tools=tools, tool_choice="required")
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+            assert (refused.status_code, "'tools' cannot be a grammar" in refused.text) == (
+                400,
+                True,
+            )
         finally:
             is_over.set()
             beside.join()

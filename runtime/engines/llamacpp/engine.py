@@ -33,7 +33,7 @@ from .grammars import Compiler, Grammars
 from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
 from .prompts import Prompts
-from .sandbox import Sandbox
+from .sandbox.sandbox import Sandbox
 from .sequences import Sequences, sequence_count
 from .shaped import ShapedSampling
 from .vocabulary import Vocabulary

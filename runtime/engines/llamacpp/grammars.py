@@ -4,7 +4,7 @@ Grammars are llguidance's, one of the two that llama.cpp can be built with. Its 
 the process at a token that it does not expect, takes milliseconds a token, and passes over what it
 does not know of a schema; `docs/decisions/0030` has the figures. What cannot be a grammar is refused here,
 before the request waits for a place; what would take too long to make is found out in a child process
-(`sandbox.py`). Masks need no such bound: llguidance counts their steps. Needs the extra `llamacpp`.
+(`sandbox/`). Masks need no such bound: llguidance counts their steps. Needs the extra `llamacpp`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
-from .sandbox import ExceededError, Sandbox
+from .sandbox.sandbox import ExceededError, Sandbox
 
 PROPERTIES_MAX: Final = 256
 """Of one object: optional ones cost their square."""

@@ -13,7 +13,7 @@ from ...env import draw_id
 from ...errors import RequestError
 from ...protocol.openai.generate import ChatMessage, GenerateRequest
 from .chat_template import ChatTemplate
-from .sandbox import ExceededError, Sandbox
+from .sandbox.sandbox import ExceededError, Sandbox
 from .vocabulary import Vocabulary
 
 PROMPT_BYTES_PER_TOKEN_MAX = 16
@@ -31,7 +31,7 @@ _KNOWN_TEMPLATES: Final = frozenset(
 class Prompts:
     """Makes the prompts of one model; `template` is its chat template's source, or empty.
 
-    One that nobody has read is rendered in a child process (`sandbox.py`).
+    One that nobody has read is rendered in a child process (`sandbox/`).
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateReques
 needs.LLAMACPP.imported()
 from trinamo.runtime.engines.llamacpp.grammars import Compiler, Grammars, grammar_of  # noqa: E402
 from trinamo.runtime.engines.llamacpp.prompts import Prompts  # noqa: E402
-from trinamo.runtime.engines.llamacpp.sandbox import BOUNDS, ExceededError, Sandbox  # noqa: E402
+from trinamo.runtime.engines.llamacpp.sandbox.sandbox import BOUNDS, ExceededError, Sandbox  # noqa: E402
 
 pytestmark = pytest.mark.slow
 END = 256

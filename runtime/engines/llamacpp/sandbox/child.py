@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ...errors import ConfigError, EngineError, RequestError
-from ...protocol.openai.generate import ChatMessage
+from ....errors import ConfigError, EngineError, RequestError
+from ....protocol.openai.generate import ChatMessage
 from .sandbox import CPU_S, LENGTH_BYTES, MEMORY_BYTES
 
 _Work = Callable[..., Any]
@@ -27,7 +27,7 @@ _SETUP_CPU_S: Final = 30.0
 
 
 def _make_grammars(tokens: list[bytes], end_ids: list[int], special_ids: list[int]) -> _Work:
-    from .grammars import Compiler  # noqa: PLC0415 -- each needs another library
+    from ..grammars import Compiler  # noqa: PLC0415 -- each needs another library
 
     # The model's own way to make tokens of text is not here, and what is found out is the same by bytes.
     byte_ids = {token: each for each, token in enumerate(tokens) if len(token) == 1}
@@ -39,7 +39,7 @@ def _make_grammars(tokens: list[bytes], end_ids: list[int], special_ids: list[in
 
 
 def _make_templates(source: str, chars_max: int, bos: str, eos: str, specials: list[str]) -> _Work:
-    from .chat_template import ChatTemplate  # noqa: PLC0415
+    from ..chat_template import ChatTemplate  # noqa: PLC0415
 
     template = ChatTemplate(source, chars_max=chars_max, bos=bos, eos=eos, specials=specials)
 

@@ -5,7 +5,7 @@ tokens a second of all, the median time between two tokens of one, and, of one c
 first token of a prompt that is new, that comes again, and that goes on behind its first form. Medians of the
 rounds, and the quotient: of each round, so that what else the machine does changes it little.
 
-    python bench/bench_llamacpp.py [--rounds 5] [--tokens 64]
+    python bench/serving/bench_llamacpp.py [--rounds 5] [--tokens 64]
 
 llama.cpp's server is that of the wheel `xllamacpp` with its defaults, but for 16 slots that share the 8192
 cells which trinamo's engine has, and the threads of `--threads` (all cores, as `trinamo up` takes them).
@@ -28,6 +28,10 @@ from statistics import median
 from typing import Any
 
 import trio
+
+# The streams and the description of the machine are those of the other benchmarks.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from load.streams import Answer
 from report.results import described, machine
 

@@ -1,7 +1,7 @@
 """Work on what a stranger wrote, in a child process with a bound of processor time and memory.
 
 A grammar or a template may take minutes, or gigabytes, and what makes one of it is native code that
-nobody can stop. So it runs in a child (`sandboxed.py`), which the kernel ends at the bound, and then
+nobody can stop. So it runs in a child (`child.py`), which the kernel ends at the bound, and then
 only its own request fails. The child is kept, and one that was ended replaced at once.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ...errors import ConfigError, EngineError, RequestError
+from ....errors import ConfigError, EngineError, RequestError
 
 CPU_S: Final = 0.5
 """Of one call; of 40 schemas at the bounds of `grammars.py` none took a tenth of it."""
@@ -113,7 +113,7 @@ class Sandbox:
         self._channel = channel = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         self._is_set_up = False
         self._received.clear()
-        module = __name__.removesuffix("sandbox") + "sandboxed"
+        module = f"{__package__}.child"
         command = [sys.executable, "-P", "-m", module, self._kind, str(theirs.fileno())]
         quiet = subprocess.DEVNULL
         with theirs:

@@ -1,0 +1,1 @@
+"""What strangers wrote is tried in a child process that the kernel bounds."""
