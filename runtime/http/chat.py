@@ -22,7 +22,7 @@ from ..config.config import HttpConfig
 from ..context import Context
 from ..engines.generation import Forward, forward_of
 from ..engines.validation import check_features
-from ..errors import OverloadedError, RequestError, TrinamoError
+from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.frontend import RequestRecord
@@ -232,7 +232,9 @@ class Inference:
     ) -> None:
         """Count and tell a request that ended before anybody was asked."""
         self._manager.metrics.refused(self._endpoint.kind, outcome)
-        arrived.leg.finish(outcome)
+        # Which model was asked for; of other refusals the access line has the sentence.
+        why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
+        arrived.leg.finish(outcome, **why)
         self._access.tell(
             exchange.method,
             exchange.path,

@@ -60,13 +60,13 @@ class FrontendMetrics(Metrics):
         self._duration = self.histograms(
             "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
         )
-        self._first_token = self.histograms(
+        self.first_token = self.histograms(
             "time_to_first_token_seconds",
             "Arrival to the first token",
             _FIRST_TOKEN_BUCKETS_S,
             *by_model,
         )
-        self._gaps = self.histograms(
+        self.gaps = self.histograms(
             "inter_token_latency_seconds",
             "From one step's tokens to the next, divided by the tokens of the step",
             _GAP_BUCKETS_S,
@@ -105,8 +105,8 @@ class FrontendMetrics(Metrics):
             series = self._series[key] = _ModelSeries(
                 in_flight=self._in_flight.tally(*key),
                 duration=self._duration.tally(*key),
-                first_token=self._first_token.tally(*key),
-                gaps=self._gaps.tally(*key),
+                first_token=self.first_token.tally(*key),
+                gaps=self.gaps.tally(*key),
                 tokens_in=self._tokens_in.tally(*key),
                 tokens_out=self.tokens_out.tally(*key),
                 disconnects=self._disconnects.tally(*key),
@@ -147,7 +147,7 @@ class FrontendMetrics(Metrics):
             self._cancellations,
         ):
             counts.remove("model", oldest)
-        for histograms in (self._duration, self._first_token, self._gaps):
+        for histograms in (self._duration, self.first_token, self.gaps):
             histograms.remove("model", oldest)
 
 

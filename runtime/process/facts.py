@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from ..http.service import HttpService
 from ..http.survey.overview import HasClients, describe_planes
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import SUCCESS
+from ..metrics.tallies import Histogram
 from .runtime import Runtime
 
 STREAMS_MAX: Final = 1024
@@ -71,7 +73,16 @@ def _totals(metrics: FrontendMetrics) -> FrontendTotals:
         requests=int(sum(count for _, count in ended)),
         failures=int(sum(count for outcome, count in ended if outcome != SUCCESS)),
         tokens=int(sum(tally.value for _, tally in metrics.tokens_out.items())),
+        first_token=_took(tally for _, tally in metrics.first_token.items()),
+        gaps=_took(tally for _, tally in metrics.gaps.items()),
     )
+
+
+def _took(tallies: Iterable[Histogram]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for tally in tallies:
+        found.update({bound: int(count) for bound, count in tally.buckets()})
+    return dict(found)
 
 
 def _queues(runtime: Runtime) -> dict[str, QueueFacts]:

@@ -74,7 +74,8 @@ async def open_frontend_status(
     """Answer on `http.status_port`, in `nursery`; the URL, or nothing where there is no such port."""
 
     def check_health() -> Health:
-        told = {**msgspec.to_builtins(facts()), **describe_planes(runtime)}
+        own = facts() if dashboard is None else dashboard.facts()
+        told = {**msgspec.to_builtins(own), **describe_planes(runtime)}
         status = told.pop("status")
         return Health(is_ready=status == "ready", status=status, facts=told)
 

@@ -26,6 +26,7 @@ class RequestView(msgspec.Struct, kw_only=True):
     outcome: str = ""
     """Empty while it is under way, else the code of an error or of another end."""
     model: str = ""
+    """Or why there is none by the name that was asked for."""
     endpoint: str = ""
     instance: str = ""
     """Of the worker that was asked last."""
@@ -73,7 +74,7 @@ def _view(trace: Trace, offset_s: float) -> RequestView:
         start=root.start + offset_s,
         end=None if root.end is None else root.end + offset_s,
         outcome=str(root.facts.get("outcome", "")),
-        model=str(root.facts.get("model", "")),
+        model=str(root.facts.get("model") or root.facts.get("why", "")),
         endpoint=str(root.facts.get("endpoint", "")),
         instance=str(instance),
         leg=now.name,

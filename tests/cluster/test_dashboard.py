@@ -89,7 +89,10 @@ async def test_a_cluster_under_load_is_shown_and_a_killed_worker_is_in_the_time_
 
         snapshot = await until(events, is_at_work, "both decode workers generate, and blocks move")
         assert snapshot["away"] == []
-        assert snapshot["traffic"]["in_flight"] > 0
+        (frontend,) = snapshot["frontends"]
+        assert frontend["in_flight"] > 0
+        assert frontend["minutes"][-1][3] > 0, "tokens of this minute"
+        assert frontend["first_token"]["+Inf"] > 0
         assert snapshot["under_way"][0]["instance"]
         assert {each["role"] for each in snapshot["instances"]} == {"prefill", "decode"}
         victims = {"decode": cluster.workers[1], "prefill": cluster.workers[0]}

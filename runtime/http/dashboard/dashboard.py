@@ -31,10 +31,10 @@ from .facts import FrontendFacts
 from .files import HEADERS, file_routes
 from .gathering import Look, Looks, Place
 from .legs import ask_legs, legs_view
-from .rows import ServerRow, Snapshot
+from .rows import Snapshot
 from .snapshot import Own, Snapshots, role_of
 from .tabs import Tabs
-from .timeline import Seen, Timeline
+from .timeline import Minutes, Seen, Timeline
 
 PREFIX: Final = "/dashboard"
 INTERVAL_S: Final = 1.0
@@ -76,11 +76,16 @@ class Dashboard:
         traces: Traces,
         place: Place,
     ) -> None:
-        self._config, self._clock = config, clock
-        self._view, self._facts, self._traces, self._place = view, facts, traces, place
+        self._clock = clock
+        self._view, self._own_facts, self._traces, self._place = view, facts, traces, place
         self._looks = looks
+        self._addresses = {
+            "etcd": list(config.control_plane.etcd.endpoints),
+            "NATS": list(config.event_plane.nats.servers),
+        }
         self._snapshots = Snapshots()
         self._timeline = Timeline()
+        self._minutes = Minutes()
         self._tabs = Tabs()
         self._names: OrderedDict[str, str] = OrderedDict()
         """What people call an instance, by its id, as far as anybody has said."""
@@ -103,10 +108,17 @@ class Dashboard:
         """The frontend answers there from now on."""
         self._url, self._status_url = url, status_url
 
+    def facts(self) -> FrontendFacts:
+        """What this frontend says of itself, with what it has noted of the last minutes."""
+        found = self._own_facts()
+        self._minutes.note(self._clock.wall(), found)
+        return msgspec.structs.replace(found, minutes=list(self._minutes.rows))
+
     async def run(self) -> None:
         """Look while somebody looks at it, until cancelled."""
         while True:
             if not await self._tabs.wait_any(IDLE_INTERVAL_S):
+                self.facts()
                 self._observe_own(self._view().cluster, {})
                 continue
             began, pause_s = trio.current_time(), INTERVAL_S
@@ -127,13 +139,14 @@ class Dashboard:
             name=self._place.name,
             pid=self._place.pid,
             url=self._url,
-            facts=self._facts(),
+            facts=self.facts(),
             requests=view_requests(self._traces),
         )
         return self._snapshots.make(
             look,
             own,
-            self._servers(look),
+            self._view().cluster,
+            self._addresses,
             self._timeline.events,
             interval_s=interval_s(look.asked),
             now_s=self._clock.now(),
@@ -202,35 +215,6 @@ class Dashboard:
             # Of one that discovery names no more, what it was called is known all the same.
             each.name = self._name(each.id)
         self._places = dict(list(look.survey.places().items())[:PLACES_MAX])
-
-    def _servers(self, look: Look) -> list[ServerRow]:
-        known, config = self._view().cluster, self._config
-        control = None if known is None else known.control
-        events = None if known is None else known.events
-        rows = []
-        if control is not None:
-            text = "" if control.is_connected else f"silent for {control.silence_s:.0f} s"
-            rows.append(
-                ServerRow(
-                    name="etcd",
-                    addresses=list(config.control_plane.etcd.endpoints),
-                    is_connected=control.is_connected and not look.survey.is_last_known,
-                    text=text or f"{control.watches} watches",
-                )
-            )
-        if events is not None:
-            waiting, dropped = events.waiting_messages, events.dropped_outgoing
-            rows.append(
-                ServerRow(
-                    name="NATS",
-                    addresses=list(config.event_plane.nats.servers),
-                    is_connected=events.is_connected,
-                    text=f"{waiting} messages wait, {dropped} were dropped"
-                    if waiting or dropped
-                    else "no message waits",
-                )
-            )
-        return rows
 
     # --- one request ---
 

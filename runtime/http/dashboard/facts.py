@@ -14,6 +14,10 @@ ENTRIES_MAX: Final = 64
 """Of a list or a table that a process tells."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """JSON has integers of any length, which no rate and no encoder takes."""
+Minute = tuple[_Count, _Count, _Count, _Count, _Count]
+"""When it began, in seconds since the Unix epoch; its requests, failures and tokens, and the most
+requests under way in it."""
+MINUTES_MAX: Final = 60
 T = TypeVar("T")
 
 
@@ -86,6 +90,10 @@ class FrontendTotals(msgspec.Struct, kw_only=True):
     requests: _Count = 0
     failures: _Count = 0
     tokens: _Count = 0
+    first_token: dict[str, _Count] = {}
+    """How many requests had their first token within so many seconds, by that bound."""
+    gaps: dict[str, _Count] = {}
+    """Likewise from one token to the next."""
 
 
 class FrontendFacts(msgspec.Struct, kw_only=True):
@@ -99,6 +107,8 @@ class FrontendFacts(msgspec.Struct, kw_only=True):
     streams: dict[str, _Count] = {}
     """Its requests under way, by the instance id of the worker that answers."""
     queues: dict[str, QueueFacts] = {}
+    minutes: list[Minute] = []
+    """The last hour, the oldest first."""
 
 
 def read_facts(told: Any, of: type[T]) -> T | None:

@@ -7,12 +7,15 @@ itself can be no code, whatever a mistake in the page makes of it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+
+from ..status import PathNotFoundError
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
@@ -37,7 +40,7 @@ _TYPES: Final = {
 
 def file_routes(prefix: str) -> list[Route]:
     """`prefix` for the page, `prefix/NAME` for what it loads; blocks on the disk, so call it early."""
-    routes = []
+    routes = [Route("/", partial(_to_page, prefix))]
     for path in sorted(_FOLDER.iterdir()):
         if path.suffix in _TYPES:
             is_page = path.name == "index.html"
@@ -51,3 +54,10 @@ def _answer(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Respo
         return Response(data, media_type=media_type, headers=HEADERS)
 
     return answer
+
+
+async def _to_page(prefix: str, request: Request) -> Response:
+    """A browser that is given no path means the page; a program has mistaken the address."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise PathNotFoundError("there is nothing at /")
+    return RedirectResponse(prefix)

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+from ...planes import ControlStatistics, EventStatistics
 from ...traces.requests import RequestView
 from ..survey.listing import ModelLook
-from .facts import EngineFacts, QueueFacts
+from .facts import EngineFacts, Minute, QueueFacts
 from .timeline import Event
-
-
-class ServerRow(msgspec.Struct, kw_only=True):
-    """etcd or NATS, as this frontend sees it."""
-
-    name: str
-    addresses: list[str]
-    is_connected: bool
-    text: str = ""
 
 
 class FrontendRow(msgspec.Struct, kw_only=True):
@@ -37,6 +29,9 @@ class FrontendRow(msgspec.Struct, kw_only=True):
     failures_per_s: float = 0.0
     tokens_per_s: float = 0.0
     streams: dict[str, int] = {}
+    first_token: dict[str, int] = {}
+    gaps: dict[str, int] = {}
+    minutes: list[Minute] = []
     is_own: bool = False
 
 
@@ -93,19 +88,6 @@ class QueueRow(msgspec.Struct, kw_only=True):
     facts: QueueFacts
 
 
-class Traffic(msgspec.Struct, kw_only=True):
-    """All frontends together."""
-
-    in_flight: int
-    waiting: int
-    requests_per_s: float
-    failures_per_s: float
-    tokens_per_s: float
-    history: list[tuple[float, float, int, float]]
-    """Requests a second, tokens a second, requests in flight, and the fraction of all KV blocks in
-    use: one a look, the oldest first."""
-
-
 class Snapshot(msgspec.Struct, kw_only=True):
     """One look, as the page is told of it."""
 
@@ -119,13 +101,17 @@ class Snapshot(msgspec.Struct, kw_only=True):
     away: list[str]
     refused: list[str]
     is_last_known: bool
-    servers: list[ServerRow]
+    control: ControlStatistics | None
+    """This frontend's connection to etcd; None if it has none."""
+    broker: EventStatistics | None
+    """And to NATS."""
+    addresses: dict[str, list[str]]
+    """Of the servers of both, by name."""
     frontends: list[FrontendRow]
     instances: list[InstanceRow]
     instances_left_out: int
     models: list[ModelLook]
     queues: list[QueueRow]
-    traffic: Traffic
     under_way: list[RequestView]
     under_way_left_out: int
     failed: list[RequestView]

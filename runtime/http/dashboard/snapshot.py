@@ -6,7 +6,6 @@ page, which writes it as text alone.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -17,25 +16,30 @@ import msgspec
 from ...traces.requests import RequestsView, RequestView
 from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
-from ..survey.overview import AWAY
+from ..survey.overview import AWAY, Overview
 from ..survey.rates import Rates
-from .facts import ENTRIES_MAX, EngineFacts, FrontendFacts, WorkerFacts, cut_text, read_facts
+from .facts import (
+    ENTRIES_MAX,
+    MINUTES_MAX,
+    EngineFacts,
+    FrontendFacts,
+    WorkerFacts,
+    cut_text,
+    read_facts,
+)
 from .gathering import INSTANCES_MAX, Look
 from .rows import (
     BackendRow,
     FrontendRow,
     InstanceRow,
     QueueRow,
-    ServerRow,
     Snapshot,
-    Traffic,
 )
 from .timeline import Event
 
 MODELS_MAX: Final = 128
 REQUESTS_MAX: Final = 64
 REFUSED_MAX: Final = 16
-HISTORY_MAX: Final = 180
 RATES_KEPT_S: Final = 60.0
 
 
@@ -55,14 +59,14 @@ class Snapshots:
     def __init__(self) -> None:
         self._rates = Rates()
         self._hits: dict[str, tuple[int, int, float | None]] = {}
-        self._history: deque[tuple[float, float, int, float]] = deque(maxlen=HISTORY_MAX)
         self._number = 0
 
     def make(
         self,
         look: Look,
         own: Own,
-        servers: list[ServerRow],
+        known: Overview | None,
+        addresses: dict[str, list[str]],
         events: list[Event],
         *,
         interval_s: float,
@@ -93,7 +97,9 @@ class Snapshots:
             away=[cut_text(each) for each in survey.away[:ENTRIES_MAX]],
             refused=[cut_text(each) for each in survey.refused[:REFUSED_MAX]],
             is_last_known=survey.is_last_known,
-            servers=servers,
+            control=None if known is None else known.control,
+            broker=None if known is None else known.events,
+            addresses=addresses,
             frontends=frontends,
             instances=instances,
             instances_left_out=len(survey.instances) - len(instances),
@@ -108,7 +114,6 @@ class Snapshots:
                 for each in survey.models[:MODELS_MAX]
             ],
             queues=_queues(survey.instances, own),
-            traffic=self._traffic(frontends, instances),
             under_way=_newest(told, lambda view: view.under_way),
             under_way_left_out=sum(view.under_way_left_out for _, view in told),
             failed=_newest(told, lambda view: view.failed),
@@ -161,6 +166,9 @@ class Snapshots:
             failures_per_s=rate("failures", totals.failures),
             tokens_per_s=rate("tokens", totals.tokens),
             streams=dict(islice(facts.streams.items(), INSTANCES_MAX)),
+            first_token=dict(islice(totals.first_token.items(), ENTRIES_MAX)),
+            gaps=dict(islice(totals.gaps.items(), ENTRIES_MAX)),
+            minutes=facts.minutes[-MINUTES_MAX:],
             is_own=is_own,
         )
 
@@ -241,27 +249,6 @@ class Snapshots:
             before = min(1.0, round((found - found_before) / (asked - asked_before), 4))
         self._hits[key] = (asked, found, before)
         return before
-
-    def _traffic(
-        self, frontends: Sequence[FrontendRow], instances: Sequence[InstanceRow]
-    ) -> Traffic:
-        requests = round(sum(each.requests_per_s for each in frontends), 2)
-        tokens = round(sum(each.tokens_per_s for each in frontends), 1)
-        in_flight = sum(each.in_flight for each in frontends)
-        if self._number > 1:
-            # The first look has no rates.
-            total = sum(each.blocks_total or 0 for each in instances)
-            used = sum(each.blocks_used or 0 for each in instances)
-            share = round(used / total, 4) if total else 0.0
-            self._history.append((requests, tokens, in_flight, share))
-        return Traffic(
-            in_flight=in_flight,
-            waiting=sum(each.waiting for each in frontends),
-            requests_per_s=requests,
-            failures_per_s=round(sum(each.failures_per_s for each in frontends), 2),
-            tokens_per_s=tokens,
-            history=list(self._history),
-        )
 
 
 def role_of(look: InstanceLook) -> str:

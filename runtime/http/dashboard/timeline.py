@@ -14,6 +14,8 @@ from typing import Final
 import attrs
 import msgspec
 
+from .facts import MINUTES_MAX, FrontendFacts, FrontendTotals, Minute
+
 EVENTS_MAX: Final = 200
 SUBJECTS_MAX: Final = 4096
 TEXT_CHARACTERS_MAX: Final = 200
@@ -132,3 +134,25 @@ class Timeline:
         self._events.append(event)
         self._subjects.append(subject)
         return event
+
+
+class Minutes:
+    """What one frontend has counted in each of the last minutes, whether or not somebody looks."""
+
+    def __init__(self) -> None:
+        self.rows: deque[Minute] = deque(maxlen=MINUTES_MAX)
+        self._before = FrontendTotals()
+
+    def note(self, wall: float, facts: FrontendFacts) -> None:
+        """Add what has been counted since it was told last; every few seconds."""
+        now, was, minute = facts.totals, self._before, int(wall // 60) * 60
+        if not self.rows or self.rows[-1][0] != minute:
+            self.rows.append((minute, 0, 0, 0, 0))
+        _, requests, failures, tokens, most = self.rows.pop()
+        requests, failures = (
+            requests + now.requests - was.requests,
+            failures + now.failures - was.failures,
+        )
+        tokens, most = tokens + now.tokens - was.tokens, max(most, facts.in_flight)
+        self.rows.append((minute, max(0, requests), max(0, failures), max(0, tokens), most))
+        self._before = now

@@ -67,8 +67,6 @@ def test_each_frontend_is_shown_and_one_that_is_killed_is_there_again(tmp_path: 
             both = snapshot["frontends"]
             assert sorted(each["name"] for each in both) == ["frontend-1", "frontend-2"]
             assert [each["is_own"] for each in both].count(True) == 1
-            summed = sum(each["requests_per_s"] for each in both)
-            assert snapshot["traffic"]["requests_per_s"] == pytest.approx(summed, abs=0.1)
             victim = next(each for each in both if not each["is_own"])
             os.kill(victim["pid"], signal.SIGKILL)
             pids = {each["pid"] for each in both}

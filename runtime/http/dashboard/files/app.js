@@ -6,10 +6,12 @@ import { Happenings } from "./happenings.js";
 import { Legs, requestButton } from "./legs.js";
 import { Link } from "./link.js";
 import { Topology } from "./topology.js";
+import { Traffic, grouped, serversOf } from "./traffic.js";
 
 const $ = (selector) => document.querySelector(selector);
 const UNDER_WAY_SHOWN = 14;
 
+const traffic = new Traffic();
 const topology = new Topology($("#topology .drawing"));
 const happenings = new Happenings($("#happened"));
 const legs = new Legs($("#legs"));
@@ -41,7 +43,7 @@ const models = new Rows($("#models tbody"), [
   (row) => row.name + (row.aliases.length ? ` (${row.aliases.join(", ")})` : ""),
   (row) => row.engine,
   (row, cell) => {
-    showState(cell, row.instances ? "ready" : "away", row.endpoint);
+    showState(cell, row.instances >= row.registered ? "ready" : row.instances ? "registered" : "away", row.endpoint);
     write(cell.children[1], `${row.instances} of ${row.registered}${row.refused ? `, ${row.refused} refused` : ""}`);
   },
   (row) => (row.context_tokens_max ? figure(row.context_tokens_max) : "–"),
@@ -59,14 +61,18 @@ const underway = new Rows($("#underway tbody"), [
 ], ["", "", "", "n"]);
 
 const failed = new Rows($("#failed tbody"), [
-  (row, cell) => requestButton(cell, row.id, openLegs),
-  (row) => row.outcome.replaceAll("_", " "),
-  (row) => (row.instance ? nameOf(row.instance) : "–"),
-  (row) => lasting(last.at - row.end),
-], ["", "wrong", "", "n"]);
+  (row) => row.last.outcome.replaceAll("_", " "),
+  (row) => row.last.model || "–",
+  (row) => figure(row.count),
+  (row, cell) => requestButton(cell, row.last.id, openLegs),
+  (row) => (row.last.instance ? nameOf(row.last.instance) : "–"),
+  (row) => lasting(last.at - row.last.end),
+], ["outcome", "model", "n", "", "", "n"]);
 
 function show(snapshot) {
   last = snapshot;
+  traffic.take(snapshot);
+  snapshot.servers = serversOf(snapshot);
   snapshot.instances.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   showHealth(snapshot);
   showFigures(snapshot);
@@ -84,7 +90,7 @@ function show(snapshot) {
   const more = Math.max(0, snapshot.under_way.length - UNDER_WAY_SHOWN) + snapshot.under_way_left_out;
   note("#underway", !snapshot.requests_max ? "No requests are kept (traces.requests_max is 0)." :
     more ? `${more} more` : snapshot.under_way.length ? "" : "None.");
-  failed.show(snapshot.failed.slice(0, UNDER_WAY_SHOWN), (row) => `${row.id} ${row.process}`);
+  failed.show(grouped(snapshot.failed).slice(0, UNDER_WAY_SHOWN), (row) => row.key, (row) => (row.isOurs ? "wrong" : null));
   note("#failed", snapshot.failed.length ? "" : "None of the requests that are kept.");
   write($("#about"), [snapshot.cluster, snapshot.etcd_text.split(";")[0], `seen by ${snapshot.frontends.find((each) => each.is_own)?.name}`,
     `${clock(snapshot.at)}`].filter(Boolean).join(" · "));
@@ -110,25 +116,32 @@ function showHealth(snapshot) {
 }
 
 function showFigures(snapshot) {
-  const traffic = snapshot.traffic;
+  const now = snapshot.traffic;
   const used = snapshot.instances.reduce((sum, each) => sum + (each.blocks_used ?? 0), 0);
   const total = snapshot.instances.reduce((sum, each) => sum + (each.blocks_total ?? 0), 0);
-  const told = traffic.history;
-  value("#tokens", figure(traffic.tokens_per_s), told.map((each) => each[1]));
-  value("#requests", figure(traffic.requests_per_s), told.map((each) => each[0]),
-    traffic.failures_per_s ? `${figure(traffic.failures_per_s)} a second fail` : "");
-  value("#flight", figure(traffic.in_flight), told.map((each) => each[2]),
-    traffic.waiting ? `${figure(traffic.waiting)} more wait for a place` : "");
-  value("#blocks", total ? percent(used / total) : "–", total ? told.map((each) => each[3] * 100) : [],
-    total ? `${figure(used)} of ${figure(total)}` : "");
+  value("#tokens", figure(now.tokens_per_s), traffic.series("tokens"));
+  value("#requests", figure(now.requests_per_s), traffic.series("requests"));
+  value("#flight", figure(now.in_flight), traffic.series("flight", 1), now.waiting ? `${figure(now.waiting)} more wait for a place` : "");
+  value("#blocks", total ? percent(used / total) : "–", total ? traffic.series("blocks") : [], total ? `${figure(used)} of ${figure(total)}` : "");
+  value("#failures", figure(now.failures_per_s), traffic.series("failures"));
+  set($("#failures"), { class: now.failures_per_s ? "figure failing" : "figure" });
+  latency("#first", now.first);
+  latency("#gaps", now.gaps);
 }
 
-function value(place, text, values, more = "") {
+function value(place, text, points, more = "") {
   const output = $(`${place} output`);
   write(output, text);
   set(output, { "data-more": more || null });
-  const seconds = lasting(values.length * last.interval_s);
-  spark($(`${place} .spark`), values, values.length ? `the last ${seconds}; now ${text}${more ? `, ${more}` : ""}` : "nothing is known");
+  const words = `the last ${traffic.windowS / 60} minutes; now ${text}${more ? `, ${more}` : ""}`;
+  spark($(`${place} .spark`), points, last.at, traffic.windowS, points.length ? words : "nothing is known");
+}
+
+function latency(place, found) {
+  const output = $(`${place} output`);
+  write(output, found ? lasting(found.p50) : "–");
+  set(output, { "data-more": found ? `median; 95 % within ${lasting(found.p95)}` : null });
+  write($(`${place} .note`), !found ? "no answer yet" : found.isRecent ? "of the last minute" : "since the start");
 }
 
 function transferRows(snapshot) {

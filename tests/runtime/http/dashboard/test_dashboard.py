@@ -71,6 +71,18 @@ async def test_it_tells_of_workers_models_and_requests_on_both_ports() -> None:
     assert "worker" in {name for _, name in legs}
 
 
+async def test_a_browser_that_gives_no_path_is_sent_to_the_page() -> None:
+    """And a program that has mistaken the address is told so, as ever."""
+    async with open_small_cluster() as cluster:
+        for client in (cluster.http, cluster.status[0]):
+            sent = await client.get("/", headers={"accept": "text/html,*/*;q=0.8"})
+            assert (sent.status_code, sent.headers["location"]) == (307, "/dashboard")
+            assert (await client.get("/")).json()["error"]["code"] == "path_not_found"
+    async with open_small_cluster(http__dashboard=False) as cluster:
+        for client in (cluster.http, cluster.status[0]):
+            assert (await client.get("/", headers={"accept": "text/html"})).status_code == 404
+
+
 @pytest.mark.parametrize(("asked", "expected_s"), [(0, 1.0), (64, 1.0), (128, 2.0), (260, 4.0625)])
 def test_the_more_are_asked_the_rarer_it_looks(asked: int, expected_s: float) -> None:
     assert module.interval_s(asked) == expected_s

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 import trio
@@ -20,13 +21,12 @@ from trinamo.runtime.http.dashboard.rows import (
     FrontendRow,
     InstanceRow,
     QueueRow,
-    ServerRow,
     Snapshot,
-    Traffic,
 )
 from trinamo.runtime.http.dashboard.tabs import Tabs
 from trinamo.runtime.http.dashboard.timeline import Event
 from trinamo.runtime.http.survey.listing import ModelLook
+from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.traces.requests import RequestView
 
 pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
@@ -79,9 +79,20 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
         away=[away] if away else [],
         refused=[name],
         is_last_known=False,
-        servers=[ServerRow(name=each, addresses=[name], is_connected=True) for each in ("etcd", name)],
+        control=ControlStatistics(
+            is_connected=True, watches=3, stream_losses=0, resyncs=0, silence_s=0.5
+        ),
+        broker=EventStatistics(
+            is_connected=True, connections=1, waiting_messages=0, dropped_outgoing=0, dropped_incoming=0
+        ),
+        addresses={"etcd": [name], "NATS": [name]},
         frontends=[
-            FrontendRow(name=name, pid=1, url=name, status="ready", is_own=True)
+            FrontendRow(
+                name=name, pid=1, url=name, status="ready", is_own=True, in_flight=6, waiting=2,
+                requests_per_s=2.0, failures_per_s=0.5, tokens_per_s=903.0,
+                first_token={"0.1": 0, "0.2": 10, "+Inf": 10}, gaps={"0.01": 90, "0.02": 100, "+Inf": 100},
+                minutes=[(int(at) - 240 + 60 * n, 60, n, 6000, 4) for n in range(3)],
+            )
         ],
         instances=[
             worker(1, name),
@@ -96,10 +107,6 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
             )
         ],
         queues=[QueueRow(name=name, facts=QueueFacts(ready=4))],
-        traffic=Traffic(
-            in_flight=6, waiting=2, requests_per_s=2.0, failures_per_s=0.0, tokens_per_s=903.0,
-            history=[(2.0, 903.0, 6, 0.25)] * 30,
-        ),
         under_way=[request],
         under_way_left_out=0,
         failed=[failed],
@@ -174,6 +181,61 @@ async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
     assert more == "2 more wait for a place"
     assert await shown.evaluate("document.querySelector('#health').innerText") == "● all answer"
     assert shown.chromium.errors == []
+
+
+async def test_latency_and_failures_are_of_all_frontends(shown: Shown) -> None:
+    """Each sum is over all; a model that is not served whole is not green."""
+    told = snapshot()
+    (one,) = told.frontends
+    other = msgspec.structs.replace(
+        one, name="other", is_own=False, first_token={"0.1": 90, "0.2": 90, "+Inf": 90}
+    )
+    model = attrs.evolve(told.models[0], instances=1)
+    await shown.tell(msgspec.structs.replace(told, frontends=[one, other], models=[model]))
+    text = "document.querySelector('#{} output').textContent"
+    assert await shown.evaluate(text.format("failures")) == "1"
+    # 90 of 100 within 0.1 s, the others within 0.2 s.
+    assert await shown.evaluate(text.format("first")) == "56 ms"
+    more = await shown.evaluate("document.querySelector('#first output').dataset.more")
+    assert more == "median; 95 % within 150 ms"
+    state = "document.querySelector('#models tbody tr').cells[2].innerText"
+    assert await shown.evaluate(state) == "◐ 1 of 2"
+    # The three minutes before this page was opened are drawn, and nothing is where nothing is known.
+    path = "document.querySelector('#tokens .line').getAttribute('d')"
+    assert (await shown.evaluate(path)).count("L") == 3
+    axis = "document.querySelector('#tokens .axis').innerText"
+    assert (await shown.evaluate(axis)).split() == ["5", "min", "ago", "now"]
+
+
+async def test_points_that_are_far_apart_are_not_joined(shown: Shown) -> None:
+    """Two sessions of a page, minutes apart, are two lines."""
+    told = snapshot()
+    (one,) = told.frontends
+    bare = msgspec.structs.replace(told, frontends=[msgspec.structs.replace(one, minutes=[])])
+    for at in (2e9, 2e9 + 1, 2e9 + 300, 2e9 + 301):
+        await shown.tell(msgspec.structs.replace(bare, at=at, etcd_text=f"{at}"))
+        await shown.until(f"document.querySelector('#about').textContent.includes('{at}')")
+    assert (
+        await shown.evaluate("document.querySelector('#tokens .line').getAttribute('d')")
+    ).count("M") == 2
+
+
+async def test_failures_are_grouped_and_our_own_come_first(shown: Shown) -> None:
+    """A client that asks fourteen times for what is not there is one line."""
+    told = snapshot()
+    (request,) = told.failed
+
+    def failed(number: int, outcome: str, model: str) -> RequestView:
+        return msgspec.structs.replace(request, id=f"{number:032x}", outcome=outcome, model=model)
+
+    theirs = [failed(number, "model_not_found", "one-that-nobody-serves") for number in range(14)]
+    ours = [failed(99, "engine_failed", "m")]
+    await shown.tell(msgspec.structs.replace(told, failed=[*theirs, *ours]))
+    rows = await shown.evaluate(
+        "[...document.querySelectorAll('#failed tbody tr')]"
+        ".map(e => [...e.cells].slice(0, 3).map(c => c.innerText).join('|'))"
+    )
+    assert rows == ["engine failed|m|1", "model not found|one-that-nobody-serves|14"]
 
 
 async def test_a_cluster_to_which_nothing_happened_says_so_and_then_tells(shown: Shown) -> None:

@@ -37,7 +37,7 @@ def health(**engine: int) -> dict[str, Any]:
     return {"status": "ready", "active": 2, "engines": {"m": engine}}
 
 
-def own(**totals: int) -> Own:
+def own(**totals: Any) -> Own:
     facts = FrontendFacts(status="ready", in_flight=3, totals=FrontendTotals(**totals))
     facts.streams = {f"{1:016x}": 3}
     return Own(name="frontend-1", pid=1, url="u", facts=facts, requests=RequestsView())
@@ -49,8 +49,10 @@ def look(*instances: InstanceLook, **more: Any) -> Look:
     return Look(survey, **more)
 
 
-def make(snapshots: Snapshots, found: Look, at: float, **totals: int) -> Snapshot:
-    return snapshots.make(found, own(**totals), [], [], interval_s=1.0, now_s=at, wall=1000.0 + at)
+def make(snapshots: Snapshots, found: Look, at: float, **totals: Any) -> Snapshot:
+    return snapshots.make(
+        found, own(**totals), None, {}, [], interval_s=1.0, now_s=at, wall=1000.0 + at
+    )
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
@@ -64,8 +66,8 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
     (row,) = snapshot.instances
     assert (row.tokens_per_s, row.prompt_tokens_per_s, row.hit_rate) == (200.0, 10.0, 0.75)
-    assert (snapshot.traffic.tokens_per_s, snapshot.traffic.requests_per_s) == (200.0, 2.0)
-    assert snapshot.traffic.history == [(2.0, 200.0, 3, 0.25)]
+    (frontend,) = snapshot.frontends
+    assert (frontend.tokens_per_s, frontend.requests_per_s) == (200.0, 2.0)
     assert (row.in_flight, row.active, row.state) == (3, 2, "ready")
 
 
@@ -166,7 +168,7 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
         ("frontend-2", "ready"),
         ("frontend-3", "away"),
     ]
-    assert (snapshot.traffic.in_flight, snapshot.traffic.waiting) == (7, 2)
+    assert [(each.in_flight, each.waiting) for each in snapshot.frontends[:2]] == [(3, 0), (4, 2)]
     assert snapshot.instances[0].in_flight == 7
     assert [(each.id, each.process) for each in snapshot.under_way] == [("a", "frontend-2")]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trinamo.runtime.http.dashboard.timeline import EVENTS_MAX, Seen, Timeline
+from trinamo.runtime.http.dashboard.facts import MINUTES_MAX, FrontendFacts, FrontendTotals
+from trinamo.runtime.http.dashboard.timeline import EVENTS_MAX, Minutes, Seen, Timeline
 
 WELL = Seen("worker-1", "", "worker")
 LOST = Seen("worker-1", "connection lost", "worker")
@@ -97,3 +98,19 @@ def test_one_whose_name_is_known_later_has_one_name_in_all_that_was_told() -> No
         ("decode-2", "decode worker", "joined"),
         ("decode-2", "decode worker", "outage"),
     ]
+
+
+def test_minutes_are_counted_whether_or_not_somebody_looks() -> None:
+    """A frontend that counts anew, or a clock that goes on, takes nothing away."""
+    minutes = Minutes()
+
+    def note(wall: float, requests: int, tokens: int = 0, in_flight: int = 0) -> None:
+        totals = FrontendTotals(requests=requests, tokens=tokens)
+        minutes.note(wall, FrontendFacts(in_flight=in_flight, totals=totals))
+
+    for wall, *told in ((60.0, 5, 10, 2), (90.0, 7, 20, 9), (119.0, 7, 20, 1), (200.0, 9, 21, 3)):
+        note(wall, *told)
+    assert list(minutes.rows) == [(60, 7, 0, 20, 9), (180, 2, 0, 1, 3)]
+    for number in range(100):
+        note(240.0 + 60 * number, 9)
+    assert len(minutes.rows) == MINUTES_MAX

@@ -69,7 +69,7 @@ async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -
 
     facts = FrontendFacts(status="ready", totals=FrontendTotals())
     own = Own(name="frontend", pid=1, url="u", facts=facts, requests=RequestsView())
-    made = Snapshots().make(found, own, [], [], interval_s=1.0, now_s=1.0, wall=1.0)
+    made = Snapshots().make(found, own, None, {}, [], interval_s=1.0, now_s=1.0, wall=1.0)
     [row] = msgspec.json.decode(msgspec.json.encode(made))["instances"]
     assert row["active"] is None
     assert legs == []
