@@ -26,10 +26,11 @@ VERSIONED := tests/runtime/http/server/tls tests/transports/etcd/test_tls.py tes
 	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
 	tests/sim/isolation tests/sim/core tests/sim/net tests/sim/programs tests/runtime/engines/own \
 	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py
-# How long `make swarm` searches.
+# How long `make swarm` searches and `make soak` hurts; the seed of the latter, the clock if empty.
 MINUTES ?= 10
+SEED ?=
 
-.PHONY: help up test pythons swarm lint types docs bench peers mutants clean model
+.PHONY: help up test pythons swarm soak lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -39,7 +40,7 @@ up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this 
 	$(BIN)/trinamo up $(ARGS)
 
 # The tests start hundreds of processes, which would each compile our sources if nothing was kept.
-test swarm: export PYTHONDONTWRITEBYTECODE =
+test swarm soak: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMPS)/dev model ## Install and run every test; in one process with LANES=0.
 	$(BIN)/python -m pytest -n $(LANES) $(ARGS)
@@ -58,6 +59,9 @@ pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the other
 
 swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
 	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
+
+soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10 by SEED=; ARGS=--help
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style and format, and that nothing stays that nobody calls.
 	$(BIN)/ruff check .
