@@ -14,7 +14,17 @@ import pytest
 
 FIRST: Final = tuple(
     f"tests/{folder}/"
-    for folder in ("cluster", "outages", "attack", "cli", "transports", "shipped", "conformance")
+    for folder in (
+        "soak",
+        "machines",
+        "cluster",
+        "outages",
+        "attack",
+        "cli",
+        "transports",
+        "shipped",
+        "conformance",
+    )
 )
 SPREAD: Final = ("test_catalogue.py",)
 """Files whose tests share nothing and are spread one by one."""

@@ -58,6 +58,7 @@ _BY_HAND = f"{_packages('libibverbs1')}, then make test"
 
 CHROMIUM = Need("Chromium", _packages("chromium"))
 C_COMPILER = Need("C compiler called cc", _packages("gcc", "libc6-dev"))
+OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
 SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))
 SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
