@@ -18,6 +18,7 @@ plane still holds then dies with the lease.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -47,6 +48,24 @@ _SETTINGS_WAIT_S: Final = 1.0
 """How long a start waits for the settings before it goes on with their defaults."""
 
 
+def _require_trio() -> None:
+    # asyncio's own word: trio-asyncio answers for asyncio's functions in Python while trio runs.
+    asyncio = sys.modules.get("_asyncio")
+    around = None if asyncio is None else asyncio._get_running_loop()  # noqa: SLF001
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        what = "none runs here" if around is None else "asyncio runs here"
+    else:
+        if around is None:
+            return
+        what = "it runs inside an asyncio loop here"
+    raise RuntimeError(
+        f"trinamo needs trio, and {what}: call `trio.run(main)`; from asyncio or a notebook"
+        " `await asyncio.to_thread(trio.run, main)`"
+    )
+
+
 @asynccontextmanager
 async def open_runtime(
     config: Config,
@@ -64,8 +83,10 @@ async def open_runtime(
     serves nor `asks_workers` opens no data plane. The cache `kv`
     of its engine, which must stay open for longer, is what peers move blocks to and from; they
     find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
-    what to do, if a plane cannot be opened; nothing is left behind then.
+    what to do, if a plane cannot be opened; nothing is left behind then. Raises `RuntimeError` where
+    trio does not run, or runs inside an asyncio loop.
     """
+    _require_trio()
     instance_id = draw_id(env.rng) if serving else None
     if metrics is None:
         metrics = WorkerMetrics(env) if serving else FrontendMetrics(env)

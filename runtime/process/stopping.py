@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import trio
 
@@ -63,9 +63,21 @@ class StopRequest:
 
 @asynccontextmanager
 async def stopped_by_signals() -> AsyncIterator[StopRequest]:
-    """Yield what SIGINT and SIGTERM ask; all inside is the start until `starting` is left."""
+    """Yield what SIGINT and SIGTERM ask; all inside is the start until `starting` is left.
+
+    Raises `RuntimeError` in another thread than the main one, which signals do not reach.
+    """
     stop = StopRequest()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, stop.everything:
+    with ExitStack() as stack:
+        try:
+            receiver = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+            signals = stack.enter_context(receiver)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "signals reach the main thread alone; in another give what asks it to end, such as `trio.run"
+                "(partial(trinamo.serve, engine, stop=stop))` with `stop = trinamo.StopRequest()`"
+            ) from error
+        stack.enter_context(stop.everything)
         async with open_nursery() as nursery:
 
             async def listen() -> None:

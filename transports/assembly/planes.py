@@ -36,7 +36,8 @@ class RealTransports:
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
-        """etcd, or the memory of this one process."""
+        """etcd, or the memory of this one process. Our own files come first: they need no server."""
+        self._tcp_options(config)
         section = config.control_plane
         if section.backend == "memory":
             from trinamo.transports.memory.control import MemoryControlPlane
@@ -138,6 +139,11 @@ async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIter
         try:
             plane = await stack.enter_async_context(open_nats(servers, section))
         except ConnectError as error:
+            if "Authorization" in error.message:
+                raise ConnectError(
+                    f"NATS at {where} refuses us: event_plane.nats.token (or username and password,"
+                    f" credentials_file, nkey_seed_file) is not what it wants ({error})"
+                ) from error
             raise ConnectError(
                 f"no NATS answers at {where}. Start one there, name others with --nats or "
                 f"event_plane.nats.servers, or let `trinamo up` start everything ({error})"

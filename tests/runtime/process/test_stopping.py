@@ -59,3 +59,12 @@ async def test_a_signal_is_a_request(caplog: pytest.LogCaptureFixture) -> None:
             await stop.wait()
 
     assert "SIGTERM: shutting down in order" in caplog.text
+
+
+async def test_a_thread_that_signals_do_not_reach_is_told_what_to_give_instead() -> None:
+    async def serve() -> None:
+        async with stopped_by_signals():
+            pass
+
+    with pytest.raises(RuntimeError, match=r"stop = trinamo\.StopRequest"):
+        await trio.to_thread.run_sync(trio.run, serve)
