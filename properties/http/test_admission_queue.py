@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, OverloadedError, UnavailableError
 from trinamo.runtime.events.busy import BusyLimits
 from trinamo.runtime.http.admission.admission import Admission
-from trinamo.runtime.http.admission.queue import LOOK_INTERVAL_S
+from trinamo.runtime.http.admission.queue import LOOK_INTERVAL_S, Ticket, Wanted
 from trinamo.runtime.http.exchanges import ClientGoneError
 from trinamo.runtime.http.models.models import RemoteEngine
 from trinamo.runtime.metrics.metrics import Metrics
@@ -33,6 +34,14 @@ class FakeEngine(RemoteEngine):
 
     def __init__(self) -> None:
         self.is_told_busy = False
+        self.places = 0
+
+    def takes(self) -> bool:
+        self.places -= 1
+        if self.places < 0:
+            self.places += 1
+            return False
+        return True
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         raise AssertionError("nobody asks")
@@ -74,6 +83,7 @@ class Plan:
 
     comes_s: float
     engine: int
+    party: int
     takes_s: float
     leaves_s: float
     """The client goes so long after it came, if it still waits then."""
@@ -95,7 +105,16 @@ class Story:
 
 times = st.one_of(st.just(math.inf), ticks)
 plans = st.lists(
-    st.builds(Plan, ticks, st.integers(0, ENGINES - 1), ticks, times, times, times),
+    st.builds(
+        Plan,
+        ticks,
+        st.integers(0, ENGINES - 1),
+        st.integers(0, 2),
+        ticks,
+        times,
+        times,
+        times,
+    ),
     min_size=1,
     max_size=20,
 )
@@ -105,13 +124,18 @@ busy_times = st.lists(st.tuples(ticks, st.integers(0, ENGINES - 1), st.booleans(
 class House:
     """An admission, and all that happens to it."""
 
-    def __init__(self, requests_max: int, queue_max: int, timeout_s: float) -> None:
+    def __init__(
+        self, requests_max: int, queue_max: int, timeout_s: float, places: int = 100
+    ) -> None:
         self.admission = Admission(Metrics(RealEnv()), requests_max=requests_max)
         self.admission.busy = BusyLimits(blocks=0.5)
         self.admission.queue.length_max = queue_max
         self.admission.queue.timeout_s = timeout_s
         self.engines = [FakeEngine() for _ in range(ENGINES)]
+        for engine in self.engines:
+            engine.places = places
         self.waiting: list[FakeEngine] = []
+        self.entered: list[Story] = []
         self.came = 0
 
     async def play(
@@ -144,25 +168,45 @@ class House:
     async def ask(self, story: Story, nursery: trio.Nursery) -> None:
         plan, admission = story.plan, self.admission
         engine = self.engines[plan.engine]
-        with admission.arriving():
-            admission.check_load(self.engines)
-        story.came, self.came = self.came, self.came + 1
-        context = admission.enter("a", engine)
-        if context is None:
-            exchange: Any = FakeExchange()
-            nursery.start_soon(exchange.leave_after, plan.leaves_s)
-            deadline = trio.current_time() + plan.deadline_s
-            self.waiting.append(engine)
-            try:
-                context = await admission.queue.wait("a", engine, exchange, deadline)
-            finally:
-                self.waiting.remove(engine)
-        story.entered_s = trio.current_time()
-        assert admission.in_flight <= admission.requests_max
+        wanted = Wanted(str(plan.engine), lambda: engine)
+        deadline = trio.current_time() + plan.deadline_s
+        with admission.arriving("a", str(plan.party)) as ticket:
+            admission.check_load(self.engines, ticket.party)
+            story.came, self.came = self.came, self.came + 1
+            while story.entered_s == math.inf:
+                context = admission.enter(ticket, wanted)
+                if context is None:
+                    context = await self.wait(ticket, wanted, engine, deadline, plan, nursery)
+                assert admission.in_flight <= admission.requests_max
+                is_taken = engine.takes()
+                try:
+                    if not is_taken:
+                        admission.queue.refused(ticket, wanted, OverloadedError("full"))
+                        continue
+                    admission.queue.took(ticket)
+                    story.entered_s = trio.current_time()
+                    self.entered.append(story)
+                    await trio.sleep(plan.takes_s)
+                finally:
+                    engine.places += is_taken
+                    admission.leave(context, ticket)
+
+    async def wait(
+        self,
+        ticket: Ticket,
+        wanted: Wanted,
+        engine: FakeEngine,
+        deadline: float,
+        plan: Plan,
+        nursery: trio.Nursery,
+    ) -> Context:
+        exchange: Any = FakeExchange()
+        nursery.start_soon(exchange.leave_after, plan.leaves_s)
+        self.waiting.append(engine)
         try:
-            await trio.sleep(plan.takes_s)
+            return await self.admission.queue.wait(ticket, wanted, exchange, deadline)
         finally:
-            admission.leave(context)
+            self.waiting.remove(engine)
 
     async def tell_busy(self, at_s: float, engine: int, is_busy: bool) -> None:
         await trio.sleep(at_s)
@@ -173,8 +217,11 @@ class House:
         free_s = 0.0
         while True:
             await trio.sleep(WATCH_S)
-            assert 0 <= self.admission.queue.length <= self.admission.queue.length_max
-            is_free = self.admission.has_room and not all(e.is_told_busy for e in self.waiting)
+            queue = self.admission.queue
+            assert 0 <= queue.length <= queue.length_max + self.admission.requests_max
+            is_free = self.admission.has_room and any(
+                each.places and not each.is_told_busy for each in self.waiting
+            )
             free_s = free_s + WATCH_S if is_free else 0.0
             assert free_s <= LOOK_INTERVAL_S + 2 * WATCH_S
 
@@ -186,6 +233,7 @@ class House:
     requests_max=st.integers(1, 4),
     queue_max=st.integers(1, 6),
     timeout_s=ticks.map(lambda s: s + 1 / 8),
+    places=st.integers(1, 4),
 )
 def test_every_request_ends_once_in_order_and_leaves_nothing(
     wanted: list[Plan],
@@ -194,24 +242,28 @@ def test_every_request_ends_once_in_order_and_leaves_nothing(
     requests_max: int,
     queue_max: int,
     timeout_s: float,
+    places: int,
 ) -> None:
-    """Each request has one end; places go in the order of arrival for each engine; the bounds hold.
+    """Each request has one end; a party's places at one engine go in the order of arrival, also if
+    workers, who have `places`, refuse some that were let in; the bounds hold.
 
     No place is lost and no waiter leaks, whether the client leaves, its time is up, its task is
     cancelled, workers become busy, or a drain begins while it waits.
     """
-    house = House(requests_max, queue_max, timeout_s)
+    house = House(requests_max, queue_max, timeout_s, places)
     stories = [Story(plan) for plan in wanted]
     clock = trio.testing.MockClock(autojump_threshold=0)
     trio.run(house.play, stories, busy, drains_s, clock=clock)
     assert house.admission.in_flight == house.admission.queue.length == 0
-    assert not house.admission.queue._lines
+    assert not house.admission.queue._parties
+    assert not house.admission._here
+    assert all(engine.places == places for engine in house.engines)
     for story in stories:
         assert len(story.ends) == 1
-    for engine in range(ENGINES):
-        entered = [s for s in stories if s.plan.engine == engine and s.entered_s < math.inf]
-        entered.sort(key=lambda story: story.came)
-        assert [s.entered_s for s in entered] == sorted(s.entered_s for s in entered)
+    for engine, party in product(range(ENGINES), range(3)):
+        whose = (engine, party)
+        came = [s.came for s in house.entered if (s.plan.engine, s.plan.party) == whose]
+        assert came == sorted(came)
 
 
 @given(wanted=plans, requests_max=st.integers(1, 4))
@@ -228,3 +280,52 @@ def test_without_limits_of_time_everybody_is_answered(
     clock = trio.testing.MockClock(autojump_threshold=0)
     trio.run(house.play, stories, [], math.inf, clock=clock)
     assert [story.ends for story in stories] == [["answered"]] * len(stories)
+
+
+crowds = st.lists(
+    st.tuples(st.sampled_from([0, 0, 0, 1 / 8, 1]), st.integers(1, 20)), min_size=1, max_size=5
+)
+"""When how many come at once: far more than there are places, and most in one moment."""
+
+
+@given(
+    crowds=crowds,
+    light=st.lists(st.integers(1, 16).map(lambda tick: tick / 8), min_size=1, max_size=5),
+    requests_max=st.integers(1, 3),
+    queue_max=st.integers(2, 6),
+)
+def test_a_greedy_party_takes_no_more_than_its_turn(
+    crowds: list[tuple[float, int]], light: list[float], requests_max: int, queue_max: int
+) -> None:
+    """Whoever asks for one thing at a time is never refused, whatever a crowd of another party does,
+    and while he waits one of the crowd goes before him, beside those that had their places already.
+    """
+    greedy = [
+        Story(Plan(at_s, 0, 0, 1 / 2, math.inf, math.inf, math.inf))
+        for at_s, count in crowds
+        for _ in range(count)
+    ]
+    modest = [Story(Plan(gap_s, 0, 1, 1 / 8, math.inf, math.inf, math.inf)) for gap_s in light]
+    house = House(requests_max, queue_max, 3600)
+    passed: list[int] = []
+
+    async def ask_one_by_one(nursery: trio.Nursery) -> None:
+        for story in modest:
+            await trio.sleep(story.plan.comes_s)
+            before = len(house.entered)
+            await house.ask(story, nursery)
+            passed.append(house.entered.index(story) - before)
+
+    async def main() -> None:
+        async with trio.open_nursery() as others:
+            others.start_soon(house.admission.queue.look)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask_one_by_one, others)
+                for story in greedy:
+                    nursery.start_soon(house.tell, story, others)
+            others.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(passed) == len(modest)
+    assert max(passed) <= 1 + requests_max
+    assert {end for story in greedy for end in story.ends} <= {"answered", "OverloadedError"}

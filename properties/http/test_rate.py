@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import attrs
 import pytest
 from hypothesis import given, strategies as st
@@ -40,13 +42,15 @@ def test_it_admits_what_the_bucket_holds_and_nothing_else(
         clock.time_s += step_s
         tokens = min(burst, tokens + (clock.time_s - before_s) * rate_per_s)
         before_s = clock.time_s
+        with suppress(RateLimitExceededError):
+            limit.take("another, who takes nothing of it")
         if tokens >= 1:
-            limit.take()
+            limit.take("a")
             tokens -= 1
             admitted.append(clock.time_s)
         else:
             with pytest.raises(RateLimitExceededError) as refused:
-                limit.take()
+                limit.take("a")
             assert refused.value.retry_after_s * rate_per_s > 0
             assert tokens + refused.value.retry_after_s * rate_per_s >= 1
     for first, start_s in enumerate(admitted):
@@ -59,8 +63,8 @@ def test_other_bounds_give_no_tokens(rate_per_s: float, burst: int, others: list
     """Who has used up the bucket gets no more by a change of its bounds."""
     limit = RateLimit(FakeClock(), rate_per_s, burst)
     for _ in range(burst):
-        limit.take()
+        limit.take("a")
     for other in others:
         limit.tune(rate_per_s * other, other)
         with pytest.raises(RateLimitExceededError):
-            limit.take()
+            limit.take("a")

@@ -115,8 +115,9 @@ class StreamAttempt(InFlight):
         calls: Deadlines[StreamAttempt],
         router: Router,
         hint: RoutingHint | None = None,
+        payload_bytes: int = 0,
     ) -> None:
-        super().__init__(is_waiting=True)
+        super().__init__(is_waiting=True, payload_bytes=payload_bytes)
         self.cached_blocks = router.begin(instance, self, hint)
         """Of the prompt, at the instance; None if that is not known."""
         self._leg = context.trace.begin("attempt", instance=instance.id)
@@ -174,6 +175,11 @@ class StreamAttempt(InFlight):
         if self._delivery is not None:
             # Whoever has begun has accepted.
             self._delivery.forget()
+
+    @property
+    def has_items(self) -> bool:
+        """See `InFlight`."""
+        return self.channel.arrival_count > 0
 
     def heard(self) -> int | None:
         """What has come: the worker's call, its prologue, and batches of items.

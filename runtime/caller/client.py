@@ -253,7 +253,13 @@ class Client:
             instance = await search.choose()
             add_fields(instance_id=instance.id)
             attempt = StreamAttempt(
-                instance, context, self._response_plane, self._calls, self.router, asked.hint
+                instance,
+                context,
+                self._response_plane,
+                self._calls,
+                self.router,
+                asked.hint,
+                len(asked.payload),
             )
             try:
                 await attempt.run(

@@ -141,7 +141,8 @@ class DirectStream:
     async def attempt(self, instance: Instance, upstream: Upstream, model: str) -> None:
         """Ask one upstream; counted as under way there until it fails, or this is left."""
         calling = upstream.call(self.context)
-        router, flight = self._client.router, _Flight(is_waiting=True)
+        router = self._client.router
+        flight = _Flight(is_waiting=True, payload_bytes=self.payload_bytes)
         self.cached_blocks = router.begin(instance, flight, self.hint)
         leg = self.context.trace.begin("attempt", instance=instance.id)
         try:

@@ -68,12 +68,17 @@ class InstanceRecord(Liveness):
         return max(len(self.requests), self.report.active if self.report else 0)
 
     def is_busy(self, limits: BusyLimits, now: float) -> bool:
-        """Whether a report of the last seconds reaches `limits`."""
-        return (
-            self.report is not None
-            and now - self.reported_at <= REPORT_AGE_MAX_S
-            and limits.is_busy(self.report)
-        )
+        """Whether a report of the last seconds reaches `limits`, with what was sent to it since."""
+        if self.report is None or now - self.reported_at > REPORT_AGE_MAX_S:
+            return False
+        sent = uncomputed = 0
+        for request in reversed(self.requests):
+            if request.sent_at < self.reported_at:
+                break
+            sent += request.payload_bytes
+            if not request.has_items:
+                uncomputed += request.payload_bytes
+        return limits.is_busy(self.report, sent, uncomputed)
 
     @property
     def is_kept(self) -> bool:
@@ -93,6 +98,12 @@ class InstanceRecord(Liveness):
         return InstanceStatus.LIVE if self.faulty_until <= now else InstanceStatus.INHIBITED
 
     @property
+    def is_reached(self) -> bool:
+        """Whether a request to it would arrive and be taken, as far as is known."""
+        is_out = self.instance.draining or self.is_foreign or self.is_suspected
+        return not is_out and self.presence is not Presence.UNRESPONSIVE
+
+    @property
     def faulty_until(self) -> float:
         """Until when it is passed over; infinite until it is connected, or answers, again."""
         if self.is_suspected or self.presence is Presence.UNRESPONSIVE:
@@ -102,6 +113,7 @@ class InstanceRecord(Liveness):
     def begin(self, request: InFlight) -> bool:
         """One request more is under way to it; whether others wait for what becomes of it."""
         self.requests[request] = None
+        request.sent_at = trio.current_time()
         if self._is_asleep:
             self.wake()
         return self.breaker.begin(request)

@@ -207,6 +207,12 @@ class Router:
             if among is None or instance.id in among
         )
 
+    def is_there(self, among: Container[str] | None = None) -> bool:
+        """Whether any instance, of `among` if given, can be reached, faulty or not, and stays."""
+        return any(
+            each.is_reached and (among is None or each.instance.id in among) for each in self._known
+        )
+
     def is_busy(self, limits: BusyLimits, among: Container[str] | None = None) -> bool:
         """Whether each that could be chosen has lately reported a load that reaches `limits`.
 

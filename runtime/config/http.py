@@ -117,18 +117,19 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     queue_max: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)],
         about(
-            "How many requests may wait, first come first served, while `requests_max` are under"
-            " way or all workers of their model are busy. 0: none, they are a 503 at once."
+            "How many requests may wait while `requests_max` are under way, or all workers of their"
+            " model are busy, full or away. Places go to keys in turn, to addresses where there are"
+            " none. `bodies_bytes_max` bounds their bodies. 0: none waits, it is a 503 at once."
         ),
-    ] = 0
+    ] = 1000
     queue_timeout_s: Annotated[
         Seconds, about("How long each of them may wait before it is a 503.")
     ] = 60.0
     rate_per_s: Annotated[
         Annotated[float, Meta(gt=0, le=1_000_000)] | None,
         about(
-            "Requests for models a second, in the long run; one more is a 429. Of each process."
-            " null: no bound."
+            "Requests for models a second, in the long run, of each key, or of each address where"
+            " there are no keys; one more is a 429. Of each process. null: no bound."
         ),
     ] = None
     rate_burst: Annotated[

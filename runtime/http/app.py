@@ -22,9 +22,10 @@ from .admission.admission import Admission
 from .admission.cors import AllowsOrigins
 from .admission.guard import NeedsKey
 from .asgi import ExchangeApp
-from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
+from .chat import Inference
 from .exchanges import Handler
 from .models.models import ModelManager
+from .reading import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from .routes.access import OUTCOME, TellsRequests
 from .routes.openapi import openapi_document
 from .routes.scraping import ScrapeTargets

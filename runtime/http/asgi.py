@@ -87,6 +87,11 @@ class AsgiExchange(HttpExchange):
         found: Headers = self._scope["headers"]
         return found
 
+    @property
+    def address(self) -> str:
+        client = self._scope.get("client")
+        return str(client[0]) if client else ""
+
     async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
         length = find_header(self.headers, b"content-length")
         if length is not None and length.isdigit():

@@ -15,34 +15,23 @@ from functools import partial
 from typing import Final
 
 import attrs
-import msgspec
-from typing_extensions import Buffer
 
 from ..config.config import HttpConfig
 from ..context import Context
 from ..engines.generation import Forward, forward_of
-from ..engines.validation import check_features
 from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
-from ..metrics.frontend import RequestRecord
+from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
-from ..protocol.openai.generate import GenerateRequest
-from ..protocol.openai.passing import decode_passed
-from ..protocol.openai.requests import (
-    CONTEXT_TOKENS_MAX,
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode_chat_request,
-    decode_completion_request,
-)
 from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
 from .admission.admission import Admission
 from .admission.keys import Key
+from .admission.queue import Ticket, Wanted
+from .admission.shares import party_of
 from .bodies import Body
 from .deadlines import find_deadline
 from .exchanges import (
@@ -56,6 +45,7 @@ from .exchanges import (
 )
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .passing import PassedBody, PassedEvents
+from .reading import EndpointKind, Parsed, Read, Reader
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerSink, BodySink, Delivery, EventSink
 
@@ -68,54 +58,6 @@ CLIENT_GONE: Final = 499
 """The status in the log of a request whose client left before it had any; nobody is sent it."""
 
 log = logging.getLogger("trinamo.http")
-
-
-@attrs.frozen
-class _OwnForm:
-    """How a request is understood, and its answer made, by engines that are given tokens or text."""
-
-    decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest]
-    answer: type[ChatAnswer | CompletionAnswer]
-
-
-@attrs.frozen
-class EndpointKind:
-    """Where the endpoints differ."""
-
-    kind: ModelKind
-    path: str
-    own: _OwnForm | None = None
-    """None: only models that pass requests through answer it."""
-
-
-CHAT: Final = EndpointKind(
-    ModelKind.CHAT, "/v1/chat/completions", _OwnForm(decode_chat_request, ChatAnswer)
-)
-COMPLETIONS: Final = EndpointKind(
-    ModelKind.COMPLETIONS,
-    "/v1/completions",
-    _OwnForm(decode_completion_request, CompletionAnswer),
-)
-EMBEDDINGS: Final = EndpointKind(ModelKind.EMBEDDINGS, "/v1/embeddings")
-RESPONSES: Final = EndpointKind(ModelKind.RESPONSES, "/v1/responses")
-
-
-@attrs.frozen
-class _Parsed:
-    """What is kept of a request; its body is not, as nothing here refers to it."""
-
-    generate: GenerateRequest
-    engine: Engine
-    asked: str
-    """The model's name as the client wrote it, which may be an alias: the answer carries it."""
-    is_streamed: bool
-    wants_usage: bool
-    own: _OwnForm | None
-    """None: the answer is passed on as it comes."""
-
-    def of_tenant(self, tenant: str) -> _Parsed:
-        """The same, as a request of `tenant`."""
-        return attrs.evolve(self, generate=msgspec.structs.replace(self.generate, tenant=tenant))
 
 
 @attrs.frozen
@@ -143,6 +85,7 @@ class Inference:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._access = AccessLog(manager.env.clock)
+        self._reader = Reader(endpoint, manager)
         self._ids = RequestIds(manager.env.rng, config.request_id_headers)
 
     async def __call__(self, exchange: HttpExchange) -> None:
@@ -171,12 +114,15 @@ class Inference:
         try:
             key = self._check_key(exchange)
             deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
-            with Body(self._admission.bodies) as body:
-                parsed = await self._parse(exchange, body)
-                if key is not None:
-                    parsed = parsed.of_tenant(key.tenant)
+            tenant = "" if key is None else key.tenant
+            party = tenant or party_of(exchange.address)
+            with (
+                self._admission.arriving(arrived.id, party) as ticket,
+                Body(self._admission.bodies) as body,
+            ):
+                read = Read(await self._read(exchange, body, party), body, tenant)
                 arrived.leg.mark("body")
-                record = await self._answer(parsed, exchange, arrived, headers, deadline)
+                record = await self._answer(read, ticket, exchange, arrived, headers, deadline)
             arrived.leg.finish(record.outcome, model=record.model)
             self._tell(exchange, arrived, record)
         except ClientGoneError:
@@ -245,72 +191,68 @@ class Inference:
             error=error,
         )
 
-    async def _parse(self, exchange: HttpExchange, body: Body) -> _Parsed:
-        with self._admission.arriving():
-            self._admission.check_load(self._manager.engines(self._endpoint.kind))
-            check_json(exchange.headers)
-            data = await exchange.read_body(
-                body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
-            )
-        own = self._endpoint.own
-        passed = self._pass(data) if own is None or self._manager.passes_any else None
-        if own is None or passed is not None:
-            assert passed is not None, "no model of ours has this kind"
-            return passed
-        request = own.decode(data)
-        model, engine = self._manager.find(request.model, self._endpoint.kind)
-        add_fields(model=model)
-        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
-        generate = request.to_generate(model, context_tokens_max)
-        check_features(generate, self._manager.features(model))
-        # From here on the request is held, not its body, which may have been mostly blanks.
-        body.hold(request.content_bytes)
-        asked = request.model or model
-        return _Parsed(generate, engine, asked, request.is_streamed, request.wants_usage, own)
-
-    def _pass(self, data: Buffer) -> _Parsed | None:
-        """The request with its body as it is, if it is for a model that takes it so."""
-        asked = decode_passed(data)
-        model, engine = self._manager.find(asked.model, self._endpoint.kind)
-        if not self._manager.passes_through(model):
-            return None
-        generate = GenerateRequest(
-            model=model, body=bytes(data), path=self._endpoint.path, passed=asked
-        )
-        return _Parsed(
-            generate,
-            engine,
-            asked.model or model,
-            is_streamed=bool(asked.stream) and self._endpoint.kind is not ModelKind.EMBEDDINGS,
-            wants_usage=False,
-            own=None,
+    async def _read(self, exchange: HttpExchange, body: Body, party: str) -> bytearray:
+        self._admission.check_load(self._manager.engines(self._endpoint.kind), party)
+        check_json(exchange.headers)
+        return await exchange.read_body(
+            body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
         )
 
     async def _answer(
         self,
-        parsed: _Parsed,
+        read: Read,
+        ticket: Ticket,
         exchange: HttpExchange,
         arrived: _Arrived,
         headers: Headers,
         deadline: float,
     ) -> RequestRecord:
+        """Wait for a place as often as need be, and answer."""
+        admission, came_at = self._admission, self._manager.metrics.now()
+        parsed = self._reader.understand(read)
+        while True:
+            wanted = parsed.wanted if isinstance(parsed, Parsed) else parsed
+            context = admission.enter(ticket, wanted)
+            if context is None:
+                context = await self._wait(ticket, wanted, exchange, arrived, deadline)
+            try:
+                if isinstance(parsed, Wanted):
+                    parsed = self._reader.understand(read)
+                elif ticket.until:
+                    # It had to wait, and others may serve the model by now.
+                    parsed = attrs.evolve(parsed, engine=wanted.find())
+                why = "its model has gone again"
+                if isinstance(parsed, Parsed):
+                    context.limit(deadline)
+                    record = await self._deliver(
+                        parsed, ticket, exchange, arrived, headers, context, came_at
+                    )
+                    if record.outcome != SENT_BACK:
+                        return record
+                    why = record.detail
+                admission.queue.refused(ticket, wanted, OverloadedError(why))
+            finally:
+                admission.leave(context, ticket)
+
+    async def _deliver(
+        self,
+        parsed: Parsed,
+        ticket: Ticket,
+        exchange: HttpExchange,
+        arrived: _Arrived,
+        headers: Headers,
+        context: Context,
+        came_at: float,
+    ) -> RequestRecord:
         generate, inner_id = parsed.generate, arrived.id
-        metrics, came_at = self._manager.metrics, None
-        context = self._admission.enter(inner_id, parsed.engine)
-        if context is None:
-            came_at = metrics.now()
-            context = await self._wait(parsed.engine, exchange, arrived, deadline)
-        try:
-            with metrics.request(generate.model, self._endpoint.kind, came_at) as record:
-                context.limit(deadline)
-                context.trace = arrived.trace
-                sink = self._sink(parsed, exchange, inner_id, record, headers)
-                forward = _directed(parsed.engine, exchange.headers, headers)
-                explain = self._explain(inner_id)
-                delivery = Delivery(exchange, sink, context, record, self._config, explain)
-                await delivery.run(partial(forward, generate, context))
-        finally:
-            self._admission.leave(context)
+        with self._manager.metrics.request(generate.model, self._endpoint.kind, came_at) as record:
+            context.trace = arrived.trace
+            sink = self._sink(parsed, exchange, inner_id, record, headers)
+            forward = self._directed(parsed.engine, ticket, exchange.headers, headers)
+            explain = self._explain(inner_id)
+            may_wait = self._admission.queue.length_max > 0
+            delivery = Delivery(exchange, sink, context, record, self._config, explain, may_wait)
+            await delivery.run(partial(forward, generate, context))
         if record.first_token_at is not None:
             arrived.leg.mark("first_token", record.first_token_at)
         arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
@@ -318,20 +260,52 @@ class Inference:
         return record
 
     async def _wait(
-        self, engine: Engine, exchange: HttpExchange, arrived: _Arrived, deadline: float
+        self,
+        ticket: Ticket,
+        wanted: Wanted,
+        exchange: HttpExchange,
+        arrived: _Arrived,
+        deadline: float,
     ) -> Context:
         """Wait for a place, as `AdmissionQueue.wait` does; how long, the request's line tells."""
         metrics = self._manager.metrics
         began_at = metrics.now()
         try:
             with arrived.trace.begin("admission", began_at):
-                return await self._admission.queue.wait(arrived.id, engine, exchange, deadline)
+                return await self._admission.queue.wait(ticket, wanted, exchange, deadline)
         finally:
             add_fields(waited_s=round(metrics.now() - began_at, 4))
 
+    def _directed(
+        self, engine: Engine, ticket: Ticket, given: Headers, headers: Headers
+    ) -> Forward:
+        """The engine's way to answer, by the worker that the client names in `given`, if it does.
+
+        `headers` will say who has answered. Raises `RequestError` if the client names a worker and
+        there is none to choose.
+        """
+        name = find_header(given, WORKER_HEADER)
+        queue = self._admission.queue
+        if isinstance(engine, RemoteEngine):
+            worker = None if name is None else name.decode("latin-1")
+            if worker is not None and not is_instance_id(worker):
+                raise RequestError(
+                    "X-Trinamo-Worker is no instance id, such as `trinamo status` shows"
+                )
+
+            def tell(instance_id: str, cached_blocks: int | None) -> None:
+                queue.took(ticket)
+                _tell_worker(headers, instance_id, cached_blocks)
+
+            return engine.directed(worker, tell).forward
+        if name is not None:
+            raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
+        queue.took(ticket)
+        return forward_of(engine)
+
     def _sink(
         self,
-        parsed: _Parsed,
+        parsed: Parsed,
         exchange: HttpExchange,
         inner_id: str,
         record: RequestRecord,
@@ -360,20 +334,3 @@ def _tell_worker(headers: Headers, instance_id: str, cached_blocks: int | None) 
     headers.append((WORKER_HEADER, instance_id.encode()))
     if cached_blocks is not None:
         headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
-
-
-def _directed(engine: Engine, given: Headers, headers: Headers) -> Forward:
-    """The engine's way to answer, by the worker that the client names in `given`, if it does.
-
-    `headers` will say who has answered. Raises `RequestError` if the client names a worker and
-    there is none to choose.
-    """
-    name = find_header(given, WORKER_HEADER)
-    if isinstance(engine, RemoteEngine):
-        worker = None if name is None else name.decode("latin-1")
-        if worker is not None and not is_instance_id(worker):
-            raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
-        return engine.directed(worker, partial(_tell_worker, headers)).forward
-    if name is not None:
-        raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
-    return forward_of(engine)

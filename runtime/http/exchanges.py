@@ -52,6 +52,11 @@ class HttpExchange(Protocol):
         """Of the request, in their order."""
         ...
 
+    @property
+    def address(self) -> str:
+        """The client's, or its proxy's; empty if it is not known any more."""
+        ...
+
     async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
         """The whole body, counted in `body` as it arrives; used once.
 

@@ -18,8 +18,8 @@ import trio
 
 from ..config.config import HttpConfig
 from ..context import Context, Reason
-from ..errors import DeadlineError, EngineError, KilledError
-from ..metrics.frontend import RequestRecord
+from ..errors import DeadlineError, EngineError, KilledError, OverloadedError
+from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
 from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
@@ -171,13 +171,15 @@ class Delivery:
     _record: RequestRecord
     _config: HttpConfig
     _explain: Callable[[Exception], ErrorAnswer]
+    _may_wait: bool = False
+    """Whether a request that every worker refuses for want of room is sent back, to wait."""
     _is_made: bool = False
 
     async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
         """Await `forward`, which fills the sink, then the last byte; used once.
 
         Does not raise: what goes wrong is told to the client, as far as it is there, and becomes
-        the outcome. Cancelled from outside, `forward` has unwound before this leaves.
+        the outcome. With the outcome `SENT_BACK` nothing was told. Cancelled from outside, `forward` has unwound before this leaves.
         """
         exchange, scope = self._exchange, self._context.scope
         exchange.on_gone(self._client_left)
@@ -192,6 +194,9 @@ class Delivery:
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
             error = raised
         self._is_made = True
+        if self._may_wait and type(error) is OverloadedError and self._is_untouched(error):
+            self._record.outcome, self._record.detail = SENT_BACK, error.message
+            return
         if not exchange.is_gone:
             if error is not None:
                 self._sink.fail(self._explain(error))
@@ -199,6 +204,9 @@ class Delivery:
         self._settle(error)
         # Its traceback holds this frame, and so itself.
         del error
+
+    def _is_untouched(self, error: OverloadedError) -> bool:
+        return error.definite and not (self._context.is_stopped or self._exchange.is_gone)
 
     def _client_left(self) -> None:
         self._record.disconnected()

@@ -13,6 +13,8 @@ from .tallies import Count, Histogram
 
 UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
+SENT_BACK: Final = "sent_back"
+"""The outcome of a request that is not over: it waits again, and has another record then."""
 
 _MODELS_GONE_MAX: Final = 16
 """Models that are served no more and whose series stay: how their last requests ended is asked for
@@ -196,7 +198,8 @@ class RequestRecord:
         traceback: TracebackType | None,
     ) -> None:
         self.series.in_flight.value -= 1
-        self._metrics.ended(self)
+        if self.outcome != SENT_BACK:
+            self._metrics.ended(self)
 
     def prompt(self, tokens: int, cached_tokens: int = 0) -> None:
         """The prompt has `tokens` tokens, of which so many were not computed."""

@@ -168,6 +168,7 @@ async def serve_frontend(
         async with open_nursery() as serving:
             with stop.starting():
                 if upstreams is not None:
+                    service.model_manager().knows_all = upstreams.knows_all
                     await watching.start(upstreams.run)
                 await follow_models(watching, runtime, clients, service.model_manager())
                 facts = partial(frontend_facts, runtime, service, metrics, clients)

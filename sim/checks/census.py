@@ -108,7 +108,10 @@ def overflows(outcome: Outcome) -> Iterator[str]:
         yield from _slow_clients(process, config.http)
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"
-        if service is not None and service.admission.queue.length > config.http.queue_max:
+        if service is not None and service.admission.queue.length > (
+            # Those that a worker refused wait again, whoever else does.
+            config.http.queue_max + config.http.requests_max
+        ):
             yield f"{name} lets {service.admission.queue.length} requests wait"
 
 

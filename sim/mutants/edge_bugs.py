@@ -18,11 +18,9 @@ def waiter_stays() -> list[Patch]:
     """Nobody hears that a client has left while its request waits: it has a place when its turn comes."""
     wait = AdmissionQueue.wait
 
-    async def wait_deaf(
-        self: Any, request_id: str, engine: Any, exchange: Any, deadline: float
-    ) -> Any:
+    async def wait_deaf(self: Any, ticket: Any, wanted: Any, exchange: Any, deadline: float) -> Any:
         deaf: Any = SimpleNamespace(on_gone=lambda _: None)
-        ended = await wait(self, request_id, engine, deaf, deadline)
+        ended = await wait(self, ticket, wanted, deaf, deadline)
         if exchange.is_gone:
             await trio.sleep_forever()
         return ended

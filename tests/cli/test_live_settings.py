@@ -97,6 +97,7 @@ def test_the_level_of_the_log_changes_in_workers_too(running: RunningCluster) ->
 
 
 def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
+    set_live(running, "http.queue_max", "0")
     set_live(running, "http.requests_max", "1")
     parts = urlsplit(running.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=20) as holder:
@@ -107,6 +108,7 @@ def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
         wait_for(lambda: ask(running, "refused") == 503, 20, "a refusal")
     wait_for(lambda: ask(running, "alone") == 200, 20, "an answer")
     set_live(running, "http.requests_max", "--reset")
+    set_live(running, "http.queue_max", "--reset")
 
 
 def test_all_are_listed_with_what_they_may_be(running: RunningCluster) -> None:

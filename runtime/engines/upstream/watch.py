@@ -151,6 +151,10 @@ class UpstreamView:
     connections: Connections
     failures_max: int
     is_healthy: bool = True
+    looked: trio.Event = attrs.field(factory=trio.Event)
+    """That it was looked at once."""
+    has_told: bool = False
+    """Whether it has ever said what it serves."""
     why: str = ""
     """What went wrong at the last look."""
     load: Load | None = None
@@ -175,12 +179,14 @@ class UpstreamView:
             if self.is_healthy and self._failures >= self.failures_max:
                 self.is_healthy, self.load = False, None
                 self._tell()
+            self.looked.set()
             return
         self._failures, self.why = 0, ""
         is_news = not self.is_healthy or models != self.models
-        self.is_healthy, self.models = True, models
+        self.is_healthy, self.models, self.has_told = True, models, True
         if is_news:
             self._tell()
+        self.looked.set()
         await self._read_load(root)
 
     async def _check_health(self, root: str) -> None:

@@ -6,20 +6,20 @@ Decided synchronously; the service (`service.py`) owns the deadlines, and `queue
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import trio
 
 from ...context import Context, Reason
-from ...errors import OverloadedError, UnavailableError
+from ...errors import ModelNotFoundError, OverloadedError, TrinamoError, UnavailableError
 from ...events.busy import BusyLimits
 from ...metrics.metrics import Metrics
 from ..bodies import Bodies
-from ..models.models import Engine, RemoteEngine
+from ..models.models import Engine, ModelAwayError, RemoteEngine
 from .cors import Cors
 from .keys import ApiKeys
-from .queue import AdmissionQueue
+from .queue import AdmissionQueue, Ticket, Wanted
 from .rate import RateLimit
 
 
@@ -51,7 +51,9 @@ class Admission:
         self._refused = metrics.counts(
             "requests_refused", "Requests that the frontend itself refused, by the bound", "bound"
         )
-        self._places = _Places(self)
+        self._here: dict[str, int] = {}
+        """How many requests of each party arrive, wait or are in flight; none is zero."""
+        self._here_count = self._number = 0
         self._root = Context("http")
         self._idle: trio.Event | None = None
         self.is_leaving = False
@@ -63,65 +65,86 @@ class Admission:
         """How many requests are admitted and not over; zero at quiescence."""
         return self._root.child_count
 
-    def check_arrival(self) -> None:
-        """Raise `UnavailableError` while draining, `OverloadedError` where not even to wait is room.
+    @contextmanager
+    def arriving(self, request_id: str, party: str) -> Iterator[Ticket]:
+        """A request of `party` is here, from before its body is read to the end of its answer.
 
-        What arrives too often is one, too: each arrival takes a token of `rate`.
+        Raises `UnavailableError` while draining, `OverloadedError` where not even to wait is room,
+        but for a party that has less than its share, or if what it asks comes too often. A drain
+        does not wait for one that arrives: it is in flight once it is admitted.
         """
         if self.is_draining:
             raise _draining()
-        queue = self.queue
-        if (
-            self.in_flight + self._places.count + queue.length
-            >= self.requests_max + queue.length_max
-        ):
+        here, places = self._here, self.requests_max + self.queue.length_max
+        share = places // (len(here) + (party not in here))
+        if self._here_count >= places and here.get(party, 0) >= share:
             raise self._over()
         if self.rate is not None:
-            self.rate.take()
+            self.rate.take(party)
+        self._number += 1
+        self._here_count += 1
+        here[party] = here.get(party, 0) + 1
+        try:
+            yield Ticket(request_id, party, self._number)
+        finally:
+            self._here_count -= 1
+            here[party] -= 1
+            if not here[party]:
+                del here[party]
 
-    def check_load(self, engines: Iterable[Engine]) -> None:
-        """Raise `OverloadedError` if all of `engines` are busy, and nobody more may wait for them.
+    def check_load(self, engines: Iterable[Engine], party: str) -> None:
+        """Raise `OverloadedError` if all of `engines` are busy, and `party` may not wait for them.
 
         Which of them a request is for, its body says; where it is all the same, nobody need read it.
         """
-        if self.busy is None or not self.queue.is_full:
+        if self.busy is None or self.queue.has_room(party):
             return
         asked = list(engines)
         if asked and all(map(self.is_busy, asked)):
             raise _all_busy()
 
-    def arriving(self) -> AbstractContextManager[None]:
-        """Hold a place for a request whose body arrives; entering it raises as `check_arrival` does.
-
-        A drain does not wait for it: it is in flight once it is admitted.
-        """
-        return self._places
-
-    def enter(self, request_id: str, engine: Engine) -> Context | None:
+    def enter(self, ticket: Ticket, wanted: Wanted) -> Context | None:
         """One more in flight, for `leave`; None: there is no place now, and it may wait for one.
 
-        Raises `UnavailableError` while draining, `OverloadedError` if it may not wait, either.
+        Raises `UnavailableError` while draining, and if it may not wait, why it would have to.
         """
         if self.is_draining:
             raise _draining()
+        ticket.model = wanted.model
         queue = self.queue
         if queue.length:
             # Whoever came before it, and needs wait no longer, has the place.
             queue.settle()
-        if self.has_room and not self.is_busy(engine):
-            return self.begin(request_id)
-        if not queue.is_full:
+        closed = self.why_closed(wanted)
+        if closed is None and self.has_room and not queue.holds_up(wanted.model):
+            return self.begin(ticket.request_id)
+        if ticket.refusal is not None or queue.has_room(ticket.party):
             return None
-        raise _all_busy() if self.has_room else self._over()
+        raise closed or (_all_busy() if self.has_room else self._over())
+
+    def why_closed(self, wanted: Wanted) -> TrinamoError | None:
+        """Why nobody is let in who wants that; None: because of `requests_max`, if at all."""
+        try:
+            engine = wanted.find()
+        except ModelAwayError as away:
+            return away
+        except ModelNotFoundError:
+            return None
+        if isinstance(engine, RemoteEngine) and not engine.is_there:
+            return ModelAwayError(f"nobody who serves '{wanted.model[:80]}' can be reached")
+        return _all_busy() if self.is_busy(engine) else None
 
     def begin(self, request_id: str) -> Context:
         """One more in flight, whatever the bounds say."""
         return Context(request_id, parent=self._root)
 
-    def leave(self, context: Context) -> None:
+    def leave(self, context: Context, ticket: Ticket) -> None:
         """One less in flight: who waits for its place gets it."""
         context.close()
-        if self.queue.length:
+        self.queue.took(ticket)
+        if ticket.refusal is None:
+            self.queue.freed(ticket.model)
+        elif self.queue.length:
             self.queue.settle()
         if self._idle is not None and not self.in_flight:
             self._idle.set()
@@ -178,18 +201,3 @@ def _draining() -> UnavailableError:
 
 def _all_busy() -> OverloadedError:
     return OverloadedError("every worker that could answer is busy", bound="busy")
-
-
-class _Places(AbstractContextManager[None]):
-    """Those that arrive: entered and left by many at once."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self.count = 0
-
-    def __enter__(self) -> None:
-        self._admission.check_arrival()
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1

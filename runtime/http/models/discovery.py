@@ -17,6 +17,7 @@ import trio
 from ...caller.kv.hints import make_hint
 from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy
 from ...context import Context
+from ...engines.prompts import tokenizer_of
 from ...errors import TrinamoError
 from ...events.busy import BusyLimits
 from ...metrics.metrics import entries_refused
@@ -33,6 +34,9 @@ from .models import ModelManager, RemoteEngine
 
 _log = logging.getLogger("trinamo.http")
 _UNUSED_S: Final = 60.0
+AWAY_S: Final = 1800.0
+"""So long requests wait for a model whose workers are all gone, while another is served: no restart of
+a pool takes longer, and what was taken out of service is asked for no more by then."""
 C = TypeVar("C", bound=Asks)
 
 
@@ -67,12 +71,23 @@ class RoutedEngine(RemoteEngine):
         return self.client.router.has_live(self._servers())
 
     @property
+    def is_there(self) -> bool:
+        """Whether a worker is there that can be reached, faulty or not, and does not leave."""
+        return self.client.router.is_there(self._servers())
+
+    @property
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
         return self._table.refused_count(self._model)
 
     def is_busy(self, limits: BusyLimits) -> bool:
         """Whether every worker that could be asked has reported that it is busy."""
+        card = self._card
+        limits = attrs.evolve(
+            limits,
+            bytes_per_token=1 if tokenizer_of(card.tokenizer) else limits.bytes_per_token,
+            block_tokens=card.block_tokens or limits.block_tokens,
+        )
         return self.client.router.is_busy(limits, self._servers())
 
     def directed(
@@ -128,6 +143,7 @@ async def watch_models(
     clients: ClientSource[Any],
     manager: ModelManager,
     migration: MigrationPolicy | None = None,
+    away_s: float = AWAY_S,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -137,11 +153,12 @@ async def watch_models(
     that does not decode, or contradicts another, is logged, counted and passed over; what an older
     value of its key said stays in force. A card that is deleted while its worker stays is kept until
     the worker goes, or says that it will, and for `router.stale_grace_s` at most. The client of an
-    endpoint that no card names and that has no instance is released after a minute or so.
+    endpoint that no card names and that has no instance is released after a minute or so. A model
+    that nobody serves any more is remembered for `away_s`.
     """
     async with open_nursery() as nursery:
         policy = migration or MigrationPolicy(series=MigrationSeries(manager.metrics.now))
-        watch = _ModelWatch(clients, manager, nursery, policy)
+        watch = _ModelWatch(clients, manager, nursery, policy, away_s)
         nursery.start_soon(watch.end_kept_cards)
         nursery.start_soon(watch.release_unused)
 
@@ -173,8 +190,9 @@ class _ModelWatch:
         manager: ModelManager,
         nursery: trio.Nursery,
         migration: MigrationPolicy,
+        away_s: float,
     ) -> None:
-        self._migration = migration
+        self._migration, self._away_s = migration, away_s
         self._clients = clients
         self._manager = manager
         self._nursery = nursery
@@ -256,7 +274,7 @@ class _ModelWatch:
             await self._offer(card)
         for card in change.removed:
             if manager.has_model_any(card.name):
-                manager.remove_model(card.name)
+                manager.retire_model(card.name, self._away_s)
                 _log.info("model %s is gone", card.name)
         manager.set_aliases(self._table.aliases.models)
 

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
-from ...errors import ModelAlreadyExistsError, ModelNotFoundError
+from ...errors import ModelAlreadyExistsError, ModelNotFoundError, UnavailableError
 from ...events.busy import BusyLimits
 from ...metrics.frontend import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
@@ -51,6 +51,11 @@ class RemoteEngine(ABC):
         """Whether a worker is there that would be asked and is not known to be faulty."""
 
     @property
+    def is_there(self) -> bool:
+        """Whether a worker is there that can be reached, faulty or not, and does not leave."""
+        return self.has_instance
+
+    @property
     @abstractmethod
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
@@ -68,6 +73,10 @@ class RemoteEngine(ABC):
         `tell` is called with the id of the one that answers, and how many blocks of the prompt it
         had, if that is known, before its first delta.
         """
+
+
+class ModelAwayError(UnavailableError):
+    """Nobody serves the model now, but somebody has, or may: the client waits, and asks again."""
 
 
 class ModelKind(enum.StrEnum):
@@ -99,29 +108,52 @@ class ModelManager:
         self._models: dict[str, _Served] = {}
         self._defaults: dict[ModelKind, str] = {}
         self._aliases: dict[str, str] = {}
-        self.passes_any = False
-        """Whether any model takes the bodies of its requests as they are."""
+        self._away: dict[str, tuple[float, Collection[ModelKind]]] = {}
+        """Models that were served and are not now: until when that is remembered, and what they did."""
+        self._has_passed = False
+        self.knows_all: Callable[[], bool] = lambda: True
+        """Whether whoever is configured to serve models has said by now which."""
 
     # --- looking up ---
 
     def find(self, model: str | None, kind: ModelKind) -> tuple[str, Engine]:
         """The own name and the engine of `model`, or of the default of `kind` if it is empty.
 
-        `model` is a name or an alias. Raises `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
+        `model` is a name or an alias. Raises `ModelAwayError` if it was served a while ago, or if
+        nothing is served at all, else `ModelNotFoundError` with the models there are, as far as they
+        fit in a sentence.
         """
         name = self._own_name(model) if model else self._defaults.get(kind, "")
         served = self._models.get(name)
         if served is not None and kind in served.engines:
             return name, served.engines[kind]
-        known = self.models(kind)
         if served is not None:
             raise ModelNotFoundError(f"the model '{name[:80]}' has no {kind}", param="model")
+        self._check_away(name, kind)
+        known = self.models(kind)
+        what = f"the model '{name[:80]}' does not exist; served here"
         if not known:
-            raise ModelNotFoundError("no model is served here at present", param="model")
-        raise ModelNotFoundError(
-            f"the model '{name[:80]}' does not exist; served here: {', '.join(known[:8])}",
-            param="model",
+            known, what = self.models(), f"no model served here has {kind}; there are"
+        raise ModelNotFoundError(f"{what}: {', '.join(known[:8])}", param="model")
+
+    def _check_away(self, name: str, kind: ModelKind | None) -> None:
+        if not self._models:
+            raise ModelAwayError("no model is served here at present")
+        if name:
+            away = [self._away[name]] if name in self._away else []
+        else:
+            away = [] if self.models(kind) else list(self._away.values())
+        is_away = any(
+            until > self.env.clock.now() and (kind is None or kind in kinds)
+            for until, kinds in away
         )
+        if is_away or not self.knows_all():
+            raise ModelAwayError(f"nobody serves {repr(name[:80]) if name else kind} at present")
+
+    @property
+    def passes_any(self) -> bool:
+        """Whether any model may take the bodies of its requests as they are."""
+        return self._has_passed or not self._models
 
     def engines(self, kind: ModelKind) -> Iterator[Engine]:
         """Those that answer requests of one kind."""
@@ -173,6 +205,7 @@ class ModelManager:
         """The entry of a name or alias in the models list; raises `ModelNotFoundError`."""
         name = self._own_name(model)
         if name not in self._models:
+            self._check_away(name, None)
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
         context = self.context_tokens_max(name) or UNSET
         created = self._models[name].created
@@ -223,7 +256,7 @@ class ModelManager:
             self._add(card.name, kind, engine, card.created)
         if card.name in self._models:
             self._models[card.name].card = card
-        self._settle_passing()
+        self._has_passed |= card.passes_through
 
     def update_model(self, card: ModelCard, engine: Engine) -> None:
         """Serve what `card` offers for a model that is there already, without a gap between.
@@ -233,11 +266,15 @@ class ModelManager:
         served = self._served(card.name)
         served.card, served.engines = card, dict.fromkeys(_kinds(card), engine)
         self._settle(card.name)
-        self._settle_passing()
+        self._has_passed |= card.passes_through
 
     def set_aliases(self, models: Mapping[str, str]) -> None:
-        """From now on these aliases, and no others, mean these models; a name always wins."""
-        self._aliases = dict(models)
+        """From now on these aliases, and no others, mean these models; a name always wins.
+
+        Those of models that are away stay theirs until somebody else has them.
+        """
+        kept = {alias: name for alias, name in self._aliases.items() if name in self._away}
+        self._aliases = kept | dict(models)
 
     def remove_chat_completions_model(self, model: str) -> None:
         """Serve no more chats of `model`; raises `ModelNotFoundError`."""
@@ -255,10 +292,21 @@ class ModelManager:
         self._served(model).engines.clear()
         self._settle(model)
 
+    def retire_model(self, model: str, away_s: float) -> None:
+        """As `remove_model`, of one that may come back: `find` tells of it so long."""
+        now = self.env.clock.now()
+        for name in [name for name, (until, _) in self._away.items() if until <= now]:
+            del self._away[name]
+        self._away[model] = now + away_s, tuple(self._served(model).engines)
+        if len(self._away) > MODELS_MAX:
+            del self._away[next(iter(self._away))]
+        self.remove_model(model)
+
     def _add(self, model: str, kind: ModelKind, engine: Engine, created: int) -> None:
         served = self._models.get(model)
         if served is None:
             served = self._models[model] = _Served(created or int(self.env.clock.wall()))
+            self._away.pop(model, None)
             self.metrics.model_came(model)
         if kind in served.engines:
             raise ModelAlreadyExistsError(f"the model '{model}' is already served")
@@ -280,15 +328,10 @@ class ModelManager:
         if not self._models[model].engines:
             del self._models[model]
             self.metrics.model_gone(model)
-            self._settle_passing()
         for kind in ModelKind:
             served = self._models.get(self._defaults.get(kind, ""))
             if served is None or kind not in served.engines:
                 self._defaults[kind] = next(iter(self.models(kind)), "")
-
-    def _settle_passing(self) -> None:
-        cards = [served.card for served in self._models.values()]
-        self.passes_any = any(card is not None and card.passes_through for card in cards)
 
 
 def _kinds(card: ModelCard) -> list[ModelKind]:

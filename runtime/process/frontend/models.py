@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import trio
 
 from ...caller.migration import MigrationPolicy
 from ...config.config import Config
-from ...http.models.discovery import ClientSource, watch_models
+from ...http.models.discovery import AWAY_S, ClientSource, watch_models
 from ...http.models.models import ModelManager
 from ...metrics.migrations import MigrationSeries
 from ..runtime import Runtime
@@ -31,4 +32,6 @@ async def follow_models(
         migration.tokens_max = found.router.migration_tokens_max
 
     runtime.live.listen(tune)
-    await nursery.start(watch_models, runtime.control, clients, manager, migration)
+    # Whoever names the servers wants them back, however long that takes.
+    away_s = math.inf if runtime.config.http.upstreams else AWAY_S
+    await nursery.start(watch_models, runtime.control, clients, manager, migration, away_s)

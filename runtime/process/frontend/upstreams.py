@@ -29,6 +29,8 @@ from ..runtime import Runtime
 
 _log = logging.getLogger("trinamo.upstream")
 _NAMESPACE: Final = "upstreams"
+_LOOK_TIMEOUT_S: Final = 5.0
+"""So long the start waits for all of them; those that take longer come later."""
 
 
 @attrs.frozen
@@ -40,6 +42,9 @@ class _Watched:
     offered: dict[str, tuple[int, bool]] = attrs.field(factory=dict, eq=False)
     """Models that it lists, with the tokens of their contexts, 0 where it tells none, and whether it
     is well: else it finishes what it has, and is given nothing new."""
+
+    is_offered: trio.Event = attrs.field(factory=trio.Event, eq=False)
+    """What its first look has found."""
 
     def instance(self, model: str) -> Instance:
         address = self.upstream.address
@@ -77,6 +82,10 @@ class DirectUpstreams:
             for url in self._config.http.upstreams:
                 await nursery.start(self._watch, url)
             nursery.start_soon(self._tell_loads)
+            # Requests find the models of those who answer from the first moment.
+            with trio.move_on_after(_LOOK_TIMEOUT_S):
+                for watched in self._watched.values():
+                    await watched.is_offered.wait()
             task_status.started()
 
     async def _watch(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
@@ -91,11 +100,13 @@ class DirectUpstreams:
     async def _follow(self, watched: _Watched) -> None:
         """Offer what the upstream lists, for new requests while it is well."""
         view, url = watched.upstream.view, watched.upstream.address.url
+        await view.looked.wait()
         while True:
             changed = view.changed
             if not view.is_healthy:
                 _log.warning("the upstream %s is away: %s", url, view.why)
             await self._offer(watched, {each.id: each.context_tokens_max for each in view.models})
+            watched.is_offered.set()
             await changed.wait()
 
     async def _offer(self, watched: _Watched, models: dict[str, int]) -> None:
@@ -124,6 +135,10 @@ class DirectUpstreams:
             del watched.offered[model]
             await control.delete(model_key(model, watched.instance_id))
             await control.delete(watched.instance(model).key)
+
+    def knows_all(self) -> bool:
+        """Whether each of them has said by now what it serves."""
+        return all(each.upstream.view.has_told for each in self._watched.values())
 
     async def _tell_loads(self) -> None:
         """What upstreams say of their load, to the routers that choose among them."""

@@ -75,9 +75,12 @@ PRESENCE: Final[Mapping[Presence, Mapping[Sign, Presence]]] = {
 class InFlight(ABC):
     """One request under way to one instance."""
 
-    __slots__ = ("count", "is_lost", "is_waiting", "since")
+    __slots__ = ("count", "is_lost", "is_waiting", "payload_bytes", "sent_at", "since")
 
-    def __init__(self, *, is_waiting: bool) -> None:
+    def __init__(self, *, is_waiting: bool, payload_bytes: int = 0) -> None:
+        self.payload_bytes = payload_bytes
+        self.sent_at = 0.0
+        """When it became one of its instance's."""
         self.is_waiting = is_waiting
         """For its first item: then it ends when its instance leaves."""
         self.is_lost = False
@@ -86,6 +89,11 @@ class InFlight(ABC):
         """What `heard` said at the last look; -1 for None."""
         self.since = 0.0
         """The time of the first look that brought this count."""
+
+    @property
+    def has_items(self) -> bool:
+        """Whether something of its answer has come: its prompt is computed then."""
+        return False
 
     @abstractmethod
     def heard(self) -> int | None:

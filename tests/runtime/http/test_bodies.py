@@ -131,7 +131,7 @@ async def test_a_request_is_counted_until_its_answer_ends_but_not_its_blanks(ser
 
 async def test_requests_whose_bodies_arrive_count_as_requests(serve: Any) -> None:
     """Admission comes before the body: else only connections would bound what is read."""
-    running = await serve(requests_max=2)
+    running = await serve(requests_max=2, queue_max=0)
     held = [await start(running, 100, 1) for _ in range(2)]
     async with running.client() as client:
         await running.wait_for(lambda: running.value("connections", kind="http") == 2)

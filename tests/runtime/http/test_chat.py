@@ -314,7 +314,7 @@ async def test_requests_over_the_limit_are_told_so(serve: Any) -> None:
             yield never
         await trio.sleep_forever()
 
-    running = await serve(sleep, requests_max=1)
+    running = await serve(sleep, requests_max=1, queue_max=0)
     stream = await running.connect()
     await stream.send_all(running.post())
     await running.wait_for(lambda: running.engine.running == 1)

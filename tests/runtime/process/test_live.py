@@ -37,7 +37,7 @@ async def put(cluster: SmallCluster, name: str, text: str | None) -> None:
 
 
 async def test_the_bound_of_requests_changes_while_a_frontend_runs() -> None:
-    async with open_small_cluster() as cluster:
+    async with open_small_cluster(http__queue_max=0) as cluster:
         await put(cluster, "http.requests_max", "1")
         admission = cluster.service.admission
         with admission.begin("a request that holds the only place"):
@@ -122,7 +122,7 @@ async def test_the_policy_kv_can_be_left_for_another_and_comes_back() -> None:
 
 
 async def test_how_often_an_answer_is_replayed_changes_while_a_frontend_runs() -> None:
-    async with open_small_cluster() as cluster:
+    async with open_small_cluster(http__queue_max=0) as cluster:
         engine = cluster.service.model_manager().find("small", "completions")[1]  # type: ignore[arg-type]
         policy = engine._migration  # type: ignore[union-attr]
         assert policy.migrations_max == 3

@@ -85,7 +85,7 @@ async def hold(_: object, context: Context) -> int:
 
 @effect_of("worker.requests_max")
 async def requests_of_a_worker(_: pytest.MonkeyPatch) -> None:
-    async with open_small_cluster() as cluster:
+    async with open_small_cluster(http__queue_max=0) as cluster:
         [worker] = cluster.workers
         await worker.serve_unary(HELD, hold)
         client = await cluster.frontend.client(HELD)
@@ -105,7 +105,7 @@ async def requests_of_a_worker(_: pytest.MonkeyPatch) -> None:
 
 @effect_of("http.requests_max")
 async def requests_of_a_frontend(_: pytest.MonkeyPatch) -> None:
-    async with open_small_cluster() as cluster:
+    async with open_small_cluster(http__queue_max=0) as cluster:
         with cluster.service.admission.begin("a request beside others"):
             await put("http.requests_max", "1", cluster.frontend)
             await answers_with(cluster, 503)
@@ -115,7 +115,9 @@ async def requests_of_a_frontend(_: pytest.MonkeyPatch) -> None:
 
 @effect_of("http.queue_max")
 async def requests_that_wait(_: pytest.MonkeyPatch) -> None:
-    async with open_small_cluster(http__requests_max=1, http__drain_timeout_s=0.1) as cluster:
+    async with open_small_cluster(
+        http__requests_max=1, http__queue_max=0, http__drain_timeout_s=0.1
+    ) as cluster:
         queue = cluster.service.admission.queue
         with cluster.service.admission.begin("a request that holds the only place"):
             await answers_with(cluster, 503)
@@ -161,7 +163,7 @@ async def busy_workers(monkeypatch: pytest.MonkeyPatch, *, name: str, value: str
     """Under a policy and a configuration by which nobody tells loads before the setting says so."""
     said = LoadReport(active=1, blocks_used=9, blocks_total=10, waiting_tokens=100)
     monkeypatch.setattr(Reports, "_load", lambda *_: said)
-    async with open_small_cluster(workers=2) as cluster:
+    async with open_small_cluster(workers=2, http__queue_max=0) as cluster:
         assert (await cluster.ask()).status_code == 200
         await put(name, value, cluster.frontend, *cluster.workers)
         await answers_with(cluster, 503)
@@ -215,7 +217,7 @@ async def how_long_one_is_avoided(_: pytest.MonkeyPatch) -> None:
 
 @effect_of("router.attempts_max")
 async def how_many_are_tried(_: pytest.MonkeyPatch) -> None:
-    async with open_small_cluster(workers=2, router__inhibit_s=0.001) as cluster:
+    async with open_small_cluster(workers=2, router__inhibit_s=0.001, http__queue_max=0) as cluster:
         refusing = cluster.workers[0].worker
         assert refusing is not None
         refusing.requests_max = 0

@@ -26,7 +26,7 @@ from .answers import Dates
 from .exchange import NativeExchange
 from .heads import FaultError, HeadReader
 from .output import Output
-from .wire import Wire, abort
+from .wire import Wire, abort, peer_of
 
 READ_BYTES: Final = 1 << 16
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
@@ -50,6 +50,7 @@ class NativeConnection:
         self.socket = wire.socket
         self.dates = dates
         self.is_closing = False
+        self.address = peer_of(self.socket)
         self._wire, self._config = wire, config
         self._answer, self._on_phase = answer, on_phase
         self.output = Output(

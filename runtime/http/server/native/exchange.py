@@ -29,6 +29,8 @@ class Owner(Protocol):
     dates: Dates
     is_closing: bool
     """No request follows this one."""
+    address: str
+    """The peer's."""
 
     def body_taken(self) -> None:
         """What has arrived of the body was taken, so there is room for more."""
@@ -60,6 +62,11 @@ class NativeExchange:
         """Of an announced length, what was not written yet."""
 
     # --- the request ---------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """See `HttpExchange`."""
+        return self._owner.address
 
     @property
     def is_body_complete(self) -> bool:

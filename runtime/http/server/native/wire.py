@@ -46,6 +46,13 @@ def open_wire(stream: trio.SocketStream) -> Wire:
     return _KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
 
 
+def peer_of(sock: trio.socket.SocketType) -> str:
+    """The address at the other end; empty if the peer has been faster."""
+    with contextlib.suppress(OSError):
+        return str(sock.getpeername()[0])
+    return ""
+
+
 def abort(sock: trio.socket.SocketType) -> None:
     """Close with RST, now, dropping what is unsent; wakes whoever waits for it."""
     # An error here means that the peer has been faster.

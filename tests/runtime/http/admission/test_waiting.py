@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,8 +17,19 @@ from tests.runtime.http.models.test_shedding import BUSY, IDLE
 from tests.runtime.http.running import on_every_server
 from tests.runtime.small_cluster import open_small_cluster
 from trinamo.runtime.context import Context
+from trinamo.runtime.http.admission.queue import Ticket
+from trinamo.runtime.http.models.models import ModelKind
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.sinks import Sink
 from trinamo.runtime.worker.reports import Reports
+
+
+class Silent:
+    """An engine that nobody asks."""
+
+    async def forward(self, request: GenerateRequest, _: Context, __: Sink[Delta]) -> None:
+        raise AssertionError(request)
+
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
@@ -161,12 +173,13 @@ async def test_a_wait_is_a_leg_and_stands_in_the_line_of_the_request() -> None:
     async with open_small_cluster(http__queue_max=1, http__requests_max=1) as cluster:
         admission = cluster.service.admission
         held = admission.begin("a request that holds the only place")
+        ticket = Ticket("a", "somebody")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cluster.ask)
             with trio.fail_after(10):
                 while not admission.queue.length:
                     await trio.sleep(0.002)
-            admission.leave(held)
+            admission.leave(held, ticket)
         (trace, *_) = cluster.frontend.traces.newest_first()
         http, admitted, *_ = trace.legs
         assert (http.name, admitted.name) == ("http", "admission")
@@ -191,3 +204,91 @@ async def test_requests_wait_while_all_workers_are_busy(monkeypatch: pytest.Monk
             # One waits, for which there is room; its answer is the last.
             said[0] = IDLE
         assert (statuses[-1], statuses.count(503) > 0) == (200, True)
+
+
+@pytest.mark.slow
+async def test_what_a_worker_s_own_bound_refuses_waits_at_the_front_door() -> None:
+    """Far more at once than the worker takes: nobody is refused, and nobody is asked in vain for long."""
+    statuses: list[int] = []
+    async with open_small_cluster(worker__requests_max=4) as cluster:
+
+        async def ask() -> None:
+            statuses.append((await cluster.ask()).status_code)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(30):
+                    nursery.start_soon(ask)
+        refused = cluster.service.metrics.value("requests_refused_total", bound="requests_max")
+    assert (statuses, refused) == ([200] * 30, 0)
+
+
+async def test_a_model_whose_workers_are_gone_is_waited_for_and_an_unknown_one_is_not() -> None:
+    async with open_small_cluster(http__queue_timeout_s=0.3) as cluster:
+        service = cluster.service
+        manager = service.model_manager()
+        manager.add_chat_completions_model("other", Silent())
+        [name] = [each for each in manager.models() if each != "other"]
+        _, engine = manager.find(name, ModelKind.CHAT)
+        card = manager._models[name].card
+        assert card is not None
+        manager.retire_model(name, 60)
+        late = await cluster.ask(model=name)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "unavailable")
+        assert late.headers["retry-after"] == "1"
+        assert (await cluster.ask(model="never seen")).status_code == 404
+        answers: list[int] = []
+
+        async def ask() -> None:
+            answers.append((await cluster.ask(model=name)).status_code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            with trio.fail_after(10):
+                while not service.admission.queue.length:
+                    await trio.sleep(0.002)
+            manager.add_model(card, engine)
+        assert answers == [200]
+
+
+@pytest.mark.slow
+async def test_one_tenant_cannot_take_the_places_of_another(serve: Any, tmp_path: Path) -> None:
+    """Forty connections of one key, and one of another, which has its share and is never refused."""
+    keys = tmp_path / "keys"
+    keys.write_text("greedy: sk-greedy-0123456789\nlight: sk-light-0123456789\n", "utf-8")
+
+    async def generate(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        await trio.sleep(0.05)
+        yield Delta("done", [1], FinishReason.STOP, 1)
+
+    running = await serve(
+        generate, api_keys_file=str(keys), requests_max=2, queue_max=8, rate_per_s=100_000
+    )
+    answers: dict[str, list[int]] = {"greedy": [], "light": []}
+    is_over = trio.Event()
+
+    async def ask(client: httpx.AsyncClient, name: str) -> None:
+        headers = {"authorization": f"Bearer sk-{name}-0123456789"}
+        response = await client.post(PATH, json=HELLO, headers=headers)
+        answers[name].append(response.status_code)
+
+    async def be_greedy(client: httpx.AsyncClient) -> None:
+        while not is_over.is_set():
+            await ask(client, "greedy")
+
+    limits = httpx.Limits(max_connections=200)
+    async with (
+        running.client() as light,
+        httpx.AsyncClient(
+            base_url=running.url, verify=running.trust or False, limits=limits, timeout=60
+        ) as greedy,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(40):
+            nursery.start_soon(be_greedy, greedy)
+        await running.wait_for(lambda: 503 in answers["greedy"])
+        for _ in range(10):
+            await ask(light, "light")
+        is_over.set()
+    assert answers["light"] == [200] * 10
+    await running.wait_quiet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ModelAlreadyExistsError, ModelNotFoundError
 from trinamo.runtime.http import HttpService, ModelKind, ModelManager
+from trinamo.runtime.http.models.models import ModelAwayError
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
 CHAT, COMPLETIONS = ModelKind.CHAT, ModelKind.COMPLETIONS
@@ -35,8 +37,47 @@ def test_the_first_model_is_the_default_and_another_takes_its_place() -> None:
     made.remove_model("a")
     assert made.find(None, CHAT)[0] == "b"
     made.remove_model("b")
-    with pytest.raises(ModelNotFoundError, match="no model is served here"):
+    with pytest.raises(ModelAwayError, match="no model is served here"):
         made.find(None, CHAT)
+
+
+async def test_a_model_that_was_served_is_away_and_not_unknown() -> None:
+    """Under its name, its alias, or as the default of what nobody else does; a name never seen is."""
+    made = manager("a")
+    made.add_model(ModelCard(name="b", endpoint="a/b/c", chat=False), SilentEngine())
+    made.set_aliases({"short": "b"})
+    made.retire_model("b", math.inf)
+    made.set_aliases({})
+    for name in ("b", "short", None):
+        with pytest.raises(ModelAwayError):
+            made.find(name, COMPLETIONS)
+    with pytest.raises(ModelAwayError):
+        made.describe("b")
+    for name, kind in (("c", COMPLETIONS), ("b", CHAT)):
+        with pytest.raises(ModelNotFoundError):
+            made.find(name, kind)
+    assert made.find(None, CHAT)[0] == "a"
+    made.add_model(ModelCard(name="b", endpoint="a/b/c", chat=False), SilentEngine())
+    assert made.find("b", COMPLETIONS)[0] == "b"
+    made.retire_model("b", -1)
+    with pytest.raises(ModelNotFoundError):
+        made.find("b", COMPLETIONS)
+
+
+def test_nobody_is_unknown_while_some_have_not_said_what_they_serve() -> None:
+    made = manager("a")
+    made.knows_all = lambda: False
+    with pytest.raises(ModelAwayError):
+        made.find("b", CHAT)
+    assert made.find("a", CHAT)[0] == "a"
+
+
+def test_what_no_model_does_is_told_with_the_models_there_are() -> None:
+    for name in ("b", None):
+        with pytest.raises(
+            ModelNotFoundError, match="no model served here has embeddings; there are: a"
+        ):
+            manager("a").find(name, ModelKind.EMBEDDINGS)
 
 
 def test_removing_another_model_keeps_the_default() -> None:

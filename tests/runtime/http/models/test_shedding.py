@@ -53,7 +53,7 @@ async def ask(house: House) -> httpx.Response:
 
 
 async def test_a_request_is_refused_while_all_are_busy_and_taken_when_one_is_not() -> None:
-    async with open_house(http__busy_waiting_tokens=400) as house:
+    async with open_house(http__queue_max=0, http__busy_waiting_tokens=400) as house:
         assert (await ask(house)).status_code == 200
         tell(house, BUSY, IDLE)
         assert (await ask(house)).status_code == 200
@@ -79,7 +79,7 @@ async def test_a_request_is_refused_while_all_are_busy_and_taken_when_one_is_not
 
 async def test_an_old_report_refuses_nobody() -> None:
     """The broker is away: what workers said last may be long over."""
-    async with open_house(http__busy_blocks=0.9) as house:
+    async with open_house(http__queue_max=0, http__busy_blocks=0.9) as house:
         tell(house, BUSY, BUSY)
         assert (await ask(house)).status_code == 503
         (client,) = house.frontend.clients
