@@ -5,10 +5,10 @@
   const D = JSON.parse(byId("data").textContent);
   const SVG = "http://www.w3.org/2000/svg";
   // Okabe and Ito's palette, told apart with any colour vision; a dash pattern doubles each colour.
-  const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a07800", "#2b8fc4", "#5c4b9b"];
+  const COLORS = [0, 1, 2, 3, 4, 5, 6].map((n) => `var(--request-${n})`);
   const DASHES = ["", "6 3", "2 2", "9 3 2 3"];
-  const HEAD = 46, FOOT = 10, LEFT = 74, DRAWN_MAX = 1500, LISTED_MAX = 300, KINDS_MAX = 120, LABELS_MAX = 600;
-  const color = (r) => (r < 0 ? "#7b858f" : COLORS[r % COLORS.length]);
+  const HEAD = 46, FOOT = 10, MARGIN = 20, LEFT = 74, DRAWN_MAX = 1500, LISTED_MAX = 300, KINDS_MAX = 120, LABELS_MAX = 600;
+  const color = (r) => (r < 0 ? "var(--mark)" : COLORS[r % COLORS.length]);
   const dash = (r) => (r < 0 ? "" : DASHES[Math.floor(r / COLORS.length) % DASHES.length]);
   const seconds = (t) => `${t.toFixed(6)} s`;
   const make = (parent, name, attributes = {}, text) => {
@@ -96,8 +96,8 @@
   const ticks = (group, y, width, height) => {
     let last = -99;
     const step = Math.max(34, height / 18);
-    for (let place = HEAD; place < height - FOOT; place += step) {
-      const t = timeOf(state.low + ((place - HEAD) / (height - HEAD - FOOT)) * (state.high - state.low));
+    for (let place = HEAD + MARGIN; place < height - FOOT; place += step) {
+      const t = timeOf(state.low + ((place - HEAD - MARGIN) / (height - HEAD - FOOT - 2 * MARGIN)) * (state.high - state.low));
       if (place - last < 24) continue;
       make(group, "path", { class: "grid", d: `M${LEFT} ${place}H${width}` });
       make(group, "text", { class: "tick", x: LEFT - 8, y: place + 4, "text-anchor": "end" }, t.toFixed(state.high - state.low < 0.05 ? 5 : 3));
@@ -108,12 +108,13 @@
     svg.replaceChildren();
     const { width, height } = size();
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const inner = height - HEAD - FOOT;
-    const y = (t) => HEAD + ((heightOf(t) - state.low) / (state.high - state.low)) * inner;
+    // Room above the first event and below the last, which else were under the head and the edge.
+    const inner = height - HEAD - FOOT - 2 * MARGIN;
+    const y = (t) => HEAD + MARGIN + ((heightOf(t) - state.low) / (state.high - state.low)) * inner;
     state.y = y;
     const defs = make(svg, "defs");
     hatch(defs, "hatch-cut", 45, 7, "#b36b00"); hatch(defs, "hatch-paused", -45, 7, "#5b7c93"); hatch(defs, "hatch-down", 90, 6, "#555");
-    make(make(defs, "clipPath", { id: "inside" }), "rect", { x: 0, y: HEAD, width, height: inner });
+    make(make(defs, "clipPath", { id: "inside" }), "rect", { x: 0, y: HEAD, width, height: height - HEAD });
     const group = make(svg, "g", { "clip-path": "url(#inside)" });
     ticks(group, y, width, height);
     for (const [from, to] of skips) {
@@ -123,8 +124,9 @@
       if (bottom - top > 13) make(group, "text", { class: "small", x: width - 8, y: (top + bottom) / 2 + 4, "text-anchor": "end" }, `idle ${(to - from).toPrecision(3)} s`);
     }
     lifelines(group, y, width, height);
-    const drawn = items(group, y, width, height);
+    // Below what is drawn of the events: the one that breaks the rule is at its time.
     violation(group, y, width);
+    const drawn = items(group, y, width, height);
     cursor(group, y, width);
     heads(width, drawn);
     svg.setAttribute("aria-label", `Space-time diagram from ${seconds(timeOf(state.low))} to ${seconds(timeOf(state.high))}: ${D.hosts.length} hosts, ${drawn} events shown`);
@@ -205,14 +207,13 @@
   const violation = (group, y, width) => {
     if (!D.invariant) return;
     make(group, "path", { class: "violation", d: `M${LEFT} ${y(D.at)}H${width}` });
-    make(group, "text", { class: "halo fault-text", x: LEFT + 6, y: y(D.at) - 5 }, `${D.invariant} found broken`);
+    make(group, "text", { class: "halo fault-text", x: width - 8, y: y(D.at) + 14, "text-anchor": "end" }, `${D.invariant} found broken`);
   };
   const cursor = (group, y, width) => {
     const e = events[state.at];
     if (!e) return;
     make(group, "path", { class: "cursor", d: `M${LEFT - 4} ${y(e.time)}H${width}` });
     const label = make(svg, "text", { class: "tick halo cursor-label", x: LEFT - 8, y: y(e.time) + 4, "text-anchor": "end" }, e.time.toFixed(5));
-    label.style.fill = "#0072b2";
     if (y(e.time) < HEAD || y(e.time) > size().height) label.remove();
   };
   const heads = (width) => {
@@ -410,10 +411,10 @@
   byId("listing").addEventListener("toggle", later);
   svg.addEventListener("wheel", (e) => {
     e.preventDefault();
-    const span = state.high - state.low, h = state.low + fraction(e, svg.getBoundingClientRect(), HEAD, FOOT) * span;
+    const span = state.high - state.low, h = state.low + fraction(e, svg.getBoundingClientRect(), HEAD + MARGIN, FOOT + MARGIN) * span;
     if (e.ctrlKey) zoom(e.deltaY > 0 ? 1.25 : 0.8, h); else look(state.low + (e.deltaY / 700) * span, state.high + (e.deltaY / 700) * span);
   }, { passive: false });
-  svg.addEventListener("click", (e) => go(nearest(state.low + fraction(e, svg.getBoundingClientRect(), HEAD, FOOT) * (state.high - state.low))));
+  svg.addEventListener("click", (e) => go(nearest(state.low + fraction(e, svg.getBoundingClientRect(), HEAD + MARGIN, FOOT + MARGIN) * (state.high - state.low))));
   map.addEventListener("click", (e) => {
     const h = fraction(e, map.getBoundingClientRect(), 0, 0), span = state.high - state.low;
     look(h - span / 2, h + span / 2); go(nearest(h));

@@ -65,6 +65,45 @@ def test_it_loads_without_a_complaint_and_shows_the_failure(shown: Browser) -> N
     assert shown.errors == []
 
 
+def test_the_first_event_is_below_the_head_and_the_last_above_the_edge(shown: Browser) -> None:
+    """The last one is what broke the rule; nothing is drawn over it, but where the reader stands."""
+    dots = "[...document.querySelectorAll('#diagram .dot, #diagram .fault')]"
+    inside = (
+        "(() => { const box = document.getElementById('diagram').getBoundingClientRect();"
+        f" const all = {dots}.map(e => e.getBoundingClientRect());"
+        " return [Math.min(...all.map(e => e.top)) - box.top, box.bottom - Math.max(...all.map(e => e.bottom))]; })()"
+    )
+    shown.evaluate("document.getElementById('all').click()")
+    shown.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    above, below = shown.evaluate(inside)
+    assert above > 50
+    assert below > 12
+    order = (
+        "document.querySelector('#diagram .violation').compareDocumentPosition("
+        "document.querySelector('#diagram .dot')) & Node.DOCUMENT_POSITION_FOLLOWING"
+    )
+    assert shown.evaluate(order), "the line is below the events"
+
+
+def test_it_is_dark_in_a_dark_browser(shown: Browser) -> None:
+    def is_dark() -> bool:
+        rgb = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+        return max(shown.evaluate(rgb)) < 80
+
+    assert not is_dark()
+    before = shown.evaluate("getComputedStyle(document.querySelector('#diagram .message')).stroke")
+    media = [{"name": "prefers-color-scheme", "value": "dark"}]
+    shown.call("Emulation.setEmulatedMedia", features=media)
+    try:
+        assert is_dark()
+        ink = "getComputedStyle(document.querySelector('#diagram text.host')).fill.match(/\\d+/g).map(Number)"
+        assert min(shown.evaluate(ink)) > 180
+        line = "getComputedStyle(document.querySelector('#diagram .message')).stroke"
+        assert shown.evaluate(line) != before
+    finally:
+        shown.call("Emulation.setEmulatedMedia", features=[])
+
+
 def test_messages_slope_from_sending_to_landing(shown: Browser) -> None:
     paths = shown.evaluate(
         "[...document.querySelectorAll('#diagram .message')].map(p => p.getAttribute('d'))"
