@@ -78,7 +78,7 @@ async def frontend(overview: Overview, **settings: Any) -> AsyncIterator[str]:
         service.stop()
 
 
-def target() -> Target:
+def target(**more: str) -> Target:
     """A cluster whose etcd refuses connections."""
     overrides = {
         "control_plane.etcd.endpoints": f"127.0.0.1:{free_port()}",
@@ -86,6 +86,7 @@ def target() -> Target:
         "control_plane.etcd.attempt_timeout_s": 0.1,
         "control_plane.etcd.connect_timeout_s": 0.1,
         "event_plane.nats.servers": NATS,
+        **more,
     }
     return Target(load_config(environ={}, overrides=overrides), None, is_named=True)
 
@@ -130,6 +131,13 @@ async def test_the_frontend_is_believed_while_etcd_is_away() -> None:
     assert "[m]" in text
     assert "3 more instances are not listed" in text
     assert json.loads(survey_json(survey))["frontend"]["control"]["stream_losses"] == 1
+
+
+async def test_who_looks_need_not_have_the_cluster_s_secret() -> None:
+    """An operator has the configuration, and no right to read what the processes prove themselves with."""
+    async with frontend(seen("live")) as url:
+        survey = await survey_cluster(target(**{"security.secret_file": "/no/such/file"}), url=url)
+    assert [each.id for each in survey.instances] == ["0"]
 
 
 async def test_a_frontend_before_upstreams_has_no_etcd_that_could_be_away() -> None:

@@ -88,7 +88,7 @@ def test_the_first_event_is_below_the_head_and_the_last_above_the_edge(shown: Br
 def test_it_is_dark_in_a_dark_browser(shown: Browser) -> None:
     def is_dark() -> bool:
         rgb = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
-        return max(shown.evaluate(rgb)) < 80
+        return bool(max(shown.evaluate(rgb)) < 80)
 
     assert not is_dark()
     before = shown.evaluate("getComputedStyle(document.querySelector('#diagram .message')).stroke")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -25,7 +25,6 @@ from ..running.neighbours import neighbours_of
 
 ETCD_TIMEOUT_S: Final = 3.0
 """Longer than the choice of a new leader takes."""
-Dial = Callable[[str, str], Awaitable[str]]
 
 
 async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Survey:
@@ -71,13 +70,15 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
 
 
 @asynccontextmanager
-async def _dialling(config: Config) -> AsyncIterator[Dial]:
+async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
     """Tries an address as a frontend with this configuration does; nothing is asked there.
 
-    Without the cluster's secret only what is on this machine is tried.
+    Without the cluster's secret, which who only looks may lack, just what is on this machine is tried.
     """
-    section, secret = config.data_plane.tcp, read_secret(config.security)
-    options = TcpOptions.of(section, secret=secret, connect_timeout_s=ASK_TIMEOUT_S)
+    secret = b""
+    with suppress(ConfigError):
+        secret = read_secret(config.security)
+    options = TcpOptions.of(config.data_plane.tcp, secret=secret, connect_timeout_s=ASK_TIMEOUT_S)
     async with open_request_plane(options, RealEnv()) as plane:
 
         async def dial(address: str, instance_id: str) -> str:
