@@ -7,7 +7,7 @@ it have been applied again too, which is what lets a snapshot be taken in parts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set as AbstractSet
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -56,9 +56,8 @@ class BlockSet:
 
     def encode_part(self, part: int, parts: int) -> bytes:
         """The blocks whose hash falls to `part` of `parts`, 8 bytes each."""
-        hashes: Iterable[bytes] = self._hashes
-        if parts > 1:
-            hashes = [each for each in hashes if _part_of(each, parts) == part]
+        # Sorted, since a set has another order in every process.
+        hashes = sorted(each for each in self._hashes if _part_of(each, parts) == part)
         return _encode(_Part(join_hashes(hashes)))
 
 

@@ -2,20 +2,20 @@
 
 JetStream is a set of subjects that answer JSON. Every request made here may be repeated, so each
 is tried until the deadline: with no leader a stream has no responder for up to 8 s, and a server
-that restarts loses the requests it had. Not here: what a queue asks (`work_queue.py`).
+that restarts loses the requests it had. Answers are decoded here and nowhere else: what is none is a
+`RemoteProtocolError`. Not here: what a queue asks (`work_queue.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import random
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.errors import (
@@ -27,6 +27,7 @@ from trinamo.runtime.errors import (
     UnknownOutcomeError,
 )
 from trinamo.runtime.planes import Message
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
 TRY_TIMEOUT_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 0.25)
@@ -56,6 +57,84 @@ class JetStreamError(EventPlaneError):
         self.error_code = error_code
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""What a stream counts. A broker's word may be longer than what fits in here, and is none then."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What JetStream answered; fields that nobody needs are not looked at."""
+
+
+class Stored(Reply, frozen=True):
+    """A message is in its stream."""
+
+    seq: Number
+    duplicate: bool = False
+
+
+class Purged(Reply, frozen=True):
+    """So many messages are not there any more."""
+
+    purged: Number = 0
+
+
+class StreamPage(Reply, frozen=True):
+    """Some of all streams' names."""
+
+    total: Number = 0
+    streams: list[str] | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    description: str = ""
+
+
+class _State(msgspec.Struct, frozen=True):
+    messages: Number
+    first_ts: str = ""
+
+
+class StreamInfo(Reply, frozen=True):
+    """One stream."""
+
+    config: _Config
+    state: _State
+
+    def age_s(self, now_s: float) -> float:
+        """How long its first message has been in it, of a stream that is not empty."""
+        return max(0.0, now_s - parse_time(self.state.first_ts))
+
+
+class ConsumerInfo(Reply, frozen=True):
+    """One consumer."""
+
+    num_ack_pending: Number = 0
+
+
+class _Message(msgspec.Struct, frozen=True):
+    subject: str
+    seq: Number
+    time: str
+    data: bytes = b""
+    hdrs: bytes = b""
+
+
+class _Found(Reply, frozen=True):
+    message: _Message
+
+
+class _Error(msgspec.Struct, frozen=True):
+    description: str = "no reason given"
+    err_code: Number = 0
+
+
+class _Refusal(Reply, frozen=True):
+    error: _Error | None = None
+
+
+R = TypeVar("R", bound=Reply)
+
+
 @attrs.frozen
 class StoredMessage:
     """A message of a stream, looked up."""
@@ -66,14 +145,6 @@ class StoredMessage:
     headers: Mapping[str, str]
     stored_s: float
     """Seconds since the epoch, by the server's clock."""
-
-
-@attrs.frozen
-class ApiReply:
-    """What JetStream answered, and whether an earlier try may have been carried out."""
-
-    body: dict[str, Any]
-    is_repeated: bool
 
 
 class JetStream:
@@ -87,48 +158,62 @@ class JetStream:
         self,
         subject: str,
         payload: bytes,
+        kind: type[R],
         *,
         deadline: float,
         headers: Mapping[str, str] | None = None,
-    ) -> tuple[Message, bool]:
+    ) -> tuple[R, bool]:
         """One request with all its tries; whether an earlier try may have been carried out.
 
-        Raises `DeadlineError` if it certainly was not, else `UnknownOutcomeError`.
+        Raises `JetStreamError` for a refusal. After the last try `DeadlineError` if it certainly was
+        not, `RemoteProtocolError` if that was answered by junk, else `UnknownOutcomeError`.
         """
-        is_repeated = False
+        is_repeated = junk = False
         why = "no time was given"
         while (left_s := deadline - trio.current_time()) > 0:
+            junk = False
             try:
                 reply = await self._plane.request(
                     subject, payload, timeout_s=min(TRY_TIMEOUT_S, left_s), headers=headers or {}
                 )
-            except (UnavailableError, OverloadedError) as error:
-                why = error.message
-            except DeadlineError as error:
-                is_repeated = is_repeated or not error.definite
-                why = error.message
-                if not error.definite:
+                error = _decode(reply.payload, _Refusal).error
+                if error is None:
+                    return _decode(reply.payload, kind), is_repeated
+            except (UnavailableError, OverloadedError, RemoteProtocolError) as away:
+                why = away.message
+                # Whoever has the broker's token can answer in its place: it may have done it.
+                junk = isinstance(away, RemoteProtocolError)
+                is_repeated = is_repeated or junk
+            except DeadlineError as late:
+                is_repeated = is_repeated or not late.definite
+                why = late.message
+                if not late.definite:
                     continue  # It has waited long enough already.
             else:
-                passing = _passing_error(reply.payload)
-                if passing is None:
-                    return reply, is_repeated
-                why = passing
+                if error.err_code not in _PASSING:
+                    text, code = f"{subject}: {error.description}", error.err_code
+                    raise JetStreamError(text, error_code=code, definite=not is_repeated)
+                why = error.description
             await trio.sleep(min(self._rng.uniform(*BACKOFF_S), max(0.0, left_s)))
+        if junk:
+            raise RemoteProtocolError(why)
         if is_repeated:
             raise UnknownOutcomeError(f"JetStream did not answer in time: {why}")
         raise DeadlineError(f"JetStream did not take it in time: {why}", definite=True)
 
-    async def call(self, operation: str, body: dict[str, Any], *, deadline: float) -> ApiReply:
+    async def call(
+        self, operation: str, body: dict[str, Any], kind: type[R], *, deadline: float
+    ) -> R:
         """One operation of the API, such as `STREAM.INFO.orders`."""
-        return await self._json(f"$JS.API.{operation}", _encode(body), deadline, {})
+        question = json.dumps(body).encode() if body else b""
+        return (await self.ask(f"$JS.API.{operation}", question, kind, deadline=deadline))[0]
 
     async def find(
-        self, operation: str, body: dict[str, Any], *, deadline: float
-    ) -> ApiReply | None:
+        self, operation: str, body: dict[str, Any], kind: type[R], *, deadline: float
+    ) -> R | None:
         """As `call`, but None for what is not there."""
         try:
-            return await self.call(operation, body, deadline=deadline)
+            return await self.call(operation, body, kind, deadline=deadline)
         except JetStreamError as error:
             if error.error_code in NOT_FOUND:
                 return None
@@ -136,77 +221,39 @@ class JetStream:
 
     async def store(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, deadline: float
-    ) -> ApiReply:
-        """Publish into whatever stream takes `subject`; the answer has `seq`."""
-        return await self._json(subject, payload, deadline, headers)
+    ) -> tuple[Stored, bool]:
+        """Publish into whatever stream takes `subject`; whether an earlier try may have done it."""
+        return await self.ask(subject, payload, Stored, deadline=deadline, headers=headers)
 
     async def message(
         self, stream: str, query: dict[str, Any], *, deadline: float
     ) -> StoredMessage | None:
         """One message, by `{"last_by_subj": …}` or `{"seq": …}`; None if there is none."""
-        answer = await self.find(f"STREAM.MSG.GET.{stream}", query, deadline=deadline)
+        answer = await self.find(f"STREAM.MSG.GET.{stream}", query, _Found, deadline=deadline)
         if answer is None:
             return None
-        try:
-            found = answer.body["message"]
-            return StoredMessage(
-                found["subject"],
-                int(found["seq"]),
-                base64.b64decode(found.get("data", "")),
-                _parse_headers(base64.b64decode(found.get("hdrs", ""))),
-                parse_time(found["time"]),
-            )
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise RemoteProtocolError(f"not a message of JetStream: {error!r}") from error
-
-    async def _json(
-        self, subject: str, payload: bytes, deadline: float, headers: Mapping[str, str]
-    ) -> ApiReply:
-        reply, is_repeated = await self.ask(subject, payload, deadline=deadline, headers=headers)
-        body = _decode(reply.payload)
-        error = body.get("error")
-        if isinstance(error, dict):
-            text = str(error.get("description", "no reason given"))
-            raise JetStreamError(
-                f"{subject}: {text}",
-                error_code=int(error.get("err_code", 0)),
-                definite=not is_repeated,
-            )
-        return ApiReply(body, is_repeated)
+        found = answer.message
+        headers, stored_s = _parse_headers(found.hdrs), parse_time(found.time)
+        return StoredMessage(found.subject, found.seq, found.data, headers, stored_s)
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time with nanoseconds; `ValueError` if it is none."""
+    """Seconds since the epoch of an RFC 3339 time; `RemoteProtocolError` if it is none."""
     whole, _, rest = text.partition(".")
-    if not rest:
-        return datetime.fromisoformat(text).timestamp()
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    zone = rest[len(digits) :]
-    return datetime.fromisoformat(whole + zone).timestamp() + float(f"0.{digits or 0}")
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body).encode() if body else b""
-
-
-def _decode(payload: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(payload)
-    except (ValueError, RecursionError) as error:
+        seconds = datetime.fromisoformat(whole + rest[len(digits) :]).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise RemoteProtocolError(f"not a time of JetStream: {error}") from None
+    return seconds + float(f"0.{digits or 0}")
+
+
+def _decode(payload: bytes, kind: type[R]) -> R:
+    try:
+        # An acknowledgement is answered by nothing.
+        return msgspec.json.decode(payload or b"{}", type=kind)
+    except UNDECODABLE as error:
         raise RemoteProtocolError(f"not an answer of JetStream: {error}") from error
-    if not isinstance(body, dict):
-        raise RemoteProtocolError("not an answer of JetStream: no object")
-    return body
-
-
-def _passing_error(payload: bytes) -> str | None:
-    """Why to ask again, if the answer is an error that passes."""
-    if b'"err_code"' not in payload:
-        return None
-    error = _decode(payload).get("error")
-    if isinstance(error, dict) and error.get("err_code") in _PASSING:
-        return str(error.get("description"))
-    return None
 
 
 def _parse_headers(block: bytes) -> dict[str, str]:

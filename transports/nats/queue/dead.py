@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trinamo.runtime.protocol.queue.jobs import DeadLetter
 
-from .api import JetStream, StoredMessage
+from .api import JetStream, Purged, Reply, StoredMessage
 from .records import (
     REQUEUED_HEADER,
     Delivery,
@@ -78,6 +78,7 @@ class DeadLetters:
         await self._stream.find(
             f"STREAM.MSG.DELETE.{self._names.dead}",
             {"seq": sequence, "no_erase": True},
+            Reply,
             deadline=deadline,
         )
 
@@ -85,9 +86,9 @@ class DeadLetters:
         """Forget one, or all; how many there were."""
         query = {} if job_id is None else {"filter": self._names.dead_subject(job_id)}
         answer = await self._stream.call(
-            f"STREAM.PURGE.{self._names.dead}", query, deadline=deadline
+            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=deadline
         )
-        return int(answer.body.get("purged", 0))
+        return answer.purged
 
     async def _find(self, job_id: str, deadline: float) -> StoredMessage | None:
         query = {"last_by_subj": self._names.dead_subject(job_id)}

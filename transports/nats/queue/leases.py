@@ -58,13 +58,13 @@ class Leases:
         """
         for _ in range(TRIES_MAX):
             try:
-                answer = await self._stream.store(
+                stored, _ = await self._stream.store(
                     self._names.lease_subject(job_id),
                     encode_record(record),
                     {_EXPECT: str(revision)},
                     deadline=deadline,
                 )
-                return int(answer.body["seq"])
+                return stored.seq
             except JetStreamError as error:
                 if error.error_code != WRONG_LAST_SEQUENCE:
                     raise

@@ -35,6 +35,8 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
+from .api import Number
+
 REQUEUED_HEADER: Final = "Trinamo-Requeued"
 _ATTEMPTS_HEADER: Final = "Trinamo-Attempts"
 _REASON_HEADER: Final = "Trinamo-Reason"
@@ -45,6 +47,7 @@ RECORD_AGE_S_MIN: Final = 2 * DELAY_S_MAX
 """Records are kept at least this long after their last change; attempts are forgotten with them."""
 WAITING_PULLS_MAX: Final = 2048
 _ACK_TOKENS: Final = 9
+_DIGITS_MAX: Final = 19
 
 
 RecordState = Literal["leased", "waiting", "done", "dead"]
@@ -54,12 +57,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of one job id."""
 
     state: RecordState
-    job: int
+    job: Number
     """Sequence of the job's message, so that another put of the same id is told apart."""
-    attempt: int
+    attempt: Number
     token: str
     """The lease that wrote this."""
-    put_ns: int
+    put_ns: Number
     """When the job's message was stored, by the server's clock."""
     reason: str = ""
 
@@ -188,10 +191,8 @@ def consumer_config(limits: QueueLimits) -> dict[str, Any]:
 def queue_limits(description: str) -> QueueLimits:
     """The limits a queue was made with; the defaults for what it does not say."""
     try:
-        found = json.loads(description)
-        known = {field.name for field in attrs.fields(QueueLimits)}
-        return QueueLimits(**{key: value for key, value in found.items() if key in known})
-    except (ValueError, TypeError, AttributeError):
+        return msgspec.json.decode(description, type=QueueLimits)
+    except (*UNDECODABLE, ValueError):
         return QueueLimits()
 
 
@@ -222,7 +223,7 @@ def parse_delivery(
     # Of newer servers a domain and an account come before the stream.
     fields = tokens[4:] if len(tokens) == _ACK_TOKENS else tokens[6:]
     try:
-        delivered, number, _, put_ns = (int(token) for token in fields[:4])
+        delivered, number, _, put_ns = (_number(token) for token in fields[:4])
     except ValueError as error:
         raise RemoteProtocolError(f"not a delivery of JetStream: {reply!r}: {error}") from None
     if tokens[:2] != ["$JS", "ACK"]:
@@ -302,8 +303,15 @@ def dead_headers(attempts: int, reason: str) -> dict[str, str]:
 
 def read_dead_headers(headers: Mapping[str, str]) -> tuple[int, str]:
     """Attempts and reason; 0 and empty where a header is missing or wrong."""
-    attempts = headers.get(_ATTEMPTS_HEADER, "")
-    return (
-        int(attempts) if attempts.isascii() and attempts.isdigit() else 0,
-        unquote(headers.get(_REASON_HEADER, "")),
-    )
+    reason = unquote(headers.get(_REASON_HEADER, ""))
+    try:
+        return _number(headers.get(_ATTEMPTS_HEADER, "")), reason
+    except ValueError:
+        return 0, reason
+
+
+def _number(text: str) -> int:
+    """As `Number`, in ASCII digits; `ValueError` for all else."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise ValueError(f"{text[:_DIGITS_MAX]!r} is no number of JetStream")
+    return int(text)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import trio
 
-from trinamo.runtime.errors import RemoteProtocolError, UnavailableError
+from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.protocol.queue.jobs import QueueLimits, QueueStatistics
 
-from .api import JetStream, JetStreamError, Requester, parse_time
+from .api import (
+    ConsumerInfo,
+    JetStream,
+    JetStreamError,
+    R,
+    Reply,
+    Requester,
+    StreamInfo,
+    StreamPage,
+)
 from .records import StreamNames, consumer_config, queue_limits, stream_configs
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
@@ -25,20 +34,22 @@ async def list_work_queues(plane: Requester, *, rng: random.Random) -> list[str]
     found: list[str] = []
     offset = 0
     while True:
-        answer = await stream.call("STREAM.NAMES", {"offset": offset}, deadline=deadline)
-        page: Sequence[str] = answer.body.get("streams") or ()
+        answer = await stream.call(
+            "STREAM.NAMES", {"offset": offset}, StreamPage, deadline=deadline
+        )
+        page = answer.streams or ()
         found += [queue for each in page if (queue := StreamNames.queue_of(each)) is not None]
         offset += len(page)
-        if not page or offset >= int(answer.body.get("total", 0)):
+        if not page or offset >= answer.total:
             return sorted(found)
 
 
 async def existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:
     deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, deadline=deadline)
+    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, StreamInfo, deadline=deadline)
     if answer is None:
         raise UnavailableError(f"there is no queue {names.queue}")
-    return queue_limits(answer.body.get("config", {}).get("description", ""))
+    return queue_limits(answer.config.description)
 
 
 async def make_streams(
@@ -47,14 +58,15 @@ async def make_streams(
     deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
     for config in stream_configs(names, limits, replicas=replicas):
         try:
-            await stream.call(f"STREAM.CREATE.{config['name']}", config, deadline=deadline)
+            await stream.call(f"STREAM.CREATE.{config['name']}", config, Reply, deadline=deadline)
         except JetStreamError as error:
             if error.error_code != _NAME_IN_USE:
                 raise
-            await stream.call(f"STREAM.UPDATE.{config['name']}", config, deadline=deadline)
+            await stream.call(f"STREAM.UPDATE.{config['name']}", config, Reply, deadline=deadline)
     await stream.call(
         f"CONSUMER.DURABLE.CREATE.{names.jobs}.{names.CONSUMER}",
         {"stream_name": names.jobs, "config": consumer_config(limits)},
+        Reply,
         deadline=deadline,
     )
 
@@ -68,19 +80,15 @@ async def read_statistics(
     its disk.
     """
 
-    async def info(what: str) -> dict[str, Any]:
-        answer = await stream.find(what, {}, deadline=deadline)
+    async def info(what: str, kind: type[R]) -> R:
+        answer = await stream.find(what, {}, kind, deadline=deadline)
         if answer is None:
             raise UnavailableError(f"there is no queue {names.queue}")
-        return answer.body
+        return answer
 
-    jobs = await info(f"STREAM.INFO.{names.jobs}")
-    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}")
-    dead = await info(f"STREAM.INFO.{names.dead}")
-    try:
-        depth = int(jobs["state"]["messages"])
-        age_s = max(0.0, wall() - parse_time(jobs["state"]["first_ts"])) if depth else 0.0
-        leased = min(depth, int(consumer.get("num_ack_pending", 0)))
-        return QueueStatistics(depth, leased, int(dead["state"]["messages"]), age_s)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"not the state of a stream: {error!r}") from error
+    jobs = await info(f"STREAM.INFO.{names.jobs}", StreamInfo)
+    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}", ConsumerInfo)
+    dead = await info(f"STREAM.INFO.{names.dead}", StreamInfo)
+    depth = jobs.state.messages
+    age_s = jobs.age_s(wall()) if depth else 0.0
+    return QueueStatistics(depth, min(depth, consumer.num_ack_pending), dead.state.messages, age_s)

@@ -42,7 +42,7 @@ from trinamo.runtime.protocol.queue.jobs import (
     check_queue_name,
 )
 
-from .api import JetStream, JetStreamError, Requester
+from .api import JetStream, JetStreamError, Reply, Requester
 from .dead import DeadLetters
 from .fetching import Fetcher, Puller
 from .leases import Held, Leases
@@ -75,6 +75,7 @@ _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
 _IN_PROGRESS: Final = b"+WPI"
 _NS: Final = 1_000_000_000
+_LOST: Final = (DeadlineError, UnknownOutcomeError, RemoteProtocolError)
 
 
 class QueuePlane(Requester, Puller, Protocol):
@@ -145,9 +146,13 @@ class NatsWorkQueue:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Receive deliveries until cancelled."""
-        async with open_nursery() as self._nursery:
-            await self._nursery.start(self._fetcher.run)
-            task_status.started()
+        try:
+            async with open_nursery() as self._nursery:
+                await self._nursery.start(self._fetcher.run)
+                task_status.started()
+        finally:
+            # Who is cancelled in mid-take may come later: his delivery expires, and comes again.
+            self._nursery = None
 
     # --- jobs in ---
 
@@ -165,7 +170,7 @@ class NatsWorkQueue:
             raise RequestError(f"a job of {len(payload)} bytes; {room} fit", param="payload")
         deadline = trio.current_time() + timeout_s
         try:
-            answer = await self._stream.store(
+            stored, is_repeated = await self._stream.store(
                 self._names.job_subject(job_id),
                 payload,
                 {"Nats-Msg-Id": job_id} | origin_headers(origin),
@@ -174,7 +179,7 @@ class NatsWorkQueue:
         except JetStreamError as error:
             return self._refused(error)
         # A copy of our own earlier try, whose answer was lost, is no duplicate.
-        if answer.body.get("duplicate") and not answer.is_repeated:
+        if stored.duplicate and not is_repeated:
             return PutResult.DUPLICATE
         return PutResult.ADDED
 
@@ -205,9 +210,11 @@ class NatsWorkQueue:
             except trio.Cancelled:
                 self._give_back(delivery)
                 raise
-            except (DeadlineError, UnknownOutcomeError, RemoteProtocolError) as error:
+            except _LOST as error:
                 # It expires and is delivered again, to whoever asks then.
                 logger.warning("queue %s: a delivery was lost: %s", self.name, error)
+                if trio.current_time() >= give_up_at:
+                    return None
                 continue
             if job is not None:
                 return job
@@ -344,8 +351,8 @@ class NatsWorkQueue:
         """Tell the consumer what the record says already; if that fails, the record will do."""
         by = min(deadline, trio.current_time() + CONFIRM_TIMEOUT_S)
         try:
-            await self._stream.ask(delivery.ack_subject, word, deadline=by)
-        except (DeadlineError, UnknownOutcomeError) as error:
+            await self._stream.ask(delivery.ack_subject, word, Reply, deadline=by)
+        except (JetStreamError, *_LOST) as error:
             logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
 
     def _give_back(self, delivery: Delivery) -> None:
