@@ -236,17 +236,21 @@ def config_notices(config: Config) -> list[str]:
     """What is valid but not what it seems: sentences for the log at the start, and for doctor."""
     found = []
     data = config.data_plane
-    if data.nixl.enabled and data.nixl.rdma_interface is None:
+    nixl, mooncake = (
+        "nixl" in data.backends,
+        bool({"mooncake", "mooncake_tcp"} & {*data.backends}),
+    )
+    if nixl and data.nixl.rdma_interface is None:
         found.append(
             "data_plane.nixl.rdma_interface is null: NIXL reaches peers on this host only;"
-            f" others are reached by {data.nixl.fallback}"
+            f" others are reached by {data.backends[data.backends.index('nixl') + 1]}"
         )
-    if data.mooncake.enabled or (data.nixl.enabled and data.nixl.fallback != "tcp"):
+    if mooncake:
         found.append(
             "Mooncake listens on all interfaces without authentication: keep its ports closed to"
             " others"
         )
-    if not data.transfer.enabled and (data.nixl.enabled or data.mooncake.enabled):
+    if not data.transfer.enabled and (nixl or mooncake):
         found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
     etcd, nats = config.control_plane.etcd, config.event_plane.nats
     if config.router.silence_grace_s <= etcd.lease_ttl_s / 2:

@@ -299,6 +299,14 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     enabled: Annotated[
         bool, about("Offer the engine's KV memory to peers, and move blocks from and to theirs.")
     ] = True
+    backends: Annotated[
+        list[Literal["nixl", "mooncake", "mooncake_tcp", "tcp"]] | None,
+        about(
+            "What moves blocks, in this order; tcp is the last, named or not. `mooncake` is by RDMA."
+            " null: as `nixl.enabled` and its `fallback`, `mooncake.enabled` and its `protocol` say,"
+            " which do not count otherwise."
+        ),
+    ] = None
     host: Annotated[
         Text | None,
         about("Address to bind for transfers over TCP; null: that of `data_plane.tcp`."),
@@ -353,12 +361,23 @@ class DataPlaneConfig(Section, frozen=True, kw_only=True):
     mooncake: MooncakeConfig = MooncakeConfig()
     transfer: TransferConfig = TransferConfig()
 
+    @property
+    def backends(self) -> list[str]:
+        """What moves KV blocks, in the order in which they are tried; `tcp` is always the last."""
+        chosen: list[str] = list(self.transfer.backends or ())
+        if self.transfer.backends is None:
+            if self.nixl.enabled:
+                chosen += ["nixl", self.nixl.fallback]
+            if self.mooncake.enabled:
+                chosen.append("mooncake_tcp" if self.mooncake.protocol == "tcp" else "mooncake")
+        return [*dict.fromkeys(name for name in chosen if name != "tcp"), "tcp"]
+
     def __post_init__(self) -> None:
-        # One process has one Mooncake engine, by RDMA or by TCP.
-        wanted = "mooncake_tcp" if self.mooncake.protocol == "tcp" else "mooncake"
-        fallback = self.nixl.fallback
-        both = self.nixl.enabled and self.mooncake.enabled
-        if both and fallback not in ("tcp", wanted):
-            raise ValueError(
-                f"nixl.fallback is {fallback}, but mooncake.protocol is {self.mooncake.protocol}"
+        if {"mooncake", "mooncake_tcp"} <= {*self.backends}:
+            found = (
+                f"nixl.fallback is {self.nixl.fallback}, but mooncake.protocol is"
+                f" {self.mooncake.protocol}"
+                if self.transfer.backends is None
+                else "transfer.backends has mooncake and mooncake_tcp"
             )
+            raise ValueError(f"{found}: one process has one Mooncake engine")

@@ -67,6 +67,9 @@ QUEUE_LIMITS: Final = QueueLimits(
     attempts_max=2,
     depth_max=10_000,
     dead_max=100,
+    # Nobody waits for a prompt as long, and there is a record of each.
+    duplicate_window_s=30.0,
+    remembered_s=120.0,
 )
 
 
@@ -267,12 +270,12 @@ class QueuedPrefills:
     async def work(self, job: LeasedJob, asked: RemotePrefillRequest) -> None:
         """Compute one prompt, and write it to whoever waits for it. Nothing is tried again.
 
+        How old the job is says nothing: that is the broker's clock against ours. Who put it knows
+        whether it is still wanted, and is asked by the claim.
+
         Cancelled, as when the job's lease is lost, it lets go of everything at once.
         """
         with self._metrics.working(MODE) as record:
-            if job.queued_s >= asked.timeout_s:
-                record.outcome = PrefillOutcome.EXPIRED
-                return
             context = Context(asked.request_id)
             context.trace = self._traces.begin(asked.request_id, asked.traceparent)
             with context.trace.begin("job", job=asked.id, attempt=job.attempt) as leg:

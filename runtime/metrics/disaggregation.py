@@ -101,8 +101,6 @@ class PrefillOutcome(enum.StrEnum):
 
     DONE = "done"
     """Its blocks are where they are wanted."""
-    EXPIRED = "expired"
-    """It came too late to be worth a question; not computed."""
     NOT_WANTED = "not_wanted"
     """The decode worker did not want it, or not any more."""
     FAILED = "failed"

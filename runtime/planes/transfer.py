@@ -57,6 +57,7 @@ class TransferReport:
     """How the bytes went, such as `stream`; a backend names its own."""
     direction: Direction
     block_count: int
+    """As who was asked counts them: planes the ranges, `EngineTransfers` the blocks it completed."""
     byte_count: int
     duration_s: float
     is_verified: bool

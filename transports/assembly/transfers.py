@@ -30,17 +30,6 @@ from trinamo.transports.tcp import (
 _log = logging.getLogger("trinamo.transfer")
 
 
-def chain_of(config: DataPlaneConfig) -> list[str]:
-    """The names of the backends to try, in order; `tcp` is always the last."""
-    chain: list[str] = []
-    if config.nixl.enabled:
-        chain += ["nixl", config.nixl.fallback]
-    if config.mooncake.enabled:
-        chain.append("mooncake_tcp" if config.mooncake.protocol == "tcp" else "mooncake")
-    chain = [name for name in chain if name != "tcp"]
-    return [*dict.fromkeys(chain), "tcp"]
-
-
 @asynccontextmanager
 async def open_transfer_chain(
     section: DataPlaneConfig, env: Env, options: TcpOptions | None = None
@@ -64,7 +53,7 @@ async def open_transfer_chain(
         )
         stack.callback(_outlive, tcp, found)
         found[tcp.backend] = tcp
-        for name in chain_of(section):
+        for name in section.backends:
             # `mooncake_tcp` is Mooncake without RDMA; nothing after this line knows the word.
             backend, _, protocol = name.partition("_")
             order.append(backend)

@@ -247,7 +247,13 @@ class EngineTransfers(EnginePeers):
             ticket=ticket,
         )
         self.count(engine_id, sum(report.byte_count for report in reports))
-        return reports
+        # Planes count ranges. All blocks' last ranges are the last to go, and complete them.
+        found, ranges = [], len(ours) - sum(report.block_count for report in reports)
+        for report in reports:
+            begun, ranges = ranges, ranges + report.block_count
+            complete, before = (max(0, n - len(ours) + len(blocks)) for n in (ranges, begun))
+            found.append(attrs.evolve(report, block_count=complete - before))
+        return found
 
 
 @asynccontextmanager

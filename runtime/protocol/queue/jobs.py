@@ -57,6 +57,13 @@ class QueueLimits:
         default=120.0, validator=[attrs.validators.gt(0), attrs.validators.le(86_400)]
     )
     """How long after its put an id is remembered, also if the job is finished."""
+    remembered_s: float = attrs.field(
+        default=2.0 * DELAY_S_MAX, validator=[attrs.validators.gt(0), attrs.validators.le(86_400)]
+    )
+    """How long after its last change a job's record is kept: its attempts, and that it is done.
+
+    Longer than the longest `delay_s` of a nak, or the attempts before it are not counted.
+    """
     depth_max: int = attrs.field(default=100_000, validator=attrs.validators.ge(1))
     """How many jobs may be ready and leased together; more are refused."""
     dead_max: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -18,9 +19,12 @@ from tests.runtime.disaggregation.serving import (
     until,
 )
 from trinamo.runtime.context import Context
+from trinamo.runtime.disaggregation.decode_first import QueuedPrefills
 from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.errors import TransferError
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
+from trinamo.runtime.planes import LeasedJob
+from trinamo.runtime.protocol.disaggregation.messages import RemotePrefillRequest
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
 pytestmark = pytest.mark.slow
@@ -199,6 +203,21 @@ async def test_a_job_whose_request_has_ended_is_never_computed() -> None:
 
         assert prefill.prompt_tokens == LENGTH
         await workers.wait_blocks_free()
+
+
+async def test_a_job_that_looks_old_by_a_wrong_clock_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker's clock may be minutes behind ours: who waits for the prompt says if it is wanted."""
+    work = QueuedPrefills.work
+
+    async def late(self: QueuedPrefills, job: LeasedJob, asked: RemotePrefillRequest) -> None:
+        await work(self, attrs.evolve(job, queued_s=600.0), asked)
+
+    monkeypatch.setattr(QueuedPrefills, "work", late)
+    async with open_workers("decode", "prefill") as workers:
+        assert tokens(await workers.ask(prompt(LENGTH))) == await alone(prompt(LENGTH))
+        assert workers.of("decode").prefills("remote", "long_prompt", "decode_first") == 1
 
 
 async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.session import needs
 from trinamo.runtime.config.config import Config, DataPlaneConfig, load_config
-from trinamo.runtime.config.planes import MooncakeConfig, NixlConfig
+from trinamo.runtime.config.planes import MooncakeConfig, NixlConfig, TransferConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 from trinamo.runtime.kv.transfer.router import open_transfer_router
@@ -21,7 +21,7 @@ from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.transports.assembly import transfers
-from trinamo.transports.assembly.transfers import chain_of, open_transfer_chain
+from trinamo.transports.assembly.transfers import open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.one_sided.plane import OneSidedPlane
@@ -233,11 +233,25 @@ async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
     assert bytes(here) == b"b" * 1024 + b"a" * 2048 + b"b" * 1024
 
 
+def chosen(*backends: Any) -> DataPlaneConfig:
+    """These, though the older keys say otherwise."""
+    transfer = TransferConfig(backends=list(backends))
+    return DataPlaneConfig(transfer=transfer, nixl=NixlConfig(enabled="nixl" not in backends))
+
+
+def test_one_process_has_mooncake_by_rdma_or_by_tcp() -> None:
+    with pytest.raises(ValueError, match=r"transfer\.backends has mooncake and mooncake_tcp"):
+        chosen("mooncake", "mooncake_tcp")
+
+
 @pytest.mark.parametrize(
     ("config", "chain"),
     [
         (DataPlaneConfig(), ["tcp"]),
         (DataPlaneConfig(nixl=NixlConfig(enabled=True)), ["nixl", "tcp"]),
+        (chosen("mooncake_tcp"), ["mooncake_tcp", "tcp"]),
+        (chosen("nixl", "mooncake_tcp", "tcp"), ["nixl", "mooncake_tcp", "tcp"]),
+        (chosen("tcp"), ["tcp"]),
         (
             DataPlaneConfig(nixl=NixlConfig(enabled=True, fallback="mooncake")),
             ["nixl", "mooncake", "tcp"],
@@ -252,4 +266,4 @@ async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
 def test_the_chain_is_what_the_configuration_says(
     config: DataPlaneConfig, chain: list[str]
 ) -> None:
-    assert chain_of(config) == chain
+    assert config.backends == chain

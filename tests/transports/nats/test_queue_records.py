@@ -24,6 +24,7 @@ from trinamo.transports.nats.queue.records import (
     parse_delivery,
     queue_limits,
     read_dead_headers,
+    stream_configs,
 )
 
 S = 1_000_000_000
@@ -85,6 +86,17 @@ def test_records_and_dead_letters_survive_their_encoding() -> None:
     for value in (b"", b"{}", b"\xff", b'{"state":"odd"}'):
         with pytest.raises(RemoteProtocolError):
             decode_record(value)
+
+
+def test_a_queue_s_records_are_kept_as_long_as_its_leases_and_copies_need_them() -> None:
+    def age_s(**limits: float) -> float:
+        _, leases, _ = stream_configs(StreamNames("q"), QueueLimits(**limits), replicas=1)  # type: ignore[arg-type]
+        return float(leases["max_age"] / S)
+
+    assert age_s() == 7200
+    assert age_s(remembered_s=10, visibility_timeout_s=30, duplicate_window_s=20) == 60
+    assert age_s(remembered_s=10, visibility_timeout_s=30, duplicate_window_s=90) == 180
+    assert queue_limits('{"remembered_s": 120.0}').remembered_s == 120
 
 
 def test_limits_that_cannot_be_read_are_the_defaults() -> None:

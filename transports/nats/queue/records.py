@@ -27,7 +27,6 @@ import msgspec
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.queue.jobs import (
-    DELAY_S_MAX,
     EXPIRED,
     NO_ORIGIN,
     JobOrigin,
@@ -43,8 +42,6 @@ _REASON_HEADER: Final = "Trinamo-Reason"
 _TRACEPARENT_HEADER: Final = "traceparent"
 _REQUEST_ID_HEADER: Final = "X-Request-Id"
 _NS: Final = 1_000_000_000
-RECORD_AGE_S_MIN: Final = 2 * DELAY_S_MAX
-"""Records are kept at least this long after their last change; attempts are forgotten with them."""
 WAITING_PULLS_MAX: Final = 2048
 _ACK_TOKENS: Final = 9
 _DIGITS_MAX: Final = 19
@@ -139,7 +136,9 @@ def stream_configs(
         "max_consumers": -1,
         "max_bytes": -1,
     }
-    record_age_s = max(RECORD_AGE_S_MIN, 2 * limits.duplicate_window_s)
+    record_age_s = max(
+        limits.remembered_s, 2 * limits.duplicate_window_s, 2 * limits.visibility_timeout_s
+    )
     return [
         shared
         | {

@@ -249,14 +249,8 @@ class NatsWorkQueue:
         self._held[held.record.token] = held
         delivery, record = held.delivery, held.record
         queued_s = max(0.0, wall() - delivery.put_ns / _NS)
-        return LeasedJob(
-            delivery.job_id,
-            delivery.payload,
-            record.attempt,
-            record.token,
-            queued_s,
-            delivery.origin,
-        )
+        about = (record.attempt, record.token, queued_s, delivery.origin)
+        return LeasedJob(delivery.job_id, delivery.payload, *about)
 
     def _record(
         self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""

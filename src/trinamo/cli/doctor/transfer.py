@@ -47,21 +47,24 @@ def transfer_findings(config: Config, machine: Machine | None = None) -> Iterato
     """One after the other; two libraries are loaded, which takes a second or two."""
     machine = Machine() if machine is None else machine
     plane = config.data_plane
-    wants_rdma = plane.mooncake.enabled and plane.mooncake.protocol == "rdma"
+    wants_rdma = "mooncake" in plane.backends
+    wanted = {
+        "NIXL": "nixl" in plane.backends,
+        "Mooncake": wants_rdma or "mooncake_tcp" in plane.backends,
+    }
     adapters = machine.sys_class / "infiniband"
     has_rdma = adapters.is_dir() and any(adapters.iterdir())
     yield from _devices(adapters, is_needed=wants_rdma)
-    if plane.nixl.enabled:
+    if wanted["NIXL"]:
         yield _nixl_device(plane.nixl.rdma_interface, machine)
-    if plane.mooncake.enabled:
+    if wanted["Mooncake"]:
         yield _mooncake_path(plane.mooncake, adapters, machine.environ)
     if has_rdma:
         yield _access(machine.dev / "infiniband", is_needed=wants_rdma)
         yield from _tools(machine)
-    yield _verbs(machine, is_needed=plane.mooncake.enabled)
+    yield _verbs(machine, is_needed=wanted["Mooncake"])
     yield _locked_memory(machine.locked_bytes_max, has_rdma=has_rdma)
     yield _checksum()
-    wanted = {"NIXL": plane.nixl.enabled, "Mooncake": plane.mooncake.enabled}
     for name, library in LIBRARIES.items():
         loaded = machine.load(name)
         if loaded.problem:
