@@ -1,7 +1,7 @@
 """A chat rendered as the model was trained on it: the Jinja template from the model's file.
 
 A template is data that came with a download, so it runs in Jinja's immutable sandbox, its output
-is bounded, and so is every string or list it builds by repetition. A template that writes tools, and
+is bounded, and what it may cost is `sandbox/`'s to say. A template that writes tools, and
 calls in the form of `protocol/openai/tool_calls.py`, is given them; for any other they are told in words
 (`tool_prompt.py`). Needs the extra `llamacpp`.
 """
@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import ConfigError, EngineError, RequestError
@@ -47,7 +45,10 @@ class ChatTemplate:
         self._chars_max = chars_max
         self._specials = [each for each in specials if each]
         self._knows_tools = "tools" in source and CALL_BEGIN in source and _OTHER_FORM not in source
-        environment = _Environment(chars_max)
+        # White space as in the templates that models ship: a line of tags leaves no line.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = _raise_exception
         environment.filters["tojson"] = self._to_json
         try:
@@ -111,27 +112,6 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(("*", "**"))
-
-    def __init__(self, repeated_max: int) -> None:
-        # White space as in the templates that models ship: a line of tags leaves no line.
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        self._repeated_max = repeated_max
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse powers, and products that would build something large."""
-        if operator == "**":
-            raise SecurityError("powers are not allowed in a chat template")
-        for sequence, count in ((left, right), (right, left)):
-            is_repetition = isinstance(sequence, str | list | tuple) and isinstance(count, int)
-            if is_repetition and len(sequence) * count > self._repeated_max:
-                raise SecurityError("a repetition in the chat template is too long")
-        return super().call_binop(context, operator, left, right)
 
 
 def _raise_exception(message: str) -> None:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -25,13 +26,8 @@ from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 from .sandbox.sandbox import ExceededError, Sandbox
 
-PROPERTIES_MAX: Final = 256
-"""Of one object: optional ones cost their square."""
-NODES_MAX: Final = 1024
-"""Objects, lists and properties of a schema, or of all parameters of the tools."""
 DEPTH_MAX: Final = 64
-PATTERN_CHARS_MAX: Final = 4096
-"""Of one regular expression: ten times as many cost more than a second."""
+"""Of a schema: what walks it down in native code has a stack."""
 INTEGER_MAX: Final = 2**53
 """The grammar counts in floating point: it would let the number beside it stand."""
 _CACHED_MAX: Final = 64
@@ -157,22 +153,16 @@ class Grammars:
         return self._compiler.open(found)
 
 
+@attrs.frozen
 class _Vocabulary:
     """What `LLTokenizer` asks of a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
-
-    def __init__(
-        self,
-        tokens: Sequence[bytes],
-        encode: Callable[[str], list[int]],
-        eos_token_id: int,
-        special_token_ids: Sequence[int],
-    ) -> None:
-        self.tokens, self.eos_token_id = tokens, eos_token_id
-        self.special_token_ids = special_token_ids
-        self._encode = encode
+    tokens: Sequence[bytes]
+    _encode: Callable[[str], list[int]]
+    eos_token_id: int
+    special_token_ids: Sequence[int]
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)
@@ -232,28 +222,17 @@ def _formed(schema: Any) -> str:
 
 
 def _bounded(schema: Any, param: str) -> Any:
-    """The schema; `RequestError` for one that would take long to make a grammar of."""
+    """The schema; `RequestError` for what a grammar cannot hold."""
     if schema is True:
         return {}
-    nodes = 0
     for depth, node in _walk(schema):
-        nodes += len(node)
-        is_wide = isinstance(node, dict) and len(node) > PROPERTIES_MAX
-        if isinstance(node, dict) and len(_longest_pattern(node)) > PATTERN_CHARS_MAX:
-            raise RequestError(
-                f"'{param}' has a pattern of more than {PATTERN_CHARS_MAX} characters", param=param
-            )
         if isinstance(node, dict) and any(map(_is_inexact, _values(node))):
             raise RequestError(
                 f"'{param}' asks for an integer beyond ±2**53, which the grammar cannot hold exactly",
                 param=param,
             )
-        if nodes > NODES_MAX or depth > DEPTH_MAX or is_wide:
-            raise RequestError(
-                f"'{param}' is too large: at most {NODES_MAX} values, {PROPERTIES_MAX} of one"
-                f" object, {DEPTH_MAX} deep",
-                param=param,
-            )
+        if depth > DEPTH_MAX:
+            raise RequestError(f"'{param}' is more than {DEPTH_MAX} deep", param=param)
     return schema
 
 
@@ -265,12 +244,6 @@ def _values(node: dict[str, Any]) -> list[Any]:
 
 def _is_inexact(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > INTEGER_MAX
-
-
-def _longest_pattern(node: dict[str, Any]) -> str:
-    """Of what may be a regular expression in one object; keys are, too, of `patternProperties`."""
-    pattern = node.get("pattern")
-    return max([*node, pattern if isinstance(pattern, str) else ""], key=len)
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, Any]]:

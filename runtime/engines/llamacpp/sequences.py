@@ -7,7 +7,7 @@ begins alike: cells may belong to several sequences, so a copy takes no room and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -84,7 +84,8 @@ class Sequences:
             self._drop(held)
             return
         for other in tuple(self._kept):
-            if other.tenant == held.tenant and _begins(held.token_ids, other.token_ids):
+            begins = other.token_ids == held.token_ids[: len(other.token_ids)]
+            if begins and other.tenant == held.tenant:
                 self._kept.remove(other)
                 self._drop(other)
         self._kept.append(held)
@@ -114,16 +115,13 @@ class Sequences:
 
     def _longest(self, token_ids: Sequence[int], tenant: str) -> tuple[Held | None, int]:
         longest, most = None, 0
-        for held in self._all():
+        # `_next` are copies of what is here.
+        for held in (*self._kept, *self._running.values()):
             if held.is_known and held.tenant == tenant:
                 count = _common(token_ids, held.token_ids, most)
                 if count > most:
                     longest, most = held, count
         return longest, most
-
-    def _all(self) -> Iterable[Held]:
-        # `_next` are copies of what is here.
-        return (*self._kept, *self._running.values())
 
 
 def sequence_count(running_max: int) -> int:
@@ -131,19 +129,10 @@ def sequence_count(running_max: int) -> int:
     return max(running_max, min(running_max + KEPT_MAX, SEQUENCES_MAX))
 
 
-def _begins(whole: Sequence[int], beginning: Sequence[int]) -> bool:
-    return whole[: len(beginning)] == beginning
-
-
 def _common(token_ids: Sequence[int], held: Sequence[int], least: int) -> int:
     """How many leading tokens both have, at most all but the last of `token_ids`; 0 if not over `least`."""
     low, high = least + 1, min(len(token_ids) - 1, len(held))
     if low > high or token_ids[:low] != held[:low]:
         return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if token_ids[low:middle] == held[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    pairs = zip(token_ids[low:high], held[low:high], strict=True)
+    return next((low + at for at, (mine, its) in enumerate(pairs) if mine != its), high)

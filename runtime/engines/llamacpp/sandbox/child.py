@@ -13,16 +13,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from ....errors import ConfigError, EngineError, RequestError
 from ....protocol.openai.generate import ChatMessage
-from .sandbox import CPU_S, LENGTH_BYTES, MEMORY_BYTES
+from .sandbox import CPU_S, MEMORY_BYTES, Answer, receive, send
 
 _Work = Callable[..., Any]
-_Answer = tuple[str, Any, str]
 _SETUP_CPU_S: Final = 30.0
 
 
@@ -43,9 +43,7 @@ def _make_templates(source: str, chars_max: int, bos: str, eos: str, specials: l
 
     template = ChatTemplate(source, chars_max=chars_max, bos=bos, eos=eos, specials=specials)
 
-    def render(messages: list[Any] | None = None, tools: str = "") -> str:
-        if messages is None:
-            return ""  # Only whether there is a template is asked.
+    def render(messages: list[Any], tools: str) -> str:
         return template.render(msgspec.convert(messages, list[ChatMessage]), tools)
 
     return render
@@ -57,80 +55,44 @@ def main(kind: str, channel: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     is_forked = kind == "grammar"
-    setup = msgspec.msgpack.decode(_read(channel))
-    signal.setitimer(signal.ITIMER_PROF, _SETUP_CPU_S)
-    _bound_memory()
-    work = _work(_make_grammars if is_forked else _make_templates, setup)
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    _bound_memory()
+    made: list[_Work] = []
+
+    def make(setup: list[Any]) -> None:
+        made.append(_make_grammars(*setup) if is_forked else _make_templates(*setup))
+
+    failure = _bounded(make, [receive(channel)], cpu_s=_SETUP_CPU_S)
     while True:
-        number, arguments = msgspec.msgpack.decode(_read(channel))
-        if not is_forked:
-            _write(channel, number, _bounded(work, arguments))
+        arguments = receive(channel)
+        if not made or not arguments:
+            send(channel, failure)
+        elif not is_forked:
+            send(channel, _bounded(made[0], arguments))
         elif (pid := os.fork()) == 0:
-            _write(channel, number, _bounded(work, arguments))
+            send(channel, _bounded(made[0], arguments))
             os._exit(0)
         elif os.waitpid(pid, 0)[1]:
-            _write(channel, number, ("exceeded", None, ""))
+            send(channel, ("exceeded", None, ""))
 
 
-def _work(make: Callable[..., _Work], setup: list[Any]) -> _Work:
-    try:
-        return make(*setup)
-    except Exception as error:  # noqa: BLE001 -- told with every call
-        told = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
-
-    def fail(*_: Any) -> None:
-        raise ConfigError(told)
-
-    return fail
-
-
-def _bound_memory() -> None:
+def _bounded(work: _Work, arguments: list[Any], cpu_s: float = CPU_S) -> Answer:
     with open("/proc/self/statm") as file:  # noqa: PTH123 -- imports little
-        pages = int(file.read().split()[0])
-    bound = pages * resource.getpagesize() + MEMORY_BYTES
+        bytes_max = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
-
-
-def _bounded(work: _Work, arguments: list[Any]) -> _Answer:
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    resource.setrlimit(resource.RLIMIT_AS, (bytes_max, hard))
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         return "returned", work(*arguments), ""
-    except MemoryError:
-        return "exceeded", None, ""
     except RequestError as error:
         return "request", error.message, error.param or ""
     except ConfigError as error:
         return "config", error.message, ""
-    except EngineError as error:
-        if isinstance(error.__cause__, MemoryError):
-            return "exceeded", None, ""
-        return "engine", error.message, ""
+    except (EngineError, MemoryError) as error:
+        is_memory = isinstance(error.__cause__ or error, MemoryError)
+        return "exceeded" if is_memory else "engine", str(error), ""
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _read(channel: socket.socket) -> bytes:
-    length = int.from_bytes(_read_exactly(channel, LENGTH_BYTES))
-    return _read_exactly(channel, length)
-
-
-def _read_exactly(channel: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = channel.recv(count - len(data))
-        if not piece:
-            os._exit(0)
-        data += piece
-    return bytes(data)
-
-
-def _write(channel: socket.socket, number: int, answer: _Answer) -> None:
-    message = msgspec.msgpack.encode((number, *answer))
-    channel.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    with suppress(EOFError):
+        main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

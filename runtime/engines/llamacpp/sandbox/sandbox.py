@@ -18,14 +18,16 @@ import trio
 from ....errors import ConfigError, EngineError, RequestError
 
 CPU_S: Final = 0.5
-"""Of one call; of 40 schemas at the bounds of `grammars.py` none took a tenth of it."""
+"""Of one call; of 40 schemas none that an answer may have took a tenth of it."""
 MEMORY_BYTES: Final = 256 << 20
 """Beyond what the child has when it begins."""
 BOUNDS: Final = f"{CPU_S:g} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
-WALL_S: Final = 60.0
+_WALL_S: Final = 60.0
 """For a call, and for the start before it: a child may be stopped, or the machine be busy."""
-LENGTH_BYTES: Final = 4
-_READ_BYTES: Final = 1 << 16
+_LENGTH_BYTES: Final = 4
+
+Answer = tuple[str, Any, str]
+"""What became of a call, what it returned or why it did not, and the parameter at fault."""
 
 
 class ExceededError(Exception):
@@ -39,38 +41,19 @@ class Sandbox:
     """
 
     def __init__(self, kind: str, setup: Any) -> None:
-        self._kind = kind
-        self._setup = msgspec.msgpack.encode(setup)
+        self._kind, self._setup = kind, setup
         self._lock = trio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._channel: trio.SocketStream | None = None
-        self._is_set_up = False
-        self._received = bytearray()
-        self._number = 0
+        self._channel: socket.socket | None = None
 
     async def call(self, *arguments: Any) -> Any:
         """What the function returns; without arguments nothing, once it is made.
 
         Raises `ExceededError` at a bound, and what the function raises: `RequestError`, `EngineError`,
-        or `ConfigError` where it cannot be made. Cancelled, the child finishes the call for nobody.
+        or `ConfigError` where it cannot be made. A call that has begun is waited for.
         """
         async with self._lock:
-            try:
-                with trio.fail_after(WALL_S):
-                    answer = await self._exchange(arguments)
-            except trio.TooSlowError:
-                self.close()
-                raise EngineError(f"the child for {self._kind}s does not answer") from None
-            except (trio.BrokenResourceError, EOFError):
-                assert self._child is not None, "nobody has ended it"
-                status = self._child.wait()  # It has closed its end, which it does by ending.
-                self._spawn()
-                if status < 0:
-                    raise ExceededError(BOUNDS) from None
-                raise EngineError(
-                    f"the child for {self._kind}s ended with status {status}"
-                ) from None
-        outcome, value, param = answer
+            outcome, value, param = await trio.to_thread.run_sync(self._exchange, arguments)
         match outcome:
             case "returned":
                 return value
@@ -83,36 +66,35 @@ class Sandbox:
             case _:
                 raise EngineError(value)
 
-    async def _exchange(self, arguments: tuple[Any, ...]) -> tuple[str, Any, str]:
-        channel = self._channel or self._spawn()
-        if not self._is_set_up:
-            await self._send(channel, self._setup)
-            self._is_set_up = True
-        self._number += 1
-        await self._send(channel, msgspec.msgpack.encode((self._number, arguments)))
-        while True:
-            number, outcome, value, param = msgspec.msgpack.decode(await self._receive(channel))
-            # A call before this one may have been cancelled.
-            if number == self._number:
-                return outcome, value, param
-
     def close(self) -> None:
         """End the child. Idempotent; another call starts another one."""
-        if self._channel is not None:
-            self._channel.socket.close()
-            self._channel = None
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()  # A killed process is gone within a moment; this is no I/O.
-            self._child = None
+        child, self._child, channel, self._channel = self._child, None, self._channel, None
+        if child is not None and channel is not None:
+            child.kill()
+            child.wait()  # A killed process is gone within a moment; this is no I/O.
+            channel.close()
 
-    def _spawn(self) -> trio.SocketStream:
-        """Start the child anew; it blocks for a fork and an exec, a few milliseconds."""
+    def _exchange(self, arguments: tuple[Any, ...]) -> Answer:
+        try:
+            channel = self._channel or self._spawn()
+            send(channel, arguments)
+            outcome, value, param = receive(channel)
+            return outcome, value, param
+        except TimeoutError:
+            self.close()
+            return "engine", f"the child for {self._kind}s does not answer", ""
+        except (OSError, EOFError):
+            if self._child is None:
+                return "engine", "the engine is closing", ""
+            status = self._child.wait()  # It has closed its end, which it does by ending.
+            self._spawn()
+            ended = f"the child for {self._kind}s ended with status {status}"
+            return "exceeded" if status < 0 else "engine", ended, ""
+
+    def _spawn(self) -> socket.socket:
         self.close()
-        ours, theirs = socket.socketpair()
-        self._channel = channel = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        self._is_set_up = False
-        self._received.clear()
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(_WALL_S)
         module = f"{__package__}.child"
         command = [sys.executable, "-P", "-m", module, self._kind, str(theirs.fileno())]
         quiet = subprocess.DEVNULL
@@ -120,27 +102,26 @@ class Sandbox:
             self._child = subprocess.Popen(  # noqa: S603 -- the command is ours
                 command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=(theirs.fileno(),)
             )
-        return channel
+        send(self._channel, self._setup)
+        return self._channel
 
-    async def _send(self, channel: trio.SocketStream, message: bytes) -> None:
-        try:
-            await channel.send_all(len(message).to_bytes(LENGTH_BYTES) + message)
-        except trio.Cancelled:
-            # The half of a message would be taken for the beginning of the next one.
-            self.close()
-            raise
 
-    async def _receive(self, channel: trio.SocketStream) -> bytes:
-        """The next answer; cancelled, what came of it stays."""
-        length = int.from_bytes(await self._read(channel, 0, LENGTH_BYTES))
-        message = await self._read(channel, LENGTH_BYTES, LENGTH_BYTES + length)
-        del self._received[: LENGTH_BYTES + length]
-        return message
+def send(channel: socket.socket, message: Any) -> None:
+    """Send one message, as MessagePack behind its length; blocks."""
+    data = msgspec.msgpack.encode(message)
+    channel.sendall(len(data).to_bytes(_LENGTH_BYTES) + data)
 
-    async def _read(self, channel: trio.SocketStream, start: int, end: int) -> bytes:
-        while len(self._received) < end:
-            data = await channel.receive_some(_READ_BYTES)
-            if not data:
-                raise EOFError
-            self._received += data
-        return bytes(self._received[start:end])
+
+def receive(channel: socket.socket) -> Any:
+    """The next message; blocks. `EOFError` if the other end has closed."""
+    return msgspec.msgpack.decode(_read(channel, int.from_bytes(_read(channel, _LENGTH_BYTES))))
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = channel.recv(count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)

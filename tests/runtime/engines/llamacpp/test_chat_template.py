@@ -42,9 +42,6 @@ def test_content_is_data_and_never_a_template() -> None:
     [
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
-        "{{ 'a' * 1000000000 }}",
-        "{{ 1000000000 * [1] }}",
-        "{{ 9 ** 9 ** 9 ** 9 }}",
         "{{ range(100000000) }}",
         "{{ messages[5].role }}",
         "{{ 1 // 0 }}",

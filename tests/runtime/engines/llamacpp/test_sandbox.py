@@ -91,7 +91,13 @@ async def test_what_is_no_grammar_is_refused_by_its_reason() -> None:
 
 HELLO = [ChatMessage("user", "hello")]
 SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-LARGE = ["{{ 'x'|center(4000000000) }}", "{{ 'x'.ljust(4000000000) }}", "{{ '%4000000000d' % 1 }}"]
+LARGE = [
+    "{{ 'x'|center(4000000000) }}",
+    "{{ messages[0].content.ljust(4000000000) }}",
+    "{{ '%4000000000d' % messages|length }}",
+    "{{ messages[0].content * 4000000000 }}",
+    "{{ (messages|length + 8) ** (9 ** 9) }}",
+]
 
 
 @pytest.mark.parametrize("bomb", [SLOW, *LARGE])
