@@ -29,8 +29,8 @@ KNOWN = {
     "attrs calls it: the default of a field": "_make_decoder",
     "a library reads it: PyYAML, jinja2, llama.cpp, llguidance, NIXL, typer": """
         metavar
-        is_tokenizer_wrapper bos_token_id
-        yaml_implicit_resolvers intercepted_binops n_threads n_threads_batch kv_unified
+        is_tokenizer_wrapper bos_token_id eos_token_id special_token_ids
+        yaml_implicit_resolvers n_threads n_threads_batch kv_unified
         flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
         syncMode""",
     "protobuf writes it: OTLP's messages": """
