@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import trio
 
@@ -26,6 +26,8 @@ from .traces.trace import NO_TRACE, Trace
 __all__ = ["Context", "KillableScope", "Reason", "State"]
 
 _log = logging.getLogger("trinamo.context")
+_SERVERS: Final = (Reason.FRONTEND_SHUTDOWN, Reason.WORKER_SHUTDOWN, Reason.MIGRATION)
+"""Why whoever serves a request ends it, which nobody asked for."""
 
 
 class State(enum.IntEnum):
@@ -55,6 +57,7 @@ class Context:
         "deadline",
         "id",
         "kill_reason",
+        "silence_count",
         "state",
         "stop_reason",
         "trace",
@@ -65,6 +68,8 @@ class Context:
         self.state = State.LIVE
         self.stop_reason: Reason | None = None
         self.kill_reason: Reason | None = None
+        self.silence_count = 0
+        """How many workers fell silent while they held the request: it may be what blocks them."""
         self.deadline = math.inf
         """When the whole request must be over, on trio's clock; see `limit`."""
         self.trace: Trace = NO_TRACE if parent is None else parent.trace
@@ -117,6 +122,16 @@ class Context:
     def reason(self) -> Reason | None:
         """Why it ended: the kill's reason if killed, else the stop's, else None."""
         return self.kill_reason or self.stop_reason
+
+    @property
+    def cut_by(self) -> Reason | None:
+        """Why whoever serves the request stopped or killed it; None if nobody of them did.
+
+        What there is of its answer is not the whole, whatever the engine says at its end.
+        """
+        if self.state is State.LIVE:
+            return None
+        return next((why for why in (self.stop_reason, self.kill_reason) if why in _SERVERS), None)
 
     def why_left(self) -> Reason:
         """Why somebody who leaves the request now does so.

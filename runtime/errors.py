@@ -163,6 +163,15 @@ class DisconnectedError(TransportError):
     code = "disconnected"
 
 
+class SilentError(DisconnectedError):
+    """The worker fell silent while it held the request, which may be why.
+
+    As its parent; but after the second one no other worker is asked.
+    """
+
+    code = "silent"
+
+
 class UpstreamError(TransportError):
     """The server behind a worker failed, or answered with an error of its own (5xx).
 

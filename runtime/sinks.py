@@ -24,9 +24,11 @@ _ITEMS_PER_CHECKPOINT: Final = 32
 
 
 class Sink(ABC, Generic[T]):
-    """Takes the items of one stream. Used once, by one source."""
+    """Takes the items of one stream. Used once, by one source at a time."""
 
     __slots__ = ("_resume",)
+    keeps_all = False
+    """Whether nobody has anything of what it took, so that it can `restart`."""
 
     def __init__(self) -> None:
         self._resume: Callable[[], None] | None = None
@@ -47,6 +49,10 @@ class Sink(ABC, Generic[T]):
         has returned; what is on its way already still comes, bounded by the window of the stream.
         What this raises ends the stream, and comes out of `forward`.
         """
+
+    def restart(self) -> None:
+        """Forget all that was taken: another source begins anew. Only while it `keeps_all`."""
+        raise NotImplementedError
 
     def resume(self) -> None:
         """Tell the source that there is room again."""

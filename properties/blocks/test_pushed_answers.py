@@ -102,7 +102,7 @@ async def ask(host: EngineHost, number: int, plan: Plan) -> None:
             assert reasons[-1] is FinishReason.LENGTH
         case "stop":
             # Whoever is pulled may be so far behind that it had ended before.
-            assert reasons[-1] in (FinishReason.CANCELLED, FinishReason.LENGTH)
+            assert reasons[-1] in (FinishReason.STOP, FinishReason.LENGTH)
         case _:
             assert len(taker.deltas) == plan.at
             assert reasons[-1] is None

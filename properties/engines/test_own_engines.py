@@ -21,7 +21,7 @@ def answer(items: list[str], request: GenerateRequest) -> list[Delta]:
         deltas += [] if delta is None else [delta]
         if taken.is_over:
             return deltas
-    return [*deltas, taken.finish(is_stopped=False)]
+    return [*deltas, taken.finish()]
 
 
 @given(pieces, stops, st.none() | st.integers(1, 8))

@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from ..env import Env
-from ..errors import DisconnectedError, TrinamoError, UnavailableError
+from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableError
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
@@ -28,11 +28,11 @@ from .record import InstanceRecord, InstanceStatus
 from .reports import InstanceReports
 
 _WHY: Final = {
-    Sign.LAPSED: ("left", "left discovery and has fallen silent"),
-    Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer"),
-    Sign.REPLACED: ("replaced", "has fallen silent, and another answers at its address"),
+    Sign.LAPSED: ("left", "left discovery and has fallen silent", SilentError),
+    Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer", SilentError),
+    Sign.REPLACED: ("replaced", "is silent, and another answers at its address", DisconnectedError),
 }
-"""What gives a silent request up, as a metric says it, and a sentence about the instance."""
+"""What gives a silent request up, as a metric says it, a sentence about the instance, and the error."""
 _WHY_LEFT: Final = {
     Sign.DISCONNECTED: "its connection is lost",
     Sign.OUT_OF_GRACE: "it has not registered again in time",
@@ -296,9 +296,10 @@ class Instances:
             self._log.warning("instance %s of %s is given up: %s", instance, why)
         self._log.info("instance %s left %s", instance)
         self._env.note("instance.leave", instance=instance.id)
+        lost = SilentError if sign is Sign.UNANSWERED else DisconnectedError
         for request in [each for each in record.requests if each.is_waiting and not each.is_lost]:
             request.is_lost = True
-            request.fail(DisconnectedError(f"instance {instance.id} vanished from discovery"))
+            request.fail(lost(f"instance {instance.id} vanished from discovery"))
         if self.reports is not None:
             self.reports.forget(instance.id)
         if self._kv is not None:
@@ -307,7 +308,7 @@ class Instances:
         self._announce()
 
     def _lose(self, record: InstanceRecord, lost: list[InFlight], sign: Sign) -> None:
-        reason, why = _WHY[sign]
+        reason, why, kind = _WHY[sign]
         for request in lost:
             self._log.warning(
                 "instance %s of %s %s: a request to it that brought nothing for %g s is given up",
@@ -317,7 +318,7 @@ class Instances:
             )
             self._env.note("router.silence", instance=record.instance.id, reason=reason)
             self._silent.labels(str(self._endpoint), reason).inc()
-            request.fail(DisconnectedError(f"instance {record.instance.id} {why}"))
+            request.fail(kind(f"instance {record.instance.id} {why}"))
 
     # --- requests ---
 

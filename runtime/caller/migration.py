@@ -30,7 +30,7 @@ from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
 from .router import Router
-from .search import ELSEWHERE, Among, Patience
+from .search import ELSEWHERE, Among, Patience, is_suspect
 
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
@@ -56,6 +56,7 @@ class Verdict(enum.StrEnum):
     COMPLETE = "it is complete: only its end mark was lost"
     FINAL = "it would fail elsewhere too"
     STOPPED = "the request was stopped"
+    SUSPECT = "not replayed again: two workers fell silent while they held the request"
     UNTAKEN = "no worker took it"
     NAMED = "not replayed elsewhere: the request names its worker"
     OFF = "not replayed elsewhere: router.migrations_max is 0"
@@ -83,10 +84,15 @@ class Progress:
     is_finished: bool = False
     """Whether the finish reason has come."""
     is_stopped: bool = False
+    is_suspect: bool = False
     is_named: bool = False
     """The request names its worker."""
     can_resume: bool = True
     """Whether the model's engine goes on behind delivered tokens."""
+    keeps_all: bool = False
+    """Whether the client has nothing of it, so that any engine can make it anew."""
+    is_opened: bool = False
+    """Whether the client has what opens an answer and cannot be left out of the next one."""
 
 
 # fmt: off
@@ -94,12 +100,14 @@ VERDICTS: Final[Mapping[Verdict, Callable[[TrinamoError, Progress], bool]]] = {
     Verdict.FINAL:    lambda error, _: not isinstance(error, ELSEWHERE),
     Verdict.COMPLETE: lambda _, now: now.is_finished,
     Verdict.STOPPED:  lambda _, now: now.is_stopped,
+    Verdict.SUSPECT:  lambda _, now: now.is_suspect,
     Verdict.UNTAKEN:  lambda _, now: not now.is_taken,
     Verdict.NAMED:    lambda _, now: now.is_named,
     Verdict.OFF:      lambda _, now: now.policy.migrations_max == 0,
     Verdict.SPENT:    lambda _, now: now.migration_count >= now.policy.migrations_max,
     Verdict.LONG:     lambda _, now: now.prompt_tokens + now.delivered_count > now.policy.tokens_max,
-    Verdict.UNABLE:   lambda _, now: now.delivered_count > 0 and not now.can_resume,
+    Verdict.UNABLE:   lambda _, now: not now.keeps_all
+                                     and (now.is_opened or (now.delivered_count > 0 and not now.can_resume)),
     Verdict.MIGRATE:  lambda _, __: True,
 }
 """The first that holds, from the top."""
@@ -149,34 +157,6 @@ class MigratingAnswer(Sink[Delta]):
     that takes the request up, and how many blocks of the prompt it had, if that is known; `hint` makes
     what the router is told about the prompt, once a stream.
     """
-
-    __slots__ = (
-        "_broken",
-        "_can_resume",
-        "_client",
-        "_context",
-        "_delivered",
-        "_has_brought",
-        "_hint",
-        "_instance_id",
-        "_is_finished",
-        "_is_long",
-        "_is_taken",
-        "_lost",
-        "_opening",
-        "_policy",
-        "_prompt_tokens",
-        "_request",
-        "_servers",
-        "_sink",
-        "_take",
-        "_tell",
-        "_text_chars",
-        "_texts",
-        "_token_ids",
-        "_tokens_max",
-        "_tried",
-    )
 
     def __init__(
         self,
@@ -285,6 +265,8 @@ class MigratingAnswer(Sink[Delta]):
     async def _run_stream(self) -> bool:
         """Whether the answer is complete; raises if it cannot go on."""
         self._is_taken = self._has_brought = False
+        if self._sink.keeps_all and (self._request.body or not self._can_resume):
+            self._restart()
         request = self._resumed()
         stream = self._client.stream(
             request,
@@ -315,6 +297,13 @@ class MigratingAnswer(Sink[Delta]):
         self._settle("migrated")
         return True
 
+    def _restart(self) -> None:
+        """Forget what the client does not have."""
+        self._sink.restart()
+        self._token_ids.clear()
+        self._texts.clear()
+        self._delivered, self._text_chars, self._opening = 0, 0, b""
+
     def _resumed(self) -> GenerateRequest:
         if self._opening:
             return msgspec.structs.replace(
@@ -332,7 +321,7 @@ class MigratingAnswer(Sink[Delta]):
         """Whether this stream will be replayed if its worker hands it over, as far as is known."""
         policy = self._policy
         return (
-            self._can_resume
+            (self._can_resume or self._sink.keeps_all)
             and self._instance_id is None
             and not self._is_long
             and len(self._tried) < policy.migrations_max
@@ -347,8 +336,11 @@ class MigratingAnswer(Sink[Delta]):
             is_taken=self._is_taken,
             is_finished=self._is_finished,
             is_stopped=self._context.is_stopped,
+            is_suspect=is_suspect(self._context),
             is_named=self._instance_id is not None,
             can_resume=self._can_resume,
+            keeps_all=self._sink.keeps_all,
+            is_opened=bool(self._opening) and self._request.path != _CHAT_PATH,
         )
 
     @property

@@ -32,6 +32,7 @@ ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, Unavai
 """What may be tried on another instance; all else would fail there too, or must not run twice."""
 LOOK_INTERVAL_S: Final = 0.25
 """How often those who wait look whether a lost instance is well again; who joins is seen at once."""
+_SILENCES_MAX: Final = 2
 _LOST: Final = (ConnectError, DisconnectedError)
 
 Among: TypeAlias = Container[str] | Callable[[], Container[str] | None] | None
@@ -46,6 +47,11 @@ class Patience:
     """The instances that streams of the same answer were lost with."""
     waits_for_room: bool = False
     """Also while every instance is full: its client has a part of the answer."""
+
+
+def is_suspect(context: Context) -> bool:
+    """Whether one worker after the other fell silent over this request: no third one is asked."""
+    return context.silence_count >= _SILENCES_MAX
 
 
 class Search:
@@ -112,7 +118,9 @@ class Search:
         if isinstance(error, _LOST):
             self._lost.add(instance.id)
         is_last = self._named is not None or len(self._tried) >= self._attempts_max
-        if self._context.is_stopped or (is_last and not self._waits_for_room):
+        context = self._context
+        is_over = context.is_stopped or is_suspect(context)
+        if is_over or (is_last and not self._waits_for_room):
             raise error
 
     @property

@@ -101,7 +101,7 @@ class EchoEngine:
                     held_ids, prompt_tokens = [], 0
             reason = FinishReason.LENGTH if is_truncated else FinishReason.STOP
             if context.is_stopped:
-                reason = FinishReason.CANCELLED
+                reason = FinishReason.STOP
                 self._cancellations += 1
             yield Delta(matcher.flush(), held_ids, reason, prompt_tokens)
 

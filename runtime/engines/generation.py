@@ -7,6 +7,7 @@ owns every task and buffer it needs. What happens inside is not this module's bu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, cast, runtime_checkable
 
@@ -18,6 +19,7 @@ from ..protocol.kv.events import KvEvent
 from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ..sinks import Sink, forward_items
 
+_log = logging.getLogger("trinamo.engines")
 BlockListener = Callable[[Sequence[KvEvent]], None]
 Forward = Callable[[GenerateRequest, Context, Sink[Delta]], Awaitable[None]]
 
@@ -102,6 +104,15 @@ class EngineStatistics:
     """Requests that an engine error ended."""
 
 
+def read_statistics(engine: GenerationEngine) -> EngineStatistics:
+    """For those who show it; empty, and a line in the log, if the engine, which is user code, raises."""
+    try:
+        return engine.statistics()
+    except Exception:  # noqa: BLE001 -- whatever it is, others are shown all the same
+        _log.exception("the statistics of engine %s cannot be read", engine.info.engine)
+        return EngineStatistics()
+
+
 class GenerationEngine(Protocol):
     """Generates answers for many requests at once."""
 
@@ -115,7 +126,7 @@ class GenerationEngine(Protocol):
 
         Nothing happens before the first item is asked for. A slow consumer pauses its own answer
         only. Once `context` is stopped the answer ends after at most one more step with
-        `CANCELLED`, and what was queued is still delivered. Closing the generator, or cancelling
+        `STOP`, and what was queued is still delivered. Closing the generator, or cancelling
         the task inside it, has no checkpoint: it marks the sequence dead, and its memory is free
         before the next step.
 

@@ -6,18 +6,21 @@ that report stays; of an instance that has sent none, the router counts its own 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
 import trio
 
+from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from .source import EventSource
 from .subjects import topic_of
 
+_log = logging.getLogger("trinamo.events")
 LOAD_INTERVAL_S: Final = 1.0
 
 
@@ -41,7 +44,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class LoadSource:
-    """Publishes what `read` returns, for one instance of one endpoint."""
+    """Publishes what `read` returns, for one instance of one endpoint.
+
+    What raises instead is `skipped`, with a line in the log.
+    """
 
     def __init__(
         self,
@@ -51,16 +57,20 @@ class LoadSource:
         instance_id: str,
         incarnation: int,
         read: Callable[[], LoadReport],
+        skipped: Callable[[], None] = lambda: None,
         interval_s: float = LOAD_INTERVAL_S,
     ) -> None:
-        self._read = read
+        self._read, self._skipped = read, skipped
+        self._last = _encode(LoadReport(0))
+        """The last report that could be read."""
         self._interval_s = interval_s
+        self._notices = LogNotices(_log)
         self._source = EventSource(
             events,
             topic_of("load", endpoint),
             publisher=instance_id,
             incarnation=incarnation,
-            snapshot=lambda _part, _parts: _encode(read()),
+            snapshot=lambda _part, _parts: self._report() or self._last,
             # The reports come often enough to show that one was lost.
             beat_s=60.0,
         )
@@ -71,5 +81,17 @@ class LoadSource:
             await nursery.start(self._source.run)
             task_status.started()
             while True:
-                await self._source.publish(_encode(self._read()))
+                report = self._report()
+                if report is not None:
+                    await self._source.publish(report)
                 await trio.sleep(self._interval_s)
+
+    def _report(self) -> bytes | None:
+        """The report of now; None if it cannot be read: engines are user code."""
+        try:
+            self._last = _encode(self._read())
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it must end nothing
+            self._skipped()
+            self._notices.warn("a load report is skipped", repr(error))
+            return None
+        return self._last

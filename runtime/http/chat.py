@@ -313,14 +313,15 @@ class Inference:
     ) -> AnswerSink:
         if parsed.own is not None:
             made = ToolAnswer if parsed.generate.calls_tools else parsed.own.answer
-            form = made(
+            make_form = partial(
+                made,
                 inner_id,
                 parsed.asked,
                 int(self._manager.env.clock.wall()),
                 wants_usage=parsed.wants_usage,
             )
             make_sink = EventSink if parsed.is_streamed else BodySink
-            return make_sink(exchange, form, record, headers)
+            return make_sink(exchange, make_form, record, headers)
         if not parsed.is_streamed:
             return PassedBody(exchange, record, headers)
         ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES

@@ -22,9 +22,16 @@ _REFUSAL: Final = "the upstream refuses the request"
 class PassedBody(AnswerSink):
     """Keeps the pieces of one body, which whoever sends them has bounded, and answers with all."""
 
+    keeps_all = True
+
     def __init__(self, exchange: HttpExchange, record: RequestRecord, headers: Headers) -> None:
         super().__init__(exchange, record, headers)
         self._pieces: list[bytes] = []
+        self._status = 200
+
+    def restart(self) -> None:
+        super().restart()
+        self._pieces.clear()
         self._status = 200
 
     def take(self, items: list[Delta]) -> bool:
@@ -53,6 +60,8 @@ class PassedBody(AnswerSink):
 
 class PassedEvents(PassedBody):
     """Writes events on as they come. `ends_with_done`: all but `/v1/responses` do."""
+
+    keeps_all = False
 
     def __init__(
         self,

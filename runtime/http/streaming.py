@@ -52,6 +52,9 @@ class AnswerSink(Sink[Delta], ABC):
     def fail(self, answer: ErrorAnswer) -> None:
         """Tell the client what went wrong, as far as that is still possible."""
 
+    def restart(self) -> None:
+        self._record.output_tokens, self._is_complete = 0, False
+
     def _count(self, delta: Delta) -> None:
         if delta.prompt_tokens:
             self._record.prompt(delta.prompt_tokens, delta.cached_tokens)
@@ -76,12 +79,12 @@ class EventSink(AnswerSink):
     def __init__(
         self,
         exchange: HttpExchange,
-        form: AnswerFormat,
+        make_form: Callable[[], AnswerFormat],
         record: RequestRecord,
         headers: Headers,
     ) -> None:
         super().__init__(exchange, record, headers)
-        self._form = form
+        self._form = make_form()
         self._is_started = self._has_waited = False
         self._last = b""
         exchange.on_room(self.resume)
@@ -118,26 +121,31 @@ class EventSink(AnswerSink):
         self._exchange.finish(self._last + self._form.usage_event(self._usage) + DONE)
 
     def fail(self, answer: ErrorAnswer) -> None:
-        if not (self._is_started or self._last):
+        # What waited for the end says that the answer is whole: it is not sent.
+        if self._is_started:
+            self._exchange.finish(answer.to_event())
+        else:
             respond_error(self._exchange, answer, self._headers)
-            return
-        if not self._is_started:
-            self._start()
-        self._exchange.finish(self._last + answer.to_event())
 
 
 class BodySink(AnswerSink):
     """Keeps the text, and answers with all of it at the end."""
 
+    keeps_all = True
+
     def __init__(
         self,
         exchange: HttpExchange,
-        form: AnswerFormat,
+        make_form: Callable[[], AnswerFormat],
         record: RequestRecord,
         headers: Headers,
     ) -> None:
         super().__init__(exchange, record, headers)
-        self._form = form
+        self._make_form, self._form = make_form, make_form()
+
+    def restart(self) -> None:
+        super().restart()
+        self._form = self._make_form()
 
     def take(self, items: list[Delta]) -> bool:
         tokens = 0
@@ -187,12 +195,12 @@ class Delivery:
         try:
             with scope:
                 await forward(self._sink)
-            if scope.cancelled_caught:
-                error = self._killed()
-            elif not exchange.is_gone:
+            if not (scope.cancelled_caught or self._context.cut_by or exchange.is_gone):
                 self._sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
             error = raised
+        if self._context.cut_by or (error is None and scope.cancelled_caught):
+            error = self._why_cut()
         self._is_made = True
         if self._may_wait and type(error) is OverloadedError and self._is_untouched(error):
             self._record.outcome, self._record.detail = SENT_BACK, error.message
@@ -221,13 +229,15 @@ class Delivery:
         else:
             self._context.kill(Reason.CLIENT_DISCONNECT)
 
-    def _killed(self) -> KilledError | DeadlineError:
-        """Say why the scope was left: by a kill, or by its deadline, which is one."""
-        if not (self._context.is_killed or self._exchange.is_gone):
-            self._context.kill(Reason.DEADLINE)
-            return DeadlineError("the answer was not complete in the time that it had")
-        self._context.kill(Reason.CLIENT_DISCONNECT)
-        reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
+    def _why_cut(self) -> KilledError | DeadlineError:
+        """Say who ended the request: a shutdown, a kill, or its deadline, which is one."""
+        reason = self._context.cut_by
+        if reason is None:
+            if not (self._context.is_killed or self._exchange.is_gone):
+                self._context.kill(Reason.DEADLINE)
+                return DeadlineError("the answer was not complete in the time that it had")
+            self._context.kill(Reason.CLIENT_DISCONNECT)
+            reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
 
     def _settle(self, error: Exception | None) -> None:

@@ -198,14 +198,17 @@ class RequestRecord:
         traceback: TracebackType | None,
     ) -> None:
         self.series.in_flight.value -= 1
+        self.series.tokens_in.value += self.prompt_tokens
         if self.outcome != SENT_BACK:
             self._metrics.ended(self)
 
     def prompt(self, tokens: int, cached_tokens: int = 0) -> None:
-        """The prompt has `tokens` tokens, of which so many were not computed."""
-        self.prompt_tokens += tokens
-        self.cached_tokens += min(cached_tokens, tokens)
-        self.series.tokens_in.value += tokens
+        """The prompt has `tokens` tokens, of which so many were not computed, as is said now.
+
+        Counted at the end: until then it may be said again.
+        """
+        self.prompt_tokens = tokens
+        self.cached_tokens = min(max(self.cached_tokens, cached_tokens), tokens)
 
     def token(self, tokens: int) -> None:
         """One step brought `tokens` tokens; none is no step."""

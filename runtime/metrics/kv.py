@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ..caller.kv.routing import KvRouting
-from ..engines.generation import GenerationEngine
+from ..engines.generation import GenerationEngine, read_statistics
 from ..kv.events import KvEventSource
 from .metrics import Metrics
 
@@ -83,6 +83,9 @@ class KvSeries:
         self._engines: dict[str, GenerationEngine] = {}
         self._sources: dict[str, KvEventSource] = {}
         self._routings: dict[str, KvRouting] = {}
+        self.skipped = metrics.counter(
+            "load_reports_skipped", "Load reports that could not be read of the engine", "endpoint"
+        )
         metrics.registry.register(self)
 
     def show_engine(self, endpoint: str, engine: GenerationEngine) -> None:
@@ -129,7 +132,7 @@ def _engine_series(engines: Mapping[str, GenerationEngine]) -> Iterator[Metric]:
         "trinamo_engine_kv_blocks", "KV blocks of the engine", labels=by_state
     )
     sequences = GaugeMetricFamily("trinamo_engine_sequences", "Sequences held", labels=by_state)
-    told = {name: each.statistics() for name, each in engines.items()}
+    told = {name: read_statistics(each) for name, each in engines.items()}
     for endpoint, statistics in told.items():
         if engines[endpoint].info.block_count:
             blocks.add_metric([endpoint, "used"], statistics.blocks_used)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from ..engines import GenerationEngine
+from ..engines.generation import GenerationEngine, read_statistics
 from ..http.dashboard.facts import FrontendFacts, FrontendTotals, QueueFacts
 from ..http.service import HttpService
 from ..http.survey.overview import HasClients, describe_planes
@@ -25,7 +25,7 @@ def worker_facts(runtime: Runtime, engines: Sequence[GenerationEngine]) -> dict[
     """Of a worker: synchronous, and costs some microseconds an engine."""
     return {
         **_describe_blocks(engines),
-        "engines": {each.info.model: attrs.asdict(each.statistics()) for each in engines},
+        "engines": {each.info.model: attrs.asdict(read_statistics(each)) for each in engines},
         **_describe_queues(runtime),
         **_describe_transfers(runtime),
         **describe_planes(runtime),
@@ -56,7 +56,7 @@ def engines_facts(
     service: HttpService, metrics: FrontendMetrics, engines: Sequence[GenerationEngine]
 ) -> FrontendFacts:
     """Of a frontend whose engines are in its own process, each an instance called as its model."""
-    statistics = {each.info.model: each.statistics() for each in engines}
+    statistics = {each.info.model: read_statistics(each) for each in engines}
     return FrontendFacts(
         status=service.status,
         in_flight=service.admission.in_flight,
@@ -107,13 +107,16 @@ def _describe_queues(runtime: Runtime) -> dict[str, Any]:
 def _describe_blocks(engines: Sequence[GenerationEngine]) -> dict[str, Any]:
     """How full the engines' KV memory is, where they have any."""
     total = sum(each.info.block_count for each in engines)
-    used = sum(each.statistics().blocks_used for each in engines)
+    used = sum(read_statistics(each).blocks_used for each in engines)
     if not total:
         return {}
     found: dict[str, Any] = {"blocks": {"used": used, "total": total}}
     if len(engines) > 1:
         found["blocks_by_model"] = {
-            each.info.model: {"used": each.statistics().blocks_used, "total": each.info.block_count}
+            each.info.model: {
+                "used": read_statistics(each).blocks_used,
+                "total": each.info.block_count,
+            }
             for each in engines
         }
     return found

@@ -81,7 +81,7 @@ class Endpoint:
         wanted = getattr(request, "model", self.model)
         if self.model and wanted != self.model:
             # An answer of this model under the other's name would be a wrong one.
-            raise UnknownModelError(f"this worker serves {self.model!r}, not {wanted[:80]!r}")
+            raise UnknownModelError(f"this worker serves {self.model!r}, not {str(wanted)[:80]!r}")
         return request
 
     def run_stream(self, request: Any, context: Context, sink: Sink[Any]) -> Awaitable[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from ..context import Context
 from ..errors import EngineError
 from ..metrics.worker import EndpointTally
 from ..planes import ResponseSender
@@ -16,9 +17,21 @@ _TAKES_WITHOUT_ROOM_MAX: Final = 64
 
 
 class OutgoingAnswer(Sink[Any]):
-    """Encodes items into the response stream, and counts them. The first one brings the prologue."""
+    """Encodes items into the response stream, and counts them. The first one brings the prologue.
 
-    __slots__ = ("_encode", "_is_open", "_leg", "_send", "_sender", "_takes_without_room", "_tally")
+    What comes after a shutdown has stopped the request is dropped: such as an end that looks whole.
+    """
+
+    __slots__ = (
+        "_context",
+        "_encode",
+        "_is_open",
+        "_leg",
+        "_send",
+        "_sender",
+        "_takes_without_room",
+        "_tally",
+    )
 
     def __init__(
         self,
@@ -26,6 +39,7 @@ class OutgoingAnswer(Sink[Any]):
         encode: Callable[[Any], bytes],
         tally: EndpointTally,
         leg: Leg,
+        context: Context,
     ) -> None:
         super().__init__()
         self._sender = sender
@@ -33,6 +47,7 @@ class OutgoingAnswer(Sink[Any]):
         self._encode = encode
         self._tally = tally
         self._leg = leg
+        self._context = context
         self._is_open = False
         self._takes_without_room = 0
 
@@ -58,6 +73,8 @@ class OutgoingAnswer(Sink[Any]):
         Raises if one cannot be encoded, and `EngineError` if the source goes on all the same after
         it was told that there is no room.
         """
+        if self._context.cut_by is not None:
+            return True
         if not self._is_open:
             self.open()
         has_room = True

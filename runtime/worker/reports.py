@@ -92,6 +92,7 @@ class Reports:
             instance_id=self._worker.instance_id,
             incarnation=self._incarnation,
             read=lambda: self._load(engine),
+            skipped=self._series.skipped.labels(str(endpoint)).inc,
         )
         self._nursery.start_soon(source.run)
 

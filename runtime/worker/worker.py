@@ -19,7 +19,6 @@ from ..env import Env
 from ..errors import (
     ConnectError,
     DeadlineError,
-    DisconnectedError,
     KilledError,
     OverloadedError,
     RequestError,
@@ -140,10 +139,11 @@ class Worker:
             record.failed(error)
             raise error from raised
         else:
-            if result is None:
-                error = self._why_cancelled(context)
-                record.failed(error)
-                raise error
+            cut = self._why_cut(context)
+            if cut is not None:
+                record.failed(cut)
+                raise cut
+            assert result is not None, "its scope was not cancelled"
             record.outcome = SUCCESS
             return result
         finally:
@@ -195,6 +195,9 @@ class Worker:
                 status, message = AckStatus.UNKNOWN_MODEL, error.message
             except RequestError as error:
                 status, message = AckStatus.INVALID, error.message
+            except Exception as raised:  # noqa: BLE001 -- engines and types of requests are user code
+                single = single_error(raised, f"request {envelope.id}")
+                status, message = AckStatus.FAILED, single.message
         return Answer(id=envelope.id, status=status, message=message), request
 
     def _is_cancelled(self, request_id: str) -> bool:
@@ -299,7 +302,7 @@ class Worker:
         record: WorkerRecord,
     ) -> None:
         error: TrinamoError | None = None
-        answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg)
+        answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg, context)
         try:
             # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
             # the scope has taken its Cancelled out.
@@ -313,8 +316,7 @@ class Worker:
                         await endpoint.run_bidirectional(request, context, raw, answer)
         except Exception as raised:  # noqa: BLE001 -- handlers are user code
             error = single_error(raised, f"request {envelope.id}")
-        if error is None and context.scope.cancelled_caught:
-            error = self._why_cancelled(context)
+        error = error or self._why_cut(context)
         if error is not None:
             record.failed(error)
             sender.fail(error)
@@ -323,18 +325,27 @@ class Worker:
             answer.open()
             sender.finish()
 
-    def _why_cancelled(self, context: Context) -> TrinamoError:
-        if not context.is_killed:
-            is_late = trio.current_time() >= context.deadline
-            context.kill(Reason.DEADLINE)
-            if is_late:
-                return DeadlineError("the request's time is up")
-            return DeadlineError(f"the handler did not finish within {self._stop_grace_s:g} s")
-        if context.reason is Reason.MIGRATION:
+    def _why_cut(self, context: Context) -> TrinamoError | None:
+        """Why the answer of a handler that did not raise is not whole; None if it is.
+
+        Whoever ended the request decides, not what the handler made of it.
+        """
+        cut = context.cut_by
+        if cut is Reason.MIGRATION:
             return UnavailableError("the worker leaves, and hands its stream over", definite=False)
-        if context.reason is Reason.WORKER_SHUTDOWN:
-            return DisconnectedError("the worker shut down before the answer was complete")
-        return KilledError("the request was killed", reason=str(context.reason))
+        if cut is not None:
+            who = "frontend" if cut is Reason.FRONTEND_SHUTDOWN else "worker"
+            message = f"the {who} shut down before the answer was complete"
+            return UnavailableError(message, definite=False)
+        if not context.scope.cancelled_caught:
+            return None
+        if context.is_killed:
+            return KilledError("the request was killed", reason=str(context.reason))
+        is_late = trio.current_time() >= context.deadline
+        context.kill(Reason.DEADLINE)
+        if is_late:
+            return DeadlineError("the request's time is up")
+        return DeadlineError(f"the handler did not finish within {self._stop_grace_s:g} s")
 
     # --- its life ---
 

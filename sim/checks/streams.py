@@ -34,9 +34,10 @@ TOKENS_ON_THE_WAY_MAX: Final = 12
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """What is wrong with any request or any of its attempts."""
     attempts = attempts_of(outcome)
+    stopped = {row.field("request") for row in outcome.told if row.kind == "caller.stop"}
     for record in outcome.cluster.records:
         yield from _check_items(record)
-        yield from _check_end(outcome, record)
+        yield from _check_end(outcome, record, has_stopped=record.name in stopped)
     yield from _check_progress(outcome)
     yield from _check_kills(outcome)
     yield from _check_stops(outcome)
@@ -58,7 +59,9 @@ def _check_items(record: RequestRecord) -> Iterator[tuple[str, str]]:
         yield "I1", f"{record.name} got {record.late} items after its end"
 
 
-def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, str]]:
+def _check_end(
+    outcome: Outcome, record: RequestRecord, *, has_stopped: bool
+) -> Iterator[tuple[str, str]]:
     is_alive = outcome.cluster.is_up(record.client) or record.ended_s is not None
     if len(record.terminals) > 1:
         yield "I2", f"{record.name} has the ends {record.terminals}"
@@ -70,9 +73,8 @@ def _check_end(outcome: Outcome, record: RequestRecord) -> Iterator[tuple[str, s
     if not record.finish_reason:
         yield "I2", f"{record.name} is called complete without a finish reason"
     is_whole = len(record.text) == record.output_tokens
-    # Over HTTP nobody asks for a part: a client that wants no more leaves.
-    is_part_wanted = record.finish_reason == "cancelled" and record.via != "http"
-    if not (is_whole or is_part_wanted):
+    # Only its own client asks for a part, and never over HTTP: one that wants no more leaves.
+    if not (is_whole or has_stopped):
         yield (
             "I2",
             (

@@ -56,8 +56,7 @@ async def serve_exchanges(runtime: Runtime, note: Callable[..., None]) -> None:
                 yield Delta(text=item.text, token_ids=[ord(item.text)])
                 attempt.raise_if_asked()
             attempt.note("engine.input_end")
-            is_early = context.is_stopped
-            yield Delta(finish_reason=FinishReason.CANCELLED if is_early else FinishReason.STOP)
+            yield Delta(finish_reason=FinishReason.STOP)
 
     await runtime.serve_bidirectional(
         exchange_endpoint(runtime.config),

@@ -94,3 +94,9 @@ def stopped_is_replayed() -> list[Patch]:
 def nothing_is_handed_over() -> list[Patch]:
     """A worker that leaves stops what is left when its time is over, wherever it could go on."""
     return [(Worker, "hand_over", lambda _: 0)]
+
+
+@bug
+def cut_looks_whole() -> list[Patch]:
+    """The engine's last word decides whether an answer is whole, not who stopped it."""
+    return [(Context, "cut_by", None)]

@@ -195,7 +195,7 @@ class StepLoop:
         stopped, self._stopped = self._stopped, []
         for answer in stopped:
             if answer.sequence in self._asked:
-                self._send(answer, answer.text.finish(), FinishReason.CANCELLED)
+                self._send(answer, answer.text.finish(), FinishReason.STOP)
                 self._cancel(answer)
 
     def _wake(self) -> None:

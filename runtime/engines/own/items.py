@@ -57,7 +57,7 @@ class AnswerItems:
             )
         if not item.text.isascii():
             self._check_text(item.text)
-        if item.prompt_tokens:
+        if item.prompt_tokens not in (0, self.prompt_tokens):
             self.prompt_tokens = self._untold = item.prompt_tokens
         token_ids = self._tokens_of(item)
         self.completion_tokens += len(token_ids)
@@ -73,10 +73,9 @@ class AnswerItems:
                 " of a pair; decode bytes with errors='replace', and whole characters at a time"
             ) from None
 
-    def finish(self, *, is_stopped: bool) -> Delta:
-        """The last delta, after which the generator yields no more."""
-        reason = FinishReason.CANCELLED if is_stopped else FinishReason.STOP
-        delta = self._delta(Delta(), "", [], reason)
+    def finish(self) -> Delta:
+        """The last delta, after which the generator yields no more, or was stopped."""
+        delta = self._delta(Delta(), "", [], FinishReason.STOP)
         assert delta is not None
         return delta
 

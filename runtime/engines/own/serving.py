@@ -85,7 +85,7 @@ class GeneratorEngine:
                     if answer.is_over:
                         return
             self._cancellations += context.is_stopped
-            yield answer.finish(is_stopped=context.is_stopped)
+            yield answer.finish()
 
     def _items(self, request: GenerateRequest, context: Context) -> AsyncGenerator[Any, None]:
         items: Any = self._answering(request, context)

@@ -92,7 +92,7 @@ class UpstreamAnswer:
     async def forward(self, sink: Sink[Delta]) -> None:
         """Hand its deltas to `sink`; returns at the complete end.
 
-        Stopped, it ends the request at the upstream, and the answer with `CANCELLED`; cancelled,
+        Stopped, it ends the request at the upstream, and the answer with `STOP`; cancelled,
         likewise without a word. Raises what ended it, `DisconnectedError` if it stalled.
         """
         if self._deltas:
@@ -107,7 +107,7 @@ class UpstreamAnswer:
                 return
             self.close()
             await self._calls.left(call)
-        sink.take([Delta(finish_reason=FinishReason.CANCELLED)])
+        sink.take([Delta(finish_reason=FinishReason.STOP)])
 
     def close(self) -> None:
         """Close the connection, unless it was given back, and keep nothing. No checkpoint."""

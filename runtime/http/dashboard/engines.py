@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from ...engines import GenerationEngine
+from ...engines.generation import GenerationEngine, read_statistics
 from ..survey.frontends import FrontendLook
 from ..survey.instances import InstanceLook
 from ..survey.listing import ModelLook
@@ -45,7 +45,7 @@ class EnginesLook:
 
 
 def _instance(engine: GenerationEngine) -> InstanceLook:
-    info, statistics = engine.info, engine.statistics()
+    info, statistics = engine.info, read_statistics(engine)
     return InstanceLook(
         endpoint="in this process",
         id=info.model,

@@ -47,12 +47,13 @@ ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class FinishReason(enum.StrEnum):
-    """Why generation ended; the last delta of a complete answer carries one."""
+    """Why generation ended; the last delta of an answer carries one, also of one that was stopped.
+
+    Whether an answer that was stopped is the whole, decides who stopped it (`Context.cut_by`).
+    """
 
     STOP = "stop"
     LENGTH = "length"
-    CANCELLED = "cancelled"
-    """The caller asked to stop early, and this is the partial answer."""
     TOOL_CALLS = "tool_calls"
     """What a client is told for a `STOP` behind calls of its tools."""
 

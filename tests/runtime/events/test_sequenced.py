@@ -192,6 +192,40 @@ async def test_nonsense_is_counted_and_the_follower_lives_on(
     assert counting.followed == [7]
 
 
+async def test_a_load_that_cannot_be_read_is_skipped_and_counted(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    active, skipped = 0, 0
+    broker, reports = MemoryBroker(), dict[str, LoadReport]()
+
+    def read() -> LoadReport:
+        return LoadReport(active, 6 // active)
+
+    def skip() -> None:
+        nonlocal skipped
+        skipped += 1
+
+    plane = MemoryEventPlane(broker)
+    source = LoadSource(plane, ENDPOINT, instance_id="a", incarnation=1, read=read, skipped=skip)
+    loads = ReportFollower(
+        MemoryEventPlane(broker),
+        topic_of("load", ENDPOINT),
+        LoadReport,
+        follows={"a"}.__contains__,
+        take=reports.__setitem__,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(loads.follower.run)
+        await nursery.start(source.run)
+        await trio.sleep(2.5)
+        assert skipped >= 3
+        active = 2
+        await trio.sleep(1)
+        assert reports["a"] == LoadReport(2, 3)
+        nursery.cancel_scope.cancel()
+    assert "a load report is skipped: ZeroDivisionError" in caplog.text
+
+
 async def test_the_last_known_load_stays_while_the_broker_is_away(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

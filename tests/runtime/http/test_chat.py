@@ -363,3 +363,20 @@ async def test_json_may_name_its_charset(serve: Any, content_type: str) -> None:
             "/v1/completions", content=b'{"prompt": "hi"}', headers={"content-type": content_type}
         )
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("said", [[7, 7, 7], [2, 0, 7]])
+async def test_the_prompt_s_length_is_what_the_engine_said_last(
+    serve: Any, said: list[int]
+) -> None:
+    async def engine(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for number, prompt_tokens in enumerate(said):
+            reason = FinishReason.STOP if number == 2 else None
+            yield Delta("a", [number], reason, prompt_tokens)
+
+    running = await serve(engine)
+    async with running.client() as client:
+        answer = await client.post("/v1/chat/completions", json=HELLO)
+    assert answer.json()["usage"]["prompt_tokens"] == 7
+    await running.wait_quiet()
+    assert running.value("input_tokens_total", model="local", endpoint="chat") == 7

@@ -135,7 +135,7 @@ async def test_with_the_stop_policy_the_engine_may_finish(serve: Any) -> None:
         yield Delta("a", [1])
         await context.wait_stopped()
         assert not context.is_killed
-        yield Delta("b", [2], FinishReason.CANCELLED)
+        yield Delta("b", [2], FinishReason.STOP)
         finished.append(True)
 
     running = await serve(finish_when_stopped, on_disconnect="stop")

@@ -112,6 +112,39 @@ async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) 
     await wait_closed(running)
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_that_the_shutdown_stopped_does_not_look_whole(
+    serve: Any, is_streamed: bool
+) -> None:
+    """Whatever the engine says at its end: nobody who asked wanted less."""
+
+    async def heed(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("first", [1], None, 3)
+        await context.wait_stopped()
+        yield Delta("last", [2], FinishReason.STOP)
+
+    running = await serve(heed, drain_timeout_s=0.02, stop_grace_s=5.0)
+    async with running.client() as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": is_streamed}
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def stop() -> None:
+                await running.wait_for(lambda: bool(running.engine.contexts))
+                running.service.stop()
+
+            answer = await client.post("/v1/chat/completions", json=body)
+    assert '"code":"frontend_shutdown"' in answer.text
+    assert "finish_reason" not in answer.text.replace('"finish_reason":null', "")
+    if is_streamed:
+        assert "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    await wait_closed(running)
+    labels = {"model": "local", "endpoint": "chat", "outcome": "frontend_shutdown"}
+    assert running.value("requests_total", **labels) == 1
+
+
 async def test_an_idle_keep_alive_connection_does_not_hold_the_stop_up(serve: Any) -> None:
     running = await serve()
     stream = await running.connect()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
+import attrs
 import msgspec
 import pytest
 import trio
@@ -16,11 +18,12 @@ from tests.runtime.worker.asking import PAYLOAD, ask, envelope
 from tests.transports.tcp.ends import lone_client, raw_caller
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
+from trinamo.runtime.engines.generation import EngineInfo, EngineStatistics
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import OverloadedError, RequestError, UnknownModelError
+from trinamo.runtime.errors import EngineError, OverloadedError, RequestError, UnknownModelError
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Envelope,
@@ -28,6 +31,7 @@ from trinamo.runtime.protocol.streams.request import (
     raise_for_nack,
 )
 from trinamo.runtime.worker.endpoint import Endpoint
+from trinamo.runtime.worker.room import check_waiting_tokens
 from trinamo.runtime.worker.worker import Worker
 
 
@@ -68,6 +72,69 @@ async def test_a_worker_whose_prompts_wait_is_passed_over_until_they_are_compute
         assert engine.statistics().waiting_tokens == 0
         await ask()
         assert answered == [1, 1]
+
+
+class Unreadable:
+    """An engine of one's own whose statistics raise."""
+
+    info = EngineInfo(engine="own", model="own", context_tokens_max=64)
+
+    async def generate(
+        self, request: GenerateRequest, context: Context
+    ) -> AsyncGenerator[Delta, None]:
+        while not context.is_stopped:
+            yield Delta("a", [1])
+            await trio.sleep(0.005)
+        yield Delta(finish_reason=FinishReason.STOP)
+
+    def statistics(self) -> EngineStatistics:
+        raise ZeroDivisionError("nothing was counted")
+
+
+async def test_statistics_that_raise_refuse_a_request_and_end_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The process goes on, and so do streams, load reports are skipped, and pages are shown."""
+    engine, asked = Unreadable(), GenerateRequest(model="own", prompt="x")
+    wanted: dict[str, Any] = {"router__policy": "least_loaded"}
+    async with open_process(OneProcess(), serving=True, **wanted) as process:
+        await process.serve(NAME, engine.generate, request_type=GenerateRequest, engine=engine)
+        client = await process.client(NAME)
+        await client.router.wait_instances()
+        assert process.worker is not None
+        [endpoint] = process.worker._endpoints.values()
+        mine = Context("r")
+        async with client.stream(asked, Delta, context=mine) as stream:
+            assert (await anext(stream)).text == "a"
+            full = attrs.evolve(endpoint, check_room=lambda: check_waiting_tokens(engine, 5))
+            process.worker._endpoints[str(NAME)] = full
+            with pytest.raises(EngineError, match="nothing was counted") as refused:
+                await client.stream(asked, Delta).__aenter__()
+            assert refused.value.definite
+            skipped = "load_reports_skipped_total"
+            with trio.fail_after(10):
+                while not process.metrics.value(skipped, endpoint=str(NAME)):
+                    await trio.sleep(0.01)
+            assert process.metrics.value("engine_steps_total", endpoint=str(NAME)) == 0
+            mine.stop()
+            rest = [delta async for delta in stream]
+    assert rest[-1].finish_reason is FinishReason.STOP
+    assert "statistics of engine own cannot be read" in caplog.text
+
+
+async def test_a_request_type_of_one_s_own_may_call_anything_its_model(cluster: Cluster) -> None:
+    worker = Worker(lone_client(), RealEnv(), instance_id="1")
+    worker.add(Endpoint(NAME, stream=sleeper, request_type=Numbered, model="own"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+        answer = worker.admit(envelope("r"), msgspec.msgpack.encode({"model": 7}))
+        nursery.cancel_scope.cancel()
+    assert answer.status is AckStatus.UNKNOWN_MODEL
+    assert "not '7'" in answer.message
+
+
+class Numbered(msgspec.Struct):
+    model: int
 
 
 async def test_what_the_worker_does_not_take_on_it_says_in_type_and_words(cluster: Cluster) -> None:

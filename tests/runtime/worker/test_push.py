@@ -17,7 +17,7 @@ from tests.transports.tcp.ends import eventually
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.loop.host import EngineHost
-from trinamo.runtime.errors import DeadlineError, DisconnectedError, EngineError, RequestError
+from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.sinks import Sink, Sleeper
 from trinamo.runtime.worker.worker import Worker
@@ -105,7 +105,7 @@ async def test_shutdown_kills_and_the_caller_is_told_why(cluster: Cluster) -> No
         assert await anext(stream) == 1
         worker.refuse_new()
         worker.kill_all()
-        with pytest.raises(DisconnectedError, match="shut down"):
+        with pytest.raises(UnavailableError, match="shut down"):
             await anext(stream)
     await worker.wait_idle()
 
@@ -200,7 +200,7 @@ async def test_engine_streams_that_are_left_stopped_or_broken_leave_nothing_behi
                     if number % 4 == 2 and seen == number % 5:
                         context.stop()
                 is_stopped = number % 4 == 2 and number % 5
-                assert reason is (FinishReason.CANCELLED if is_stopped else FinishReason.LENGTH)
+                assert reason is (FinishReason.STOP if is_stopped else FinishReason.LENGTH)
 
         async with trio.open_nursery() as nursery:
             for number in range(40):

@@ -19,6 +19,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RequestError,
     TrinamoError,
+    UnavailableError,
 )
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.streams.request import AckStatus, Envelope
@@ -62,6 +63,25 @@ async def test_unary_requests_return_raise_and_are_bounded(cluster: Cluster) -> 
     with pytest.raises(DeadlineError):
         await client.call("wait", str, timeout_s=0.02)
     await worker.wait_idle()
+
+
+async def test_a_value_that_a_shutdown_stopped_is_none(cluster: Cluster) -> None:
+    async def heed(_: str, context: Context) -> str:
+        await context.wait_stopped()
+        return "half"
+
+    worker = await cluster.serve("1")
+    worker.add(Endpoint(UNARY, unary=heed, request_type=str))
+    client = await cluster.client(UNARY)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(UnavailableError, match="the worker shut down"):
+                await client.call("hello", str)
+
+        await eventually(lambda: worker.active_count == 1)
+        worker.stop_all()
 
 
 async def test_a_bidirectional_handler_gets_the_input_and_its_truncation(cluster: Cluster) -> None:

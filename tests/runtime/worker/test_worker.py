@@ -16,7 +16,7 @@ from tests.runtime.worker.asking import ask, envelope
 from tests.transports.tcp.ends import eventually, lone_client, raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import DeadlineError, DisconnectedError, EngineError, RequestError
+from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError
 from trinamo.runtime.logs.fields import current_fields
 from trinamo.runtime.protocol.streams.control import Declined, Failed
 from trinamo.runtime.worker.endpoint import Endpoint
@@ -220,8 +220,37 @@ async def test_shutdown_stops_then_kills_and_the_caller_is_told_why(cluster: Clu
         worker.stop_all()
         assert worker.active_count == 1
         worker.kill_all()
-        with pytest.raises(DisconnectedError, match="shut down"):
+        with pytest.raises(UnavailableError, match="the worker shut down") as told:
             await anext(stream)
+        assert not told.value.definite
+    await worker.wait_idle()
+
+
+@pytest.mark.parametrize("who", ["worker", "frontend"])
+@pytest.mark.parametrize("heeds", [True, False])
+async def test_what_a_shutdown_stopped_is_not_complete_however_its_handler_ends(
+    cluster: Cluster, who: str, heeds: bool
+) -> None:
+    """Nor does anything arrive that the handler makes of the Stop, such as an end that looks whole."""
+
+    async def handler(_: int, context: Context) -> AsyncGenerator[int, None]:
+        yield 1
+        await context.wait_stopped()
+        yield 2
+        if not heeds:
+            await trio.sleep_forever()
+
+    worker = await cluster.serve("1", handler, stop_grace_s=0.02)
+    client, mine = await cluster.client(), Context("r")
+    async with client.stream(1, int, context=mine) as stream:
+        assert await anext(stream) == 1
+        if who == "worker":
+            worker.stop_all()
+        else:
+            mine.stop(Reason.FRONTEND_SHUTDOWN)
+        with pytest.raises(UnavailableError, match=f"the {who} shut down") as told:
+            await anext(stream)
+        assert not told.value.definite
     await worker.wait_idle()
 
 

@@ -67,6 +67,7 @@ ROWS = {
     "client disconnects",
     "consumer drops the stream",
     "stop()",
+    "Stop by a worker's or frontend's shutdown",
     "kill()",
     "Stop then Kill",
     "data crosses Kill on the wire",

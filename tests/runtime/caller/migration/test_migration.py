@@ -136,6 +136,7 @@ def test_the_table_of_verdicts_is_this_one(capsys: pytest.CaptureFixture[str]) -
         Verdict.FINAL: Progress(policy=limits),
         Verdict.COMPLETE: Progress(policy=limits, is_finished=True, is_stopped=True),
         Verdict.STOPPED: Progress(policy=limits, is_stopped=True, is_taken=False),
+        Verdict.SUSPECT: Progress(policy=limits, is_suspect=True, is_taken=False),
         Verdict.UNTAKEN: Progress(policy=limits, is_taken=False, is_named=True),
         Verdict.NAMED: Progress(policy=limits, is_named=True),
         Verdict.OFF: Progress(policy=policy(migrations_max=0), migration_count=9),
@@ -154,6 +155,10 @@ def test_the_table_of_verdicts_is_this_one(capsys: pytest.CaptureFixture[str]) -
         print(f"{verdict.name:<9} {', '.join(e.code for e in errors):<60} {verdict}")
         assert {may_migrate(error, progress) for error in errors} == {verdict}
     assert may_migrate(lost(), Progress(policy=limits, can_resume=False)) is Verdict.MIGRATE
+    opened = Progress(policy=limits, is_opened=True)
+    assert may_migrate(lost(), opened) is Verdict.UNABLE
+    kept = attrs.evolve(opened, keeps_all=True, delivered_count=1, can_resume=False)
+    assert may_migrate(lost(), kept) is Verdict.MIGRATE
     assert "REPLAYED" in capsys.readouterr().out.upper()
 
 

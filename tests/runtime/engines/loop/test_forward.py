@@ -114,7 +114,7 @@ async def test_stop_ends_a_paused_answer_with_one_more_delta() -> None:
         context.stop()
         await trio.testing.wait_all_tasks_blocked()
         assert len(slow.deltas) == 3
-        assert slow.deltas[-1].finish_reason is FinishReason.CANCELLED
+        assert slow.deltas[-1].finish_reason is FinishReason.STOP
         await settle(host)
 
 

@@ -314,6 +314,6 @@ async def test_an_adopted_answer_stops_like_any_other() -> None:
         await gate.let_steps_happen(2)
         context.stop()
         await gate.let_steps_happen(1)
-        assert sink.deltas[-1].finish_reason is FinishReason.CANCELLED
+        assert sink.deltas[-1].finish_reason is FinishReason.STOP
         assert len(token_ids(sink.deltas)) == 4
         await settle(host)

@@ -119,7 +119,7 @@ async def test_stop_ends_after_at_most_one_more_step_and_what_is_queued_arrives(
         context.stop()
         await gate.let_steps_happen(1)
         assert len(token_ids(got)) == 4
-        assert got[-1].finish_reason is FinishReason.CANCELLED
+        assert got[-1].finish_reason is FinishReason.STOP
         await settle(host)
         assert host.statistics().cancellations == 1
 
@@ -138,7 +138,7 @@ async def test_stop_while_waiting_gives_an_empty_answer_at_once() -> None:
         nursery.start_soon(consume)
         await trio.testing.wait_all_tasks_blocked()
         await gate.let_steps_happen(1)
-        assert got == [Delta("", [], FinishReason.CANCELLED, 6)]
+        assert got == [Delta("", [], FinishReason.STOP, 6)]
         nursery.cancel_scope.cancel()
 
 

@@ -106,7 +106,7 @@ async def test_stop_is_seen_and_ends_the_answer() -> None:
             rest = [delta async for delta in deltas]
 
     assert first.finish_reason is None
-    assert rest[-1].finish_reason is FinishReason.CANCELLED
+    assert rest[-1].finish_reason is FinishReason.STOP
 
 
 async def test_a_consumer_that_takes_nothing_pauses_the_generator() -> None:

@@ -259,7 +259,7 @@ async def test_stop_ends_the_answer_with_the_next_item() -> None:
                 deltas.append(delta)
                 context.stop()
 
-        assert [delta.finish_reason for delta in deltas] == [None, FinishReason.CANCELLED]
+        assert [delta.finish_reason for delta in deltas] == [None, FinishReason.STOP]
         assert ended
         assert engine.statistics().cancellations == 1
 

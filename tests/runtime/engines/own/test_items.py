@@ -22,7 +22,7 @@ def answer(items: list[object], *, context_tokens_max: int = 64, **given: Any) -
             deltas.append(delta)
         if taken.is_over:
             return deltas
-    return [*deltas, taken.finish(is_stopped=False)]
+    return [*deltas, taken.finish()]
 
 
 def text(deltas: list[Delta]) -> str:
@@ -101,16 +101,18 @@ def test_log_probabilities_stay_with_their_tokens_while_text_is_held_back() -> N
     ]
 
 
+def test_a_prompt_s_length_is_told_once_and_again_where_it_turns_out_otherwise() -> None:
+    same = answer([Delta("a", [1], prompt_tokens=7), Delta("b", [2], prompt_tokens=7)])
+    other = answer(["a", "b", Delta("c", [3], prompt_tokens=12)])
+
+    assert [delta.prompt_tokens for delta in same] == [7, 0, 0]
+    assert [delta.prompt_tokens for delta in other] == [2, 0, 12, 0]
+
+
 def test_text_that_was_held_back_comes_with_the_end() -> None:
     deltas = answer(["E", "N"], stop=["END"])
 
     assert (text(deltas), tokens(deltas)) == ("EN", 2)
-
-
-def test_a_stopped_answer_ends_as_cancelled() -> None:
-    items = AnswerItems("parrot", GenerateRequest(model="m", prompt="p"), 64)
-
-    assert items.finish(is_stopped=True).finish_reason is FinishReason.CANCELLED
 
 
 @pytest.mark.parametrize(("item", "type_name"), [(4, "int"), (None, "NoneType"), (b"x", "bytes")])

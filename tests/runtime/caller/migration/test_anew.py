@@ -1,0 +1,52 @@
+"""An answer of which its client has nothing yet is made anew, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+import pytest
+
+from tests.runtime.caller.migration.test_migration import REQUEST, Taken, policy
+from tests.runtime.endpoints import Cluster
+from trinamo.runtime.caller.migration import MigratingAnswer
+from trinamo.runtime.context import Context
+from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+
+
+class Kept(Taken):
+    """Of a client that gets nothing before the end."""
+
+    keeps_all = True
+
+    def restart(self) -> None:
+        self.deltas.clear()
+
+
+@pytest.mark.parametrize("body", [b"", b'{"stream":false}'])
+async def test_an_answer_that_nobody_has_yet_is_made_anew_where_it_cannot_be_gone_on_with(
+    cluster: Cluster, body: bytes
+) -> None:
+    pieces = [Delta(raw=b"{"), Delta(raw=b"}", finish_reason=FinishReason.STOP, output_tokens=2)]
+    texts = [Delta("a", [1], None, 5), Delta("b", [2], FinishReason.STOP)]
+    asked: list[GenerateRequest] = []
+
+    async def breaks_once(request: GenerateRequest, _: Context) -> AsyncGenerator[Delta, None]:
+        asked.append(request)
+        first, last = pieces if body else texts
+        yield first
+        if len(asked) == 1:
+            raise UnavailableError("the worker shut down", definite=False)
+        yield last
+
+    for instance_id in ("1", "2"):
+        await cluster.serve(instance_id, breaks_once, request_type=GenerateRequest)
+    request = msgspec.structs.replace(REQUEST, body=body, path="/v1/completions")
+    kept = Kept()
+    client = await cluster.client()
+    await MigratingAnswer(client, request, Context("1"), kept, policy()).run()
+    assert asked == [request, request]
+    assert [delta.raw + delta.text.encode() for delta in kept.deltas] == (
+        [b"{", b"}"] if body else [b"a", b"b"]
+    )
