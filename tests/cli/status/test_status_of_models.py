@@ -8,11 +8,16 @@ import attrs
 import pytest
 from rich.console import Console
 
-from trinamo.cli.doctor.discovery import cluster_findings, shedding_findings
+from trinamo.cli.doctor.discovery import (
+    cluster_findings,
+    reach_findings,
+    shedding_findings,
+)
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.status.text import survey_tables
 from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.survey.frontends import FrontendLook
 from trinamo.runtime.http.survey.instances import InstanceLook
 from trinamo.runtime.http.survey.listing import look_at_models
 from trinamo.runtime.http.survey.survey import Survey
@@ -128,3 +133,17 @@ def test_doctor_warns_of_workers_whose_load_frontends_wait_for_in_vain() -> None
 def test_nonsense_about_files_is_passed_over(junk: Any) -> None:
     rows = weights_rows([("1", {"weights": junk}), ("2", {"weights": {"held": [HELD]}})])
     assert [row.instance_id for row in rows] == ["2"]
+
+
+def test_doctor_says_who_cannot_be_reached_where_and_why() -> None:
+    """A cluster whose models are listed may answer nobody all the same."""
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    assert [each.verdict for each in reach_findings(survey)] == [Verdict.GOOD]
+    why = "instance 1 of a/b/c does not answer: cannot be reached at vm:35673: Connection refused"
+    survey.away.append(why)
+    survey.frontends.append(FrontendLook("frontend", 0, "http://f:80", "", wants_key=True))
+    reach, key = reach_findings(survey)
+    assert (reach.verdict, reach.text) == (Verdict.WARNING, why)
+    assert "data_plane.tcp.advertise_host" in reach.remedy
+    assert (key.verdict, key.remedy) == (Verdict.NOTE, "trinamo doctor --key-env NAME")
+    assert "http://f:80 wants a key (401)" in key.text

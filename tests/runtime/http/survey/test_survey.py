@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
+import trio
 
 from tests.runtime.http.dashboard import pages
 from tests.runtime.one_process import OneProcess, config
 from tests.runtime.small_cluster import open_small_cluster
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.dashboard.gathering import Gatherer, Place
+from trinamo.runtime.http.dashboard.legs import ask_legs
 from trinamo.runtime.http.survey.frontends import FrontendLook, add_listed
 from trinamo.runtime.http.survey.instances import Asking
 from trinamo.runtime.http.survey.listing import read_listing
@@ -134,6 +139,21 @@ async def test_who_dials_in_vain_says_where_and_why() -> None:
     (away,) = survey.away
     assert away.startswith(f"instance 1 of {GENERATE} does not answer: ")
     assert away.endswith("cannot be reached at 10.0.0.1:1: Connection refused")
+
+
+async def test_who_wants_a_key_is_told_as_one_that_does(tmp_path: Path) -> None:
+    """Not as one that keeps no traces; and a key goes to nobody who was not named."""
+    (tmp_path / "keys").write_text("sk-0123456789", "utf-8")
+    service = HttpService.builder().config(port=0, api_keys_file=str(tmp_path / "keys")).build()
+    async with trio.open_nursery() as nursery:
+        url = f"http://127.0.0.1:{await nursery.start(service.run)}"
+        _, wanted = await ask_legs("id", {url: "frontend"})
+        _, wrong = await ask_legs("id", {url: "frontend"}, keys={url: "sk-another-one"})
+        found, away = await ask_legs("id", {url: "frontend"}, keys={url: "sk-0123456789"})
+        service.stop()
+    assert wanted == ["frontend does not answer: 401: it wants a key; --key-env names one"]
+    assert wrong == ["frontend does not answer: 401: that key is none of its own"]
+    assert (len(found), away) == (1, [])
 
 
 def test_a_frontend_that_is_known_by_another_way_is_listed_once() -> None:
