@@ -300,13 +300,13 @@ class TransferConfig(Section, frozen=True, kw_only=True):
         bool, about("Offer the engine's KV memory to peers, and move blocks from and to theirs.")
     ] = True
     backends: Annotated[
-        list[Literal["nixl", "mooncake", "mooncake_tcp", "tcp"]] | None,
+        tuple[Literal["nixl", "mooncake", "mooncake_tcp", "tcp"], ...],
         about(
             "What moves blocks, in this order; tcp is the last, named or not. `mooncake` is by RDMA."
-            " null: as `nixl.enabled` and its `fallback`, `mooncake.enabled` and its `protocol` say,"
+            " Empty: as `nixl.enabled` and its `fallback`, `mooncake.enabled` and its `protocol` say,"
             " which do not count otherwise."
         ),
-    ] = None
+    ] = ()
     host: Annotated[
         Text | None,
         about("Address to bind for transfers over TCP; null: that of `data_plane.tcp`."),
@@ -364,8 +364,8 @@ class DataPlaneConfig(Section, frozen=True, kw_only=True):
     @property
     def backends(self) -> list[str]:
         """What moves KV blocks, in the order in which they are tried; `tcp` is always the last."""
-        chosen: list[str] = list(self.transfer.backends or ())
-        if self.transfer.backends is None:
+        chosen: list[str] = list(self.transfer.backends)
+        if not chosen:
             if self.nixl.enabled:
                 chosen += ["nixl", self.nixl.fallback]
             if self.mooncake.enabled:
@@ -377,7 +377,7 @@ class DataPlaneConfig(Section, frozen=True, kw_only=True):
             found = (
                 f"nixl.fallback is {self.nixl.fallback}, but mooncake.protocol is"
                 f" {self.mooncake.protocol}"
-                if self.transfer.backends is None
+                if not self.transfer.backends
                 else "transfer.backends has mooncake and mooncake_tcp"
             )
             raise ValueError(f"{found}: one process has one Mooncake engine")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,6 +35,55 @@ _CONNECTIONS: Final = 4
 """To one peer, as the engine has it by default."""
 
 
+class _Line:
+    """Jobs that wait for a thread, a line for each peer, which take turns.
+
+    A call to a peer that hangs keeps its thread for seconds. So no peer has more than `busy_max` of
+    them, and jobs with the others go on.
+    """
+
+    def __init__(self, busy_max: int) -> None:
+        self._busy_max = busy_max
+        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[Job]] = {}
+        self._busy: Counter[str] = Counter()
+        self._is_closed = False
+
+    def put(self, job: Job) -> None:
+        with self._changed:
+            self._waiting.setdefault(job.incarnation, deque()).append(job)
+            self._changed.notify_all()
+
+    def take(self) -> Job | None:
+        """The next one, which must be `left`; None once all are taken and the line is closed."""
+        with self._changed:
+            while self._waiting or not self._is_closed:
+                for peer in self._waiting:
+                    if self._busy[peer] < self._busy_max:
+                        return self._next_of(peer)
+                self._changed.wait()
+        return None
+
+    def _next_of(self, peer: str) -> Job:
+        jobs = self._waiting.pop(peer)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[peer] = jobs
+        self._busy[peer] += 1
+        return job
+
+    def left(self, job: Job) -> None:
+        with self._changed:
+            self._busy[job.incarnation] -= 1
+            self._busy = +self._busy
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
 class Workers:
     """Jobs go in by `submit`; the threads live from `start` to `stop`."""
 
@@ -53,7 +102,7 @@ class Workers:
         self._poll_s = poll_s
         self._on_told, self._on_left = on_told, on_left
         self._token = trio.lowlevel.current_trio_token()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._line = _Line(max(1, threads - 1))
         self._stopping = threading.Event()
         self.unheard_count = 0
         """How often notifications could not be taken from the engine."""
@@ -72,13 +121,12 @@ class Workers:
 
     def submit(self, job: Job) -> None:
         """Run a job."""
-        self._queue.put(job)
+        self._line.put(job)
 
     def stop(self) -> None:
         """Ask the threads to end after the job they are at."""
         self._stopping.set()
-        for _ in self._threads:
-            self._queue.put(None)
+        self._line.close()
 
     def join(self) -> None:
         """Wait for the end of all threads, which a call may keep for long; blocks."""
@@ -107,7 +155,7 @@ class Workers:
                     self._wake(self._on_told, told)
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while (job := self._line.take()) is not None:
             error: TrinamoError | None = None
             try:
                 for step in job.steps:
@@ -118,6 +166,7 @@ class Workers:
                 error = TransferError(f"{type(found).__name__}: {found}")
             with contextlib.suppress(Exception):  # Its last words; it is over.
                 job.steps.close()
+            self._line.left(job)
             if isinstance(error, ConnectError):
                 self._wake(self._on_left, job, error)
             else:

@@ -235,7 +235,7 @@ async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
 
 def chosen(*backends: Any) -> DataPlaneConfig:
     """These, though the older keys say otherwise."""
-    transfer = TransferConfig(backends=list(backends))
+    transfer = TransferConfig(backends=backends)
     return DataPlaneConfig(transfer=transfer, nixl=NixlConfig(enabled="nixl" not in backends))
 
 

@@ -128,6 +128,43 @@ async def test_notifications_that_cannot_be_taken_end_nothing() -> None:
     await trio.to_thread.run_sync(workers.join)
 
 
+async def test_a_peer_that_hangs_holds_up_nobody_else() -> None:
+    """A call to it keeps its thread for seconds: it has all of them but one, however many wait."""
+    gate, stuck = threading.Event(), threading.Semaphore(0)
+
+    def stick() -> None:
+        stuck.release()
+        gate.wait()
+
+    workers = Workers(
+        *(engine_over(Library()), 4096, "ours"),
+        threads=3,
+        poll_s=0.01,
+        on_told=lambda _: None,
+        on_left=lambda *_: None,
+    )
+    workers.start()
+    hung = [Job(stick, "hung") for _ in range(12)]
+    for job in hung:
+        workers.submit(job)
+    for _ in range(2):
+        await trio.to_thread.run_sync(stuck.acquire)
+    try:
+        for number in range(3):
+            job = Job(incarnation=f"healthy-{number}")
+            workers.submit(job)
+            with trio.fail_after(10):
+                await job.done.wait()
+        assert not any(job.done.is_set() for job in hung)
+    finally:
+        gate.set()
+        workers.stop()
+    await trio.to_thread.run_sync(workers.join)
+    with trio.fail_after(10):
+        for job in hung:
+            await job.done.wait()
+
+
 async def test_closing_is_bounded_once_however_many_threads_are_stuck(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -142,8 +179,8 @@ async def test_closing_is_bounded_once_however_many_threads_are_stuck(
     monkeypatch.setattr(plane_module, "choose_path", lambda *_: "tcp")
     async with open_mooncake_plane(options, RealEnv(), engine=engine_over(Library())) as plane:
         library: Any = plane._library
-        for _ in range(8):
-            library._workers.submit(Job(stick))
+        for number in range(8):
+            library._workers.submit(Job(stick, f"peer-{number}"))
         await trio.to_thread.run_sync(all_stuck.wait)
         before = trio.current_time()
     assert trio.current_time() - before == pytest.approx(100)

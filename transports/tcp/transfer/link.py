@@ -150,7 +150,8 @@ class Link:
             count = flow.next_count(self.slice_bytes)
             payload_bytes = flow.begin(count)
             head = encode_message(Slice(flow.id, flow.position, count), payload_bytes)
-            if payload_bytes <= _JOINED_BYTES_MAX:
+            # More than so much is sent first, with a checkpoint.
+            if payload_bytes <= _JOINED_BYTES_MAX >= self._queued_bytes:
                 self._put(b"".join([head, *flow.views]))
                 flow.advance(payload_bytes)
             else:

@@ -29,6 +29,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
+from trinamo.transports.tcp.transfer.link import Link
 from trinamo.transports.tcp.transfer.memory import TcpRegion
 from trinamo.transports.tcp.transfer.plane import (
     TransferOptions,
@@ -40,6 +41,31 @@ from trinamo.transports.tcp.transfer.plane import (
 async def bounded() -> AsyncIterator[None]:
     with trio.fail_after(20):
         yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", Direction)
+async def test_many_small_slices_are_sent_while_the_others_are_read(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were all put into memory first, without a pause for anybody else."""
+    put, queued = Link._put, [0]
+
+    def watched(self: Link, frame: bytes) -> None:
+        put(self, frame)
+        queued[0] = max(queued[0], self._queued_bytes)
+
+    monkeypatch.setattr(Link, "_put", watched)
+    async with open_pair(TransferOptions(slice_bytes=256)) as pair:
+        local = await pair.ours.register(pair.here, block_bytes=256)
+        owned = await pair.theirs.register(pair.there, block_bytes=256)
+        remote = await pair.ours.connect(owned.describe())
+        blocks = list(range(0, 4000, 2))
+        started = pair.ours.start(direction, local, blocks, remote, blocks, deadline_s=15)
+        await started.wait()
+    ends = (pair.here, pair.there)
+    assert all(ends[0][n * 256 :][:256] == ends[1][n * 256 :][:256] for n in blocks)
+    assert 0 < queued[0] < 200_000
 
 
 @pytest.mark.parametrize("direction", Direction)
