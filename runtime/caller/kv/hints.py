@@ -24,13 +24,14 @@ def make_hint(request: GenerateRequest, card: ModelCard) -> RoutingHint | None:
     block_tokens = card.block_tokens or _BLOCK_TOKENS
     tokenizer = tokenizer_of(card.tokenizer)
     if tokenizer is None:
-        return hint_of_text(_text(request), block_tokens)
+        return hint_of_text(_text(request), block_tokens, request.tenant)
     try:
         check_request(request)
         token_ids = tokenizer(request, card.context_tokens_max)
     except RequestError:
         return None
-    return hint_of_tokens([*token_ids, *request.delivered_ids], block_tokens)
+    known = [*token_ids, *request.delivered_ids]
+    return hint_of_tokens(known, block_tokens, request.tenant)
 
 
 def _text(request: GenerateRequest) -> bytes:

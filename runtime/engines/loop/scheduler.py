@@ -30,7 +30,7 @@ import msgspec
 
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
-from ...protocol.kv.events import block_hash
+from ...protocol.kv.events import block_hash, root_of
 from .sequence import SequenceState, TokenSequence
 from .step import KeepsPrefixes, StepItem
 
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _find_place(self, sequence: TokenSequence) -> bool:
         """Give `sequence` its blocks, those of its prefix shared, if there are enough, and a slot."""
-        found = self.find_prefix(sequence.token_ids, sequence.block_hashes)
+        found = self.find_prefix(sequence.token_ids, sequence.block_hashes, sequence.tenant)
         self.pool.share(found)
         sequence.block_ids = found
         if not self._make_room(sequence):
@@ -296,10 +296,12 @@ class Scheduler:
         """How many leading tokens a sequence with these would not compute, were it admitted now."""
         if self._engine_prefixes is not None:
             return self._engine_prefixes.find(token_ids, tenant)
-        return len(self.find_prefix(token_ids, [])) * self._block_tokens
+        return len(self.find_prefix(token_ids, [], tenant)) * self._block_tokens
 
-    def find_prefix(self, token_ids: Sequence[int], hashes: list[bytes]) -> list[int]:
-        """The stored blocks that these tokens begin with, but not of all of them.
+    def find_prefix(
+        self, token_ids: Sequence[int], hashes: list[bytes], tenant: str = ""
+    ) -> list[int]:
+        """The stored blocks that these tokens of `tenant` begin with, but not of all of them.
 
         `hashes` are those of the first blocks that are known already; what is found out is added.
         """
@@ -308,16 +310,16 @@ class Scheduler:
             return found
         for index in range((len(token_ids) - 1) // self._block_tokens):
             if index == len(hashes):
-                self._add_hash(token_ids, hashes)
+                self._add_hash(token_ids, hashes, tenant)
             block_id = self.pool.find(hashes[index])
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def _add_hash(self, token_ids: Sequence[int], hashes: list[bytes]) -> None:
+    def _add_hash(self, token_ids: Sequence[int], hashes: list[bytes], tenant: str) -> None:
         start = len(hashes) * self._block_tokens
-        parent = hashes[-1] if hashes else b""
+        parent = hashes[-1] if hashes else root_of(tenant)
         hashes.append(block_hash(parent, token_ids[start : start + self._block_tokens]))
 
     def _store(self, sequence: TokenSequence) -> None:
@@ -327,7 +329,7 @@ class Scheduler:
         first, end = sequence.stored_blocks, sequence.cached_tokens // self._block_tokens
         hashes, block_ids = sequence.block_hashes, sequence.block_ids
         while len(hashes) < end:
-            self._add_hash(sequence.token_ids, hashes)
+            self._add_hash(sequence.token_ids, hashes, sequence.tenant)
         parent = hashes[first - 1] if first else b""
         own = block_ids[first:end]
         held = self.pool.store(own, hashes[first:end], parent)

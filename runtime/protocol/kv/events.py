@@ -60,17 +60,22 @@ def block_hash(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(text, digest_size=HASH_BYTES).digest()
 
 
-def block_hashes(token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
+def root_of(tenant: str) -> bytes:
+    """What the name of a sequence's first block goes on from: no two tenants name blocks alike."""
+    return tenant.encode("utf-8", "replace")
+
+
+def block_hashes(token_ids: Sequence[int], block_tokens: int, tenant: str = "") -> list[bytes]:
     """The names of all full blocks of a sequence, in order: as `block_hash` would name each."""
     count = len(token_ids) // block_tokens
     packed = struct.pack(f">{count * block_tokens}I", *token_ids[: count * block_tokens])
-    return chained_hashes(packed, block_tokens * 4)
+    return chained_hashes(packed, block_tokens * 4, tenant)
 
 
-def chained_hashes(text: bytes, chunk_bytes: int) -> list[bytes]:
+def chained_hashes(text: bytes, chunk_bytes: int, tenant: str = "") -> list[bytes]:
     """A name for each full chunk of `text` and all before it."""
     hashes: list[bytes] = []
-    append, blake2b, parent = hashes.append, hashlib.blake2b, b""
+    append, blake2b, parent = hashes.append, hashlib.blake2b, root_of(tenant)
     for end in range(chunk_bytes, len(text) + 1, chunk_bytes):
         parent = blake2b(parent + text[end - chunk_bytes : end], digest_size=HASH_BYTES).digest()
         append(parent)

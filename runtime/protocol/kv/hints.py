@@ -29,15 +29,16 @@ class RoutingHint:
     """Whether the keys are those of the workers' own blocks; if not, of pieces of the text."""
 
 
-def hint_of_tokens(token_ids: Sequence[int], block_tokens: int) -> RoutingHint:
-    """Of a prompt whose tokens are known."""
+def hint_of_tokens(token_ids: Sequence[int], block_tokens: int, tenant: str = "") -> RoutingHint:
+    """Of a prompt of `tenant` whose tokens are known."""
     named = token_ids[: HINT_BLOCKS_MAX * block_tokens]
-    keys = block_keys(block_hashes(named, block_tokens))
+    keys = block_keys(block_hashes(named, block_tokens, tenant))
     return RoutingHint(keys, len(token_ids), block_tokens, is_exact=True)
 
 
-def hint_of_text(text: bytes, block_tokens: int) -> RoutingHint:
+def hint_of_text(text: bytes, block_tokens: int, tenant: str = "") -> RoutingHint:
     """Of one of which only the text is: in pieces that are about as long as a block."""
     chunk_bytes = block_tokens * _TOKEN_BYTES
-    keys = block_keys(chained_hashes(text[: HINT_BLOCKS_MAX * chunk_bytes], chunk_bytes))
+    named = text[: HINT_BLOCKS_MAX * chunk_bytes]
+    keys = block_keys(chained_hashes(named, chunk_bytes, tenant))
     return RoutingHint(keys, -(-len(text) // _TOKEN_BYTES), block_tokens, is_exact=False)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from tests.runtime.engines.loop.hosting import (
@@ -23,12 +24,13 @@ from tests.runtime.engines.loop.hosting import (
     token_ids,
 )
 from tests.runtime.kv.ranges import memory_of
+from trinamo.runtime.caller.kv.hints import make_hint
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, expected_text, open_mocker_engine
 from trinamo.runtime.errors import EngineError
 from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import Cleared, KvEvent, block_hashes
-from trinamo.runtime.protocol.openai.generate import GenerateRequest
+from trinamo.runtime.protocol.kv.events import Cleared, KvEvent, block_hashes, block_keys
+from trinamo.runtime.protocol.openai.generate import GenerateRequest, ModelCard
 
 SHARED = "a system prompt of some length, "
 
@@ -41,6 +43,28 @@ def without_cache() -> FaultyEngine:
         block_count=BLOCKS,
         has_prefix_cache=False,
     )
+
+
+async def test_equal_prompts_of_two_tenants_share_no_block() -> None:
+    """Nor does a router look for one's prompt among the other's blocks."""
+    card = ModelCard(
+        name="exact",
+        endpoint="a/b/c",
+        context_tokens_max=CONTEXT_TOKENS,
+        block_tokens=4,
+        tokenizer="bytes/exact",
+    )
+    async with open_host() as host:
+        asked = [replace(request(SHARED, 4), tenant=tenant) for tenant in ("one", "two", "")]
+        for each in asked:
+            assert host.examine(each).cached_tokens == 0
+            await collect(host, each)
+            assert host.examine(each).cached_tokens == 32
+            hint, token_ids = make_hint(each, card), host.examine(each).token_ids
+            assert hint is not None
+            assert hint.keys == block_keys(block_hashes(token_ids, 4, each.tenant))
+        assert host.statistics().prompt_tokens == 3 * 33
+        await settle(host)
 
 
 @pytest.mark.parametrize("tail", ["", "x", "xyz", "and a question"])

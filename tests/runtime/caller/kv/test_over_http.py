@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,10 +24,12 @@ WORKER, CACHED = "x-trinamo-worker", "x-trinamo-cached-blocks"
 
 
 @asynccontextmanager
-async def open_cluster(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
+async def open_cluster(
+    policy: str, **more: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
     """A client of a frontend, and the ids of its workers."""
     transports, env, stop = OneProcess(), RealEnv(), StopRequest()
-    told = config(http__port=0, worker__status_port=None, router__policy=policy)
+    told = config(http__port=0, worker__status_port=None, router__policy=policy, **more)
     urls: list[str] = []
     workers: list[str] = []
     ready = trio.Semaphore(0)
@@ -78,6 +82,23 @@ async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had() -> 
             "messages": [{"role": "user", "content": PROMPT}],
         }
         assert (await client.post("/v1/chat/completions", json=chat)).headers[CACHED] == "0"
+
+
+async def test_a_tenant_is_told_nothing_of_what_another_has_asked(tmp_path: Path) -> None:
+    """Or it could guess the other's prompt, a block at a time."""
+    keys = tmp_path / "keys"
+    keys.write_text("alice: sk-alice-0123456789\nbob: sk-bob-0123456789\n", "utf-8")
+    alice = {"authorization": "Bearer sk-alice-0123456789"}
+    bob = {"authorization": "Bearer sk-bob-0123456789"}
+    async with open_cluster("kv", http__api_keys_file=str(keys)) as (client, workers):
+        with trio.fail_after(20):
+            while (await ask(client, PROMPT, **alice)).headers[CACHED] != str(BLOCKS):
+                await trio.sleep(0.01)
+        for worker in workers:
+            answer = await ask(client, PROMPT, **bob, **{WORKER: worker})
+            assert answer.headers[CACHED] == "0"
+            details = answer.json()["usage"].get("prompt_tokens_details") or {}
+            assert details.get("cached_tokens", 0) == 0
 
 
 async def test_other_policies_say_nothing_about_blocks() -> None:
