@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, nullcontext
 from typing import Final, Generic, Self, TypeVar
 
 import trio
@@ -170,8 +170,8 @@ class Iteration(Sink[T]):
             await trio.lowlevel.checkpoint()
 
 
-async def forward_items(items: AsyncGenerator[T, None], sink: Sink[T]) -> None:
-    """Hand what a generator yields to `sink`, waiting while that has no room; then close it.
+async def forward_items(items: AsyncIterator[T], sink: Sink[T]) -> None:
+    """Hand what an iterator yields to `sink`, waiting while that has no room; close a generator.
 
     For sources that have no `forward` of their own. A generator that never waits itself still lets
     others run.
@@ -179,7 +179,8 @@ async def forward_items(items: AsyncGenerator[T, None], sink: Sink[T]) -> None:
     room = Sleeper()
     sink.starts(room.wake)
     take, since_checkpoint = sink.take, 0
-    async with aclosing(items):
+    closing = aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext()
+    async with closing:
         async for item in items:
             if not take([item]):
                 since_checkpoint = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import attrs
@@ -20,10 +20,10 @@ from ..sinks import Sink, forward_items
 
 _log = logging.getLogger("trinamo.worker")
 
-StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+StreamHandler = Callable[[Any, Context], AsyncIterator[Any]]
 PushHandler = Callable[[Any, Context, Sink[Any]], Awaitable[None]]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
-InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncGenerator[Any, None]]
+InputHandler = Callable[[Any, Context, AsyncIterator[Any]], AsyncIterator[Any]]
 
 
 def _has_room() -> None:

@@ -11,7 +11,11 @@ from .transports.assembly.roles import (
     serve_frontend as serve_frontend,
     serve_worker as serve_worker,
 )
-from .transports.assembly.calling import Caller as Caller, connect as connect
+from .transports.assembly.calling import (
+    Caller as Caller,
+    GenerateOptions as GenerateOptions,
+    connect as connect,
+)
 from .runtime.process.roles import FrontendReady as FrontendReady, WorkerReady as WorkerReady
 from .runtime.process.stopping import StopRequest as StopRequest
 from .runtime.process.runtime import Runtime as Runtime
@@ -38,6 +42,7 @@ from .runtime.protocol.openai.generate import (
     FinishReason as FinishReason,
     GenerateRequest as GenerateRequest,
     ModelCard as ModelCard,
+    TokenLogprob as TokenLogprob,
 )
 from .runtime.engines.own.definition import EngineDefinition as EngineDefinition, engine as engine
 from .transports.assembly.engines import run as run, serve as serve

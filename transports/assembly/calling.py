@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import msgspec
+from typing_extensions import Unpack
 
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.config.config import Config
@@ -32,6 +33,27 @@ DELTAS_MAX: Final = 256
 Prompt = str | Sequence[ChatMessage] | GenerateRequest
 
 
+class GenerateOptions(TypedDict, total=False):
+    """Fields of `GenerateRequest` beside the model and the prompt."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    seed: int | None
+    stop: list[str]
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    logprobs: int | None
+    json_schema: str
+    tools: str
+    tool_choice: str
+    parallel_tool_calls: bool
+
+
 class Caller:
     """A connection to a cluster, made by `connect`."""
 
@@ -55,7 +77,12 @@ class Caller:
 
     @asynccontextmanager
     async def generate(
-        self, prompt: Prompt, *, model: str = "", context: Context | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        model: str = "",
+        context: Context | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncIterator[AsyncIterator[Delta]]:
         """The answer to a prompt or a conversation, delta by delta; leaving early ends it.
 
@@ -70,6 +97,7 @@ class Caller:
         Raises:
             ModelNotFoundError: Nobody serves that model; the sentence says which are there.
             RequestError: A worker refuses the request.
+            TypeError: The prompt is something else, or an option is none.
         """
         request = _request_of(prompt, model, options)
         name, engine = self._models.find(request.model or None, ModelKind.CHAT)
@@ -93,17 +121,25 @@ class Caller:
             yield received
             nursery.cancel_scope.cancel()
 
-    async def answer(self, prompt: Prompt, *, model: str = "", **options: Any) -> str:
+    async def answer(
+        self, prompt: Prompt, *, model: str = "", **options: Unpack[GenerateOptions]
+    ) -> str:
         """The whole text of the answer to a prompt or a conversation; see `generate`."""
         async with self.generate(prompt, model=model, **options) as deltas:
             return "".join([delta.text async for delta in deltas])
 
 
-def _request_of(prompt: Prompt, model: str, options: dict[str, Any]) -> GenerateRequest:
+def _request_of(prompt: Prompt, model: str, options: GenerateOptions) -> GenerateRequest:
     if isinstance(prompt, GenerateRequest):
         changes = {"model": model} if model else {}
         return msgspec.structs.replace(prompt, **changes, **options)
-    turns = [ChatMessage("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    try:
+        turns = [ChatMessage("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    except TypeError:
+        what = type(prompt).__name__
+        raise TypeError(
+            f"a prompt is text, a list of ChatMessage or a GenerateRequest, not {what}"
+        ) from None
     return GenerateRequest(model=model, messages=turns, **options)
 
 

@@ -179,7 +179,9 @@ def asked(prompt: str = "hello", tokens: int = 60) -> GenerateRequest:
 
 async def test_an_engine_s_answer_is_the_one_it_generates(cluster: Cluster) -> None:
     async with serving_engine(cluster) as (host, client):
+        _ = [delta async for delta in host.generate(asked(), Context("warm"))]
         expected = [delta async for delta in host.generate(asked(), Context("r"))]
+        assert expected[0].cached_tokens
         async with client.stream(asked(), Delta) as stream:
             assert [delta async for delta in stream] == expected
 
