@@ -79,6 +79,8 @@ class Progress:
     prompt_tokens: int = 0
     """As the first worker said; 0 if none has."""
     migration_count: int = 0
+    is_refused: bool = False
+    """Whether it was not the worker that failed, but whoever takes its answer."""
     is_taken: bool = True
     """Whether a worker had begun this stream."""
     is_finished: bool = False
@@ -97,7 +99,7 @@ class Progress:
 
 # fmt: off
 VERDICTS: Final[Mapping[Verdict, Callable[[TrinamoError, Progress], bool]]] = {
-    Verdict.FINAL:    lambda error, _: not isinstance(error, ELSEWHERE),
+    Verdict.FINAL:    lambda error, now: now.is_refused or not isinstance(error, ELSEWHERE),
     Verdict.COMPLETE: lambda _, now: now.is_finished,
     Verdict.STOPPED:  lambda _, now: now.is_stopped,
     Verdict.SUSPECT:  lambda _, now: now.is_suspect,
@@ -191,7 +193,7 @@ class MigratingAnswer(Sink[Delta]):
         """The first thing that they have brought."""
         self._tokens_max = policy.tokens_max
         self._prompt_tokens = 0
-        self._is_finished = self._is_long = False
+        self._is_finished = self._is_long = self._is_refused = False
         # Of the stream that goes on.
         self._is_taken = self._has_brought = False
         self._tried: list[str] = []
@@ -221,7 +223,12 @@ class MigratingAnswer(Sink[Delta]):
             # It will not be replayed: what is kept stays bounded.
             self._is_long = True
             token_ids.clear()
-        return self._take(items)
+        try:
+            return self._take(items)
+        except Exception:
+            # Ours, such as a bound that is reached: it would be elsewhere, too.
+            self._is_refused = True
+            raise
 
     def _pass(self, delta: Delta) -> None:
         """One item of an answer that is passed through."""
@@ -333,6 +340,7 @@ class MigratingAnswer(Sink[Delta]):
             delivered_count=self._tokens_max + 1 if self._is_long else self._delivered_count,
             prompt_tokens=self._prompt_tokens,
             migration_count=len(self._tried),
+            is_refused=self._is_refused,
             is_taken=self._is_taken,
             is_finished=self._is_finished,
             is_stopped=self._context.is_stopped,

@@ -104,6 +104,16 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " 503."
         ),
     ] = 256 << 20
+    answer_bytes_max: Annotated[
+        Bytes,
+        about("Of one answer that is not streamed, as it is kept; a longer one is a 500."),
+    ] = 64 << 20
+    answers_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Of all of them at once, beyond the first 64 KiB of each; what does not fit is a 503."
+        ),
+    ] = 256 << 20
     body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
     header_bytes_max: Annotated[FrameBytes, about("A larger request head ends the connection.")] = (
         32_768

@@ -1,4 +1,4 @@
-"""How much memory the bodies of all requests may take together.
+"""How much memory the bodies of all requests may take together, and what is kept of their answers.
 
 A bound for each body and a bound of connections multiply to far more than a process has. What this
 file does not do: read (`exchange.py`).
@@ -16,16 +16,20 @@ bodies do not keep short ones out."""
 
 
 class Bodies:
-    """At most `bytes_max` bytes of bodies at once, beyond the first `SMALL_BODY_BYTES` of each."""
+    """At most `bytes_max` bytes of bodies at once, beyond the first `SMALL_BODY_BYTES` of each.
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    Or, if they `are_answers`, of what is kept of those: work that was done.
+    """
+
+    def __init__(self, bytes_max: int, *, are_answers: bool = False) -> None:
+        self.bytes_max, self.are_answers = bytes_max, are_answers
+        self.bound = "answers_bytes_max" if are_answers else "bodies_bytes_max"
         self.bytes_held = 0
         """Zero at quiescence."""
 
 
 class Body:
-    """One request's share: what has arrived, and then what was made of it.
+    """One request's share: what has arrived, and then what was made of it; or of its answer.
 
     A context manager; nothing of it is held after leaving.
     """
@@ -52,9 +56,10 @@ class Body:
         if more > 0 and bodies.bytes_held + more > bodies.bytes_max:
             raise OverloadedError(
                 f"the requests under way hold {bodies.bytes_held} bytes of long bodies; at most"
-                f" {bodies.bytes_max} may be held at once",
-                bound="bodies_bytes_max",
+                f" {bodies.bytes_max} may be held at once ({bodies.bound})",
+                bound=bodies.bound,
                 value=bodies.bytes_max,
+                definite=not bodies.are_answers,
             )
 
     def hold(self, size: int) -> None:

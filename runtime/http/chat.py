@@ -47,7 +47,7 @@ from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .passing import PassedBody, PassedEvents
 from .reading import EndpointKind, Parsed, Read, Reader
 from .status import ErrorAnswer, answer_error
-from .streaming import AnswerSink, BodySink, Delivery, EventSink
+from .streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
@@ -245,9 +245,14 @@ class Inference:
         came_at: float,
     ) -> RequestRecord:
         generate, inner_id = parsed.generate, arrived.id
-        with self._manager.metrics.request(generate.model, self._endpoint.kind, came_at) as record:
+        with (
+            self._manager.metrics.request(generate.model, self._endpoint.kind, came_at) as record,
+            Body(self._admission.answers) as kept,
+        ):
             context.trace = arrived.trace
-            sink = self._sink(parsed, exchange, inner_id, record, headers)
+            bounds = self._config.answer_bytes_max, parsed.tokens_max
+            to = Recipient(exchange, record, headers, kept, *bounds)
+            sink = self._sink(parsed, inner_id, to)
             forward = self._directed(parsed.engine, ticket, exchange.headers, headers)
             explain = self._explain(inner_id)
             may_wait = self._admission.queue.length_max > 0
@@ -303,14 +308,7 @@ class Inference:
         queue.took(ticket)
         return forward_of(engine)
 
-    def _sink(
-        self,
-        parsed: Parsed,
-        exchange: HttpExchange,
-        inner_id: str,
-        record: RequestRecord,
-        headers: Headers,
-    ) -> AnswerSink:
+    def _sink(self, parsed: Parsed, inner_id: str, to: Recipient) -> AnswerSink:
         if parsed.own is not None:
             made = ToolAnswer if parsed.generate.calls_tools else parsed.own.answer
             make_form = partial(
@@ -321,11 +319,11 @@ class Inference:
                 wants_usage=parsed.wants_usage,
             )
             make_sink = EventSink if parsed.is_streamed else BodySink
-            return make_sink(exchange, make_form, record, headers)
+            return make_sink(to, make_form)
         if not parsed.is_streamed:
-            return PassedBody(exchange, record, headers)
+            return PassedBody(to)
         ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
-        return PassedEvents(exchange, record, headers, ends_with_done=ends_with_done)
+        return PassedEvents(to, ends_with_done=ends_with_done)
 
 
 def _tell_worker(headers: Headers, instance_id: str, cached_blocks: int | None) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import EngineError, RequestError
-from ..metrics.frontend import RequestRecord
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE
-from .exchanges import Headers, HttpExchange, respond_error
 from .status import ErrorAnswer
-from .streaming import EVENT_HEADERS, AnswerSink
+from .streaming import DELTA_BYTES, AnswerSink, Recipient
 
 _REFUSAL: Final = "the upstream refuses the request"
 
@@ -24,8 +22,8 @@ class PassedBody(AnswerSink):
 
     keeps_all = True
 
-    def __init__(self, exchange: HttpExchange, record: RequestRecord, headers: Headers) -> None:
-        super().__init__(exchange, record, headers)
+    def __init__(self, to: Recipient) -> None:
+        super().__init__(to)
         self._pieces: list[bytes] = []
         self._status = 200
 
@@ -38,24 +36,26 @@ class PassedBody(AnswerSink):
         for delta in items:
             self._count(delta)
             self._status = delta.status or self._status
+            self._bound(0, DELTA_BYTES + len(delta.raw))
             self._pieces.append(delta.raw)
         return True
 
     def _count(self, delta: Delta) -> None:
         super()._count(delta)
+        self._bound(1 + delta.output_tokens)
         self._record.token(delta.output_tokens)
 
     def finish(self) -> None:
         self._check_complete()
         if self._status >= 400:
             raise RequestError(f"{_REFUSAL} with {self._status}")
-        self._exchange.respond(200, b"".join(self._pieces), self._headers)
+        self._exchange.respond(200, b"".join(self._pieces), self._to.headers)
 
     def fail(self, answer: ErrorAnswer) -> None:
         if self._status >= 400 and self._is_complete:
-            self._exchange.respond(self._status, b"".join(self._pieces), self._headers)
+            self._exchange.respond(self._status, b"".join(self._pieces), self._to.headers)
             return
-        respond_error(self._exchange, answer, self._headers)
+        super().fail(answer)
 
 
 class PassedEvents(PassedBody):
@@ -63,40 +63,18 @@ class PassedEvents(PassedBody):
 
     keeps_all = False
 
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        record: RequestRecord,
-        headers: Headers,
-        *,
-        ends_with_done: bool,
-    ) -> None:
-        super().__init__(exchange, record, headers)
+    def __init__(self, to: Recipient, *, ends_with_done: bool) -> None:
+        super().__init__(to)
         self._end = DONE if ends_with_done else b""
-        self._is_started = False
-        exchange.on_room(self.resume)
+        to.exchange.on_room(self.resume)
 
     def take(self, items: list[Delta]) -> bool:
-        if len(items) == 1 and not items[0].status:
-            delta = items[0]
-            self._count(delta)
-            return self._write(delta.raw)
-        for delta in items:
-            self._count(delta)
         if items[0].status:
             # A refusal is no stream: it is kept, and answered whole.
-            self._status = items[0].status
-            self._pieces += [delta.raw for delta in items]
-            return True
+            return super().take(items)
+        for delta in items:
+            self._count(delta)
         return self._write(b"".join([delta.raw for delta in items]))
-
-    def _write(self, data: bytes) -> bool:
-        if not data:
-            return True
-        if not self._is_started:
-            self._is_started = True
-            self._exchange.start(200, EVENT_HEADERS + self._headers)
-        return self._exchange.write(data)
 
     def finish(self) -> None:
         if self._status >= 400:
@@ -105,9 +83,3 @@ class PassedEvents(PassedBody):
             raise EngineError("the upstream ended its answer without an event")
         self._check_complete()
         self._exchange.finish(self._end)
-
-    def fail(self, answer: ErrorAnswer) -> None:
-        if self._is_started:
-            self._exchange.finish(answer.to_event())
-        else:
-            super().fail(answer)

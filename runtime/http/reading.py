@@ -59,6 +59,10 @@ EMBEDDINGS: Final = EndpointKind(ModelKind.EMBEDDINGS, "/v1/embeddings")
 RESPONSES: Final = EndpointKind(ModelKind.RESPONSES, "/v1/responses")
 
 
+_CHOICES_MAX: Final = 128
+"""Of an answer of which only the upstream can tell; OpenAI's own bound."""
+
+
 @attrs.frozen
 class Parsed:
     """What is kept of a request; its body is not, as nothing here refers to it."""
@@ -72,6 +76,8 @@ class Parsed:
     own: _OwnForm | None
     """None: the answer is passed on as it comes."""
     wanted: Wanted
+    tokens_max: int
+    """Of the answer, as far as it can be told here."""
 
     def of_tenant(self, tenant: str) -> Parsed:
         """The same, as a request of `tenant`."""
@@ -138,6 +144,7 @@ class Reader:
             wants_usage=request.wants_usage,
             own=own,
             wanted=self._wanted(model),
+            tokens_max=min(generate.max_tokens or context_tokens_max, context_tokens_max),
         )
 
     def _pass(self, data: Buffer, passed: PassedRequest) -> Parsed | None:
@@ -156,4 +163,6 @@ class Reader:
             wants_usage=False,
             own=None,
             wanted=self._wanted(model),
+            tokens_max=(self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX)
+            * (passed.choices or _CHOICES_MAX),
         )

@@ -58,6 +58,7 @@ class HttpService:
             metrics,
             requests_max=config.requests_max,
             bodies_bytes_max=config.bodies_bytes_max,
+            answers_bytes_max=config.answers_bytes_max,
         )
         if config.cors_origins:
             self.admission.cors = Cors(config)

@@ -18,16 +18,28 @@ import trio
 
 from ..config.config import HttpConfig
 from ..context import Context, Reason
-from ..errors import DeadlineError, EngineError, KilledError, OverloadedError
+from ..errors import (
+    DeadlineError,
+    EngineError,
+    KilledError,
+    OverloadedError,
+    RemoteProtocolError,
+)
 from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
 from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE
 from ..sinks import Sink
+from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
 from .status import ErrorAnswer
 
+_OVERSHOOT_TOKENS: Final = 4096
+"""What a delta may bring behind the last token that was asked for."""
+DELTA_BYTES: Final = 64
+"""What a delta takes beside its text, and a log probability beside its token."""
+_LOGPROB_BYTES: Final = 128
 EVENT_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -35,25 +47,76 @@ EVENT_HEADERS: Final = [
 ]
 
 
-class AnswerSink(Sink[Delta], ABC):
-    """Makes one answer of deltas; `finish` or `fail` ends it. `headers` are read with its first byte."""
+@attrs.frozen
+class Recipient:
+    """Who gets an answer, and what it may become: nobody who makes one is trusted to end it."""
 
-    def __init__(self, exchange: HttpExchange, record: RequestRecord, headers: Headers) -> None:
+    exchange: HttpExchange
+    record: RequestRecord
+    headers: Headers
+    """They are read with the answer's first byte."""
+    kept: Body
+    """Its share of what all answers may keep."""
+    bytes_max: int = 64 << 20
+    """Of what is kept of it."""
+    tokens_max: int = 1 << 20
+
+    @property
+    def count_max(self) -> int:
+        """Tokens and deltas together: each token may come by itself, and the last ones in one."""
+        return 2 * self.tokens_max + _OVERSHOOT_TOKENS
+
+
+class AnswerSink(Sink[Delta], ABC):
+    """Makes one answer of deltas; `finish` or `fail` ends it."""
+
+    def __init__(self, to: Recipient) -> None:
         super().__init__()
-        self._exchange, self._record = exchange, record
-        self._headers = headers
-        self._is_complete = False
+        self._to, self._exchange, self._record = to, to.exchange, to.record
+        self._left, self._size = to.count_max, 0
+        self._is_started = self._is_complete = False
 
     @abstractmethod
     def finish(self) -> None:
         """Send what is left. Raises `EngineError`, having sent nothing, if it is no whole answer."""
 
-    @abstractmethod
     def fail(self, answer: ErrorAnswer) -> None:
         """Tell the client what went wrong, as far as that is still possible."""
+        if self._is_started:
+            self._exchange.finish(answer.to_event())
+        else:
+            respond_error(self._exchange, answer, self._to.headers)
+
+    def _start(self) -> None:
+        """Send the head of a stream of events, once."""
+        if not self._is_started:
+            self._is_started = True
+            self._exchange.start(200, EVENT_HEADERS + self._to.headers)
+
+    def _write(self, data: bytes) -> bool:
+        if not data:
+            return True
+        self._start()
+        return self._exchange.write(data)
 
     def restart(self) -> None:
         self._record.output_tokens, self._is_complete = 0, False
+        self._left, self._size = self._to.count_max, 0
+
+    def _bound(self, count: int, size: int = 0) -> None:
+        """So many tokens and deltas have come, and so many bytes of them are kept; raise if too many."""
+        self._left -= count
+        if self._left < 0:
+            raise RemoteProtocolError(
+                f"the answer goes on behind the {self._to.tokens_max} tokens that it may have"
+            )
+        if size:
+            self._size += size
+            if self._size > self._to.bytes_max:
+                raise EngineError(
+                    f"the answer is longer than http.answer_bytes_max {self._to.bytes_max}"
+                )
+            self._to.kept.hold(self._size)
 
     def _count(self, delta: Delta) -> None:
         if delta.prompt_tokens:
@@ -76,18 +139,12 @@ class AnswerSink(Sink[Delta], ABC):
 class EventSink(AnswerSink):
     """Writes an event for each delta. The last one waits for the end, and goes out with `[DONE]`."""
 
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        make_form: Callable[[], AnswerFormat],
-        record: RequestRecord,
-        headers: Headers,
-    ) -> None:
-        super().__init__(exchange, record, headers)
+    def __init__(self, to: Recipient, make_form: Callable[[], AnswerFormat]) -> None:
+        super().__init__(to)
         self._form = make_form()
-        self._is_started = self._has_waited = False
+        self._has_waited = False
         self._last = b""
-        exchange.on_room(self.resume)
+        to.exchange.on_room(self.resume)
 
     def take(self, items: list[Delta]) -> bool:
         tokens, add_event = 0, self._form.add_event
@@ -97,6 +154,7 @@ class EventSink(AnswerSink):
             if delta.prompt_tokens or delta.finish_reason is not None:
                 self._count(delta)
             events.append(add_event(delta))
+        self._bound(tokens + len(items))
         self._record.token(tokens)
         data = events[0] if len(events) == 1 else b"".join(events)
         if self._is_complete and not self._has_waited:
@@ -104,28 +162,13 @@ class EventSink(AnswerSink):
             self._has_waited, self._last = True, data
             return True
         self._last = b""
-        if not data:
-            return True
-        if not self._is_started:
-            self._start()
-        return self._exchange.write(data)
-
-    def _start(self) -> None:
-        self._is_started = True
-        self._exchange.start(200, EVENT_HEADERS + self._headers)
+        return self._write(data)
 
     def finish(self) -> None:
         self._check_complete()
-        if not self._is_started:
-            self._start()
+        self._start()
+        # Where it fails instead, what waited is not sent: it says that the answer is whole.
         self._exchange.finish(self._last + self._form.usage_event(self._usage) + DONE)
-
-    def fail(self, answer: ErrorAnswer) -> None:
-        # What waited for the end says that the answer is whole: it is not sent.
-        if self._is_started:
-            self._exchange.finish(answer.to_event())
-        else:
-            respond_error(self._exchange, answer, self._headers)
 
 
 class BodySink(AnswerSink):
@@ -133,14 +176,8 @@ class BodySink(AnswerSink):
 
     keeps_all = True
 
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        make_form: Callable[[], AnswerFormat],
-        record: RequestRecord,
-        headers: Headers,
-    ) -> None:
-        super().__init__(exchange, record, headers)
+    def __init__(self, to: Recipient, make_form: Callable[[], AnswerFormat]) -> None:
+        super().__init__(to)
         self._make_form, self._form = make_form, make_form()
 
     def restart(self) -> None:
@@ -148,20 +185,23 @@ class BodySink(AnswerSink):
         self._form = self._make_form()
 
     def take(self, items: list[Delta]) -> bool:
-        tokens = 0
+        tokens = size = 0
         for delta in items:
             tokens += len(delta.token_ids)
+            size += (
+                DELTA_BYTES
+                + len(delta.text)
+                + _LOGPROB_BYTES * sum(1 + len(each.top) for each in delta.logprobs)
+            )
             self._count(delta)
             self._form.add_text(delta)
+        self._bound(tokens + len(items), size)
         self._record.token(tokens)
         return True
 
     def finish(self) -> None:
         self._check_complete()
-        self._exchange.respond(200, self._form.to_body(self._usage), self._headers)
-
-    def fail(self, answer: ErrorAnswer) -> None:
-        respond_error(self._exchange, answer, self._headers)
+        self._exchange.respond(200, self._form.to_body(self._usage), self._to.headers)
 
 
 @attrs.define(eq=False)

@@ -75,7 +75,7 @@ class Cut:
             self.status = answer.status_code
             self.retry_after = answer.headers.get("retry-after", "")
             async for line in answer.aiter_lines():
-                self.has_begun = True
+                self.has_begun = answer.is_success
                 self.text += line + "\n"
 
     def check(self) -> None:
@@ -133,6 +133,12 @@ async def test_what_a_drain_cuts_off_is_done_elsewhere_or_does_not_look_whole(
         try:
             await cluster.wait_models(2)
             one_hop_url = str(one_hop.facts["url"])
+
+            async def is_known() -> bool:
+                models = await cluster.client.get(f"{one_hop_url}/v1/models")
+                return len(models.json()["data"]) == 1
+
+            await until(is_known, "the frontend without workers knows its model")
             cuts = [*pair(cluster.url, "own"), *pair(cluster.url, "up"), *pair(one_hop_url, "up")]
             with trio.fail_after(90):
                 async with trio.open_nursery() as nursery:

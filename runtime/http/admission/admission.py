@@ -32,8 +32,11 @@ class Admission:
         *,
         requests_max: int = 4096,
         bodies_bytes_max: int = 256 << 20,
+        answers_bytes_max: int = 256 << 20,
     ) -> None:
         self.bodies = Bodies(bodies_bytes_max)
+        self.answers = Bodies(answers_bytes_max, are_answers=True)
+        """What is kept of answers until they are whole."""
         self.requests_max = requests_max
         """So many are in flight at once."""
         self.busy: BusyLimits | None = None

@@ -21,9 +21,10 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import EngineError, UnavailableError
 from trinamo.runtime.http.asgi import ExchangeApp
+from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.status import answer_error
-from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink
+from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import CompletionAnswer
@@ -93,6 +94,8 @@ class Served:
     metrics: FrontendMetrics = attrs.field(factory=lambda: FrontendMetrics(RealEnv()))
     sink_type: type[EventSink | BodySink] = EventSink
     outcome: str = ""
+    answers: Bodies = attrs.field(factory=lambda: Bodies(1 << 20, are_answers=True))
+    tokens_max: int = 1 << 20
 
     async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
         app = ExchangeApp(
@@ -108,8 +111,9 @@ class Served:
         self, forward: Callable[[AnswerSink], Awaitable[None]], exchange: HttpExchange
     ) -> None:
         make_form = partial(CompletionAnswer, "1", "m", 0, wants_usage=False)
-        with self.metrics.request("m", "chat") as record:
-            sink = self.sink_type(exchange, make_form, record, [])
+        with self.metrics.request("m", "chat") as record, Body(self.answers) as kept:
+            to = Recipient(exchange, record, [], kept, 1 << 19, self.tokens_max)
+            sink = self.sink_type(to, make_form)
             delivery = Delivery(exchange, sink, self.context, record, self.config, answer_error)
             await delivery.run(forward)
         self.outcome = record.outcome

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 
-from tests.runtime.caller.migration.test_migration import REQUEST, Taken, policy
+from tests.runtime.caller.migration.test_migration import REQUEST, Counting, Taken, policy, serve
 from tests.runtime.endpoints import Cluster
 from trinamo.runtime.caller.migration import MigratingAnswer
 from trinamo.runtime.context import Context
-from trinamo.runtime.errors import UnavailableError
+from trinamo.runtime.errors import RemoteProtocolError, UnavailableError
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
 
@@ -50,3 +50,19 @@ async def test_an_answer_that_nobody_has_yet_is_made_anew_where_it_cannot_be_gon
     assert [delta.raw + delta.text.encode() for delta in kept.deltas] == (
         [b"{", b"}"] if body else [b"a", b"b"]
     )
+
+
+async def test_what_whoever_takes_an_answer_refuses_is_asked_of_nobody_else(
+    cluster: Cluster,
+) -> None:
+    """It would be too long elsewhere, too."""
+
+    class Full(Kept):
+        def take(self, items: list[Delta]) -> bool:
+            raise RemoteProtocolError("too long")
+
+    workers = Counting()
+    client = await serve(cluster, workers)
+    with pytest.raises(RemoteProtocolError, match="too long"):
+        await MigratingAnswer(client, REQUEST, Context("1"), Full(), policy()).run()
+    assert len(workers.asked) == 1
