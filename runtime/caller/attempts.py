@@ -90,23 +90,6 @@ class StreamAttempt(InFlight):
     It waits in one place, the stream's channel: for the ACK, the worker's call and its prologue.
     """
 
-    __slots__ = (
-        "_calls",
-        "_delivery",
-        "_error",
-        "_has_ack",
-        "_leg",
-        "_plane",
-        "_router",
-        "_sending",
-        "cached_blocks",
-        "channel",
-        "context",
-        "input",
-        "instance",
-        "registration",
-    )
-
     def __init__(
         self,
         instance: Instance,

@@ -26,16 +26,6 @@ class ResponseStream(Generic[T]):
     Leaving the `async with` that yielded it, at any point and for any reason, kills what is left.
     """
 
-    __slots__ = (
-        "_channel",
-        "_context",
-        "_decode",
-        "_on_first",
-        "_router",
-        "cached_blocks",
-        "instance",
-    )
-
     def __init__(
         self, attempt: StreamAttempt, decoder: msgspec.msgpack.Decoder[T], router: Router
     ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
-import trio
-import trio.testing
 
 from tests.runtime.caller.scripted import (
     DEAD,
@@ -16,7 +14,7 @@ from tests.runtime.caller.scripted import (
 from tests.runtime.endpoints import Cluster
 from tests.transports.tcp.ends import eventually
 from trinamo.runtime.caller.client import Client
-from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
@@ -226,10 +224,9 @@ async def test_an_item_that_does_not_decode_ends_the_stream_typed(cluster: Clust
 async def test_a_worker_that_breaks_off_is_inhibited_and_the_stream_is_not_repeated(
     cluster: Cluster,
 ) -> None:
-    async def breaks_off(_: int, context: Context) -> AsyncGenerator[int, None]:
+    async def breaks_off(_: int, __: Context) -> AsyncGenerator[int, None]:
         yield 0
-        context.kill(Reason.WORKER_SHUTDOWN)
-        await trio.lowlevel.checkpoint()
+        raise DisconnectedError("the connection behind it broke")
 
     await cluster.serve("1", breaks_off)
     client = await cluster.client()

@@ -89,10 +89,9 @@ async def test_an_item_that_does_not_decode_comes_after_those_before_it_and_is_b
 
 @each_way
 async def test_a_worker_that_breaks_off_is_blamed(cluster: Cluster, consume: Consume) -> None:
-    async def breaks_off(_: int, context: Context) -> AsyncGenerator[int, None]:
+    async def breaks_off(_: int, __: Context) -> AsyncGenerator[int, None]:
         yield 0
-        context.kill(Reason.WORKER_SHUTDOWN)
-        await trio.lowlevel.checkpoint()
+        raise DisconnectedError("the connection behind it broke")
 
     await cluster.serve("1", breaks_off)
     client, kept = await cluster.client(), Kept()

@@ -38,7 +38,6 @@ class Channel:
         "_drop",
         "_ended",
         "_error",
-        "_fault",
         "_give",
         "_is_full",
         "_items",
@@ -63,12 +62,11 @@ class Channel:
         self._sink: Sink[bytes] | None = None
         self._is_full = False
         """The sink has said that it has no room, and not yet that it has some again."""
-        self._fault: Exception | None = None
-        """What the sink raised."""
         self._called = False
         self._opened = False
         self._ended = False
-        self._error: TrinamoError | None = None
+        self._error: Exception | None = None
+        """The terminal, if it is one; what the sink raised takes its place."""
         self._told = False
         self._consumer: trio.lowlevel.Task | None = None
         self._since_checkpoint = 0
@@ -125,9 +123,9 @@ class Channel:
             else:
                 self._push_long(sink, items)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this stream's alone
-            self._fault = error
             self._items.clear()
             self._drop()
+            self._error = error
             self._wake()
             return
         if not self._is_full:
@@ -242,8 +240,6 @@ class Channel:
             self._is_full = False
             self._taken(self._credit.held_bytes - sum(map(len, self._items)))
         told, self._told = self._told, True
-        if self._fault is not None and not told:
-            raise self._fault
         if self._error is not None and not told:
             raise self._error
 
