@@ -156,6 +156,8 @@ async def measure(targets: list[Target], rounds: int, tokens: int) -> None:
             # Of the first round pages are read, and memory is made.
             for target in targets:
                 target.found.clear()
+        else:
+            print(f"# round {number}", *table(*targets), sep="\n", file=sys.stderr, flush=True)
 
 
 def table(ours: Target, theirs: Target) -> Iterator[str]:

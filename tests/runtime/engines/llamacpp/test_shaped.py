@@ -184,6 +184,11 @@ def ask(port: int) -> None:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
         answer = create(messages=messages, tools=[WEATHER], max_tokens=4)
         assert answer.choices[0].message.content
+        # Its beginning was computed with the calls, and all but its last token with itself.
+        told = answer.usage
+        assert 0 < told.prompt_tokens_details.cached_tokens < told.prompt_tokens - 1
+        again = create(messages=messages, tools=[WEATHER], max_tokens=4).usage
+        assert again.prompt_tokens_details.cached_tokens == told.prompt_tokens - 1
         completion = client.completions.create(
             model="SmolLM2", prompt="Bern", max_tokens=3, logprobs=2
         )
