@@ -176,12 +176,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Text | None,
         about(
             "A file of keys, one a line, each with or without a name before it (`alice: KEY`), one of"
-            " which each request needs as `Authorization: Bearer`, but for `/health` and `/live`."
-            " A changed file counts within seconds. null: nobody needs a key."
+            " which each request needs as `Authorization: Bearer`, but for `/health` and `/live`. What"
+            " tells of all clients (`/metrics`, `/status`, `/traces`, `/sd`) needs an operator's (`alice"
+            " (operator): KEY`). A changed file counts within seconds. null: nobody needs a key."
         ),
     ] = None
     api_key_env: Annotated[
-        Text | None, about("The environment variable that holds such a key, beside the file's.")
+        Text | None,
+        about("The environment variable that holds an operator's key, beside the file's."),
     ] = None
     cors_origins: Annotated[
         Annotated[tuple[Origin, ...], Meta(max_length=256)],

@@ -122,6 +122,7 @@ class Inference:
             ):
                 read = Read(await self._read(exchange, body, party), body, tenant)
                 arrived.leg.mark("body")
+                ticket.sees_workers = key is None or key.is_operator
                 record = await self._answer(read, ticket, exchange, arrived, headers, deadline)
             arrived.leg.finish(record.outcome, model=record.model)
             self._tell(exchange, arrived, record)
@@ -300,7 +301,8 @@ class Inference:
 
             def tell(instance_id: str, cached_blocks: int | None) -> None:
                 queue.took(ticket)
-                _tell_worker(headers, instance_id, cached_blocks)
+                if ticket.sees_workers:
+                    _tell_worker(headers, instance_id, cached_blocks)
 
             return engine.directed(worker, tell).forward
         if name is not None:

@@ -79,6 +79,12 @@ class UnauthorizedError(RequestError):
     code: ClassVar[str] = "invalid_api_key"
 
 
+class ForbiddenError(RequestError):
+    """The client's key is good, but not for this. It asks its operator."""
+
+    code: ClassVar[str] = "operators_only"
+
+
 class RateLimitExceededError(OverloadedError):
     """Requests come faster than the operator allows (429). The client waits as long as it is told."""
 
@@ -121,6 +127,7 @@ _ADDRESS: Final = re.compile(
 STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     RequestError:            StatusRow(400, _CLIENT),
     UnauthorizedError:       StatusRow(401, _CLIENT),
+    ForbiddenError:          StatusRow(403, _CLIENT),
     ModelNotFoundError:      StatusRow(404, _CLIENT),
     PathNotFoundError:       StatusRow(404, _CLIENT),
     MethodNotAllowedError:   StatusRow(405, _CLIENT),

@@ -4,13 +4,14 @@
 and the looks of a frontend whose upstream this is, leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
 a usual one's time: a frontend writes thousands a second. They are not held back as a flood is, for
 each costs its client a whole request; a reader that is too slow loses lines as with any other
-(`trinamo_log_lines_lost_total`). Who asked, who answered and which model come from the scope
+(`trinamo_log_lines_lost_total`); but those without a key of ours cost nobody anything, and are one line a second with a count. Who asked, who answered and which model come from the scope
 (`fields.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Final
 
 from ..env import Clock
@@ -18,6 +19,8 @@ from .masking import mask_text
 from .text import cut
 
 ACCESS_LOGGER: Final = "trinamo.access"
+STRANGER: Final = "invalid_api_key"
+"""The outcome of requests without a key of ours."""
 LOOK_AGENT: Final = "trinamo-look"
 """The user agent of a frontend that looks after its upstreams, every two seconds."""
 FAILED: Final = logging.INFO + 1
@@ -61,6 +64,8 @@ class AccessLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._log = logging.getLogger(ACCESS_LOGGER)
+        self._stranger_from, self._strangers = -math.inf, 0
+        """When the next line about a wrong key may be written, and how many were not since the last."""
 
     def now(self) -> float:
         """The time that durations are measured with."""
@@ -88,6 +93,15 @@ class AccessLog:
         level = logging.DEBUG if is_probe else logging.INFO if is_success else FAILED
         if not self._log.isEnabledFor(level):
             return
+        if outcome == STRANGER:
+            # Who has no key may come as often as he likes: he costs a line a second.
+            now = self._clock.now()
+            if now < self._stranger_from:
+                self._strangers += 1
+                return
+            self._stranger_from = now + 1
+            if self._strangers:
+                fields["held_back"], self._strangers = self._strangers, 0
         told = {
             "method": _text(method),
             "path": cut(_text(path), _PATH_CHARACTERS_MAX),

@@ -7,7 +7,9 @@ from typing import Any
 
 import trio
 
+from trinamo.runtime.caller.search import Search
 from trinamo.runtime.http.admission.queue import AdmissionQueue
+from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.http.streaming import Delivery
 
 from .planting import Patch, bug
@@ -32,6 +34,18 @@ def waiter_stays() -> list[Patch]:
 def place_lost() -> list[Patch]:
     """Nobody who waits is given the place of a request that ends: each waits until its time is up."""
     return [(AdmissionQueue, "settle", lambda _: None)]
+
+
+@bug
+def nobody_waits() -> list[Patch]:
+    """A request that finds nobody ends at once, whoever comes the next moment."""
+    return [(Search, "_may_wait", False)]
+
+
+@bug
+def nobody_is_unknown() -> list[Patch]:
+    """A model whose workers are all gone was never heard of."""
+    return [(ModelManager, "_check_away", lambda *_: None)]
 
 
 @bug

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Cluster:
     client: httpx.AsyncClient
     links: dict[str, Proxy]
     """Between every process and `etcd` and `nats`, if the cluster was opened `linked`."""
+    start_worker: Callable[[], Awaitable[None]]
+    """One more, as the others are."""
 
     @property
     def url(self) -> str:
@@ -194,7 +196,12 @@ async def open_cluster(
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
         )
-        cluster = Cluster(etcd, nats, served, frontend, client, links)
+
+        async def start_worker() -> None:
+            log = directory / f"worker{len(members)}.log"
+            members.append(await start("worker", {**common, "worker.role": "aggregated"}, log))
+
+        cluster = Cluster(etcd, nats, served, frontend, client, links, start_worker)
         answering = len([role for role in roles if role != "prefill"])
         if answering:
             await cluster.wait_models()

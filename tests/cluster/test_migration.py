@@ -127,6 +127,42 @@ async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
         assert body["usage"] == answers[number][1]["usage"]
 
 
+async def test_all_streams_of_the_only_worker_complete_once_it_is_back(tmp_path: Path) -> None:
+    """Exact texts, not one error, and whoever asks while nobody is there waits, and is answered."""
+    patient = {"router.wait_s": 60, "http.queue_timeout_s": 60}
+    async with open_cluster(tmp_path, workers=1, engine="exact", settings=patient) as cluster:
+        answers: dict[int, Any] = {}
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(ask, cluster, number, answers)
+        seen: dict[int, Seen] = {}
+        late: dict[int, Any] = {}
+        [victim] = cluster.workers
+        with trio.fail_after(180):
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(stream, cluster, number, seen)
+                while len(seen) < 20 or min(each.events for each in seen.values()) < 10:
+                    await trio.sleep(0.005)
+                victim.kill()
+                await victim.process.wait()
+                for number in range(4):
+                    nursery.start_soon(ask, cluster, number, late)
+                unknown = {**question(0), "model": "never-seen"}
+                url = f"{cluster.url}/v1/chat/completions"
+                known = await cluster.client.post(url, json=unknown)
+                await cluster.start_worker()
+        assert {each.worker for each in seen.values()} == {victim.facts["instance_id"]}
+        check_equal(seen, answers)
+        for number, (status, body) in late.items():
+            assert (status, body["choices"]) == (200, answers[number][1]["choices"])
+        # Its card is there until its lease ends, so that somebody is served, and this is nobody's name.
+        assert known.status_code == 404
+        outcomes = await cluster.metric(cluster.url, "requests_total", outcome="model_not_found")
+        assert outcomes == 1
+        assert await cluster.metric(cluster.url, "router_waiting") == 0
+
+
 async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_time(
     tmp_path: Path,
 ) -> None:

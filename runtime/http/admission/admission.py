@@ -56,7 +56,7 @@ class Admission:
         )
         self._here: dict[str, int] = {}
         """How many requests of each party arrive, wait or are in flight; none is zero."""
-        self._here_count = self._number = 0
+        self._reading = self._number = 0
         self._root = Context("http")
         self._idle: trio.Event | None = None
         self.is_leaving = False
@@ -80,17 +80,19 @@ class Admission:
             raise _draining()
         here, places = self._here, self.requests_max + self.queue.length_max
         share = places // (len(here) + (party not in here))
-        if self._here_count >= places and here.get(party, 0) >= share:
+        taken = self._reading + self.in_flight + self.queue.length
+        if taken >= places and here.get(party, 0) >= share:
             raise self._over()
         if self.rate is not None:
             self.rate.take(party)
         self._number += 1
-        self._here_count += 1
+        self._reading += 1
         here[party] = here.get(party, 0) + 1
+        ticket = Ticket(request_id, party, self._number)
         try:
-            yield Ticket(request_id, party, self._number)
+            yield ticket
         finally:
-            self._here_count -= 1
+            self._reading -= ticket.is_read_in
             here[party] -= 1
             if not here[party]:
                 del here[party]
@@ -114,6 +116,8 @@ class Admission:
         if self.is_draining:
             raise _draining()
         ticket.model = wanted.model
+        self._reading -= ticket.is_read_in
+        ticket.is_read_in = False
         queue = self.queue
         if queue.length:
             # Whoever came before it, and needs wait no longer, has the place.

@@ -7,18 +7,23 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...errors import RequestError
 from ..asgi import send_error
 from ..dashboard.dashboard import PREFIX
 from ..routes.access import OUTCOME
-from ..status import UnauthorizedError, answer_error
+from ..status import ForbiddenError, UnauthorizedError, answer_error
 from .keys import ApiKeys
 
 OPEN: Final = frozenset({"/health", "/live"})
 """What load balancers and supervisors ask, who hold no secrets."""
+_TENANTS: Final = ("/v1/", "/openapi.json")
+"""What begins so tells a client nothing of others; all else is for operators."""
 
 
 class NeedsKey:
     """Lets only requests with a key to `app`, and those of `handlers`, by method and path.
+
+    What tells of all clients needs one that is marked as an operator's.
 
     The dashboard is shown without one: a browser cannot be told to send one with a page, and where
     there are keys it is only served here if the configuration says so.
@@ -31,10 +36,15 @@ class NeedsKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_open(scope):
+            refusal: RequestError | None = None
             try:
-                self._keys.check(scope["headers"])
+                key = self._keys.check(scope["headers"])
+                if not (key.is_operator or str(scope["path"]).startswith(_TENANTS)):
+                    refusal = ForbiddenError("this needs the key of an operator")
             except UnauthorizedError as error:
-                answer = answer_error(error)
+                refusal = error
+            if refusal is not None:
+                answer = answer_error(refusal)
                 scope[OUTCOME] = answer.code
                 await send_error(send, answer)
                 return

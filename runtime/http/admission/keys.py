@@ -30,8 +30,11 @@ LOOK_INTERVAL_S: Final = 5.0
 FILE_BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 1024
 KEY_CHARACTERS_MIN: Final = 8
-_LINE: Final = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,62}):\s*)?([!-~]{1,512})")
+_LINE: Final = re.compile(
+    r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,62})(\s+\(operator\))?:\s*)?([!-~]{1,512})"
+)
 _BEARER: Final = b"bearer "
+_ENVIRONMENT: Final = "env"
 
 log = logging.getLogger("trinamo.http")
 
@@ -44,14 +47,15 @@ class Key:
     """Its own, for logs and figures; keys of one name are one tenant's."""
     tenant: str
     """Whose requests these are, for those who answer them: opaque, and the same at each frontend."""
+    is_operator: bool
+    """Whether its holder may see what concerns all: figures, workers, traces."""
 
     @classmethod
-    def of(cls, name: str | None, key: bytes, place: str) -> Key:
+    def of(cls, name: str | None, key: bytes, place: str, *, is_operator: bool) -> Key:
         """`key`, which `name`, if it has one, tells from others; `place` is where it was read."""
         owner = b"key " + key if name is None else b"name " + name.encode()
-        return cls(
-            name or place, blake2b(owner, digest_size=8, person=b"trinamo-tenant").hexdigest()
-        )
+        tenant = blake2b(owner, digest_size=8, person=b"trinamo-tenant").hexdigest()
+        return cls(name or place, tenant, is_operator)
 
 
 class ApiKeys:
@@ -67,6 +71,8 @@ class ApiKeys:
         self._seen = look_at(section.api_keys_file)
         self._keys = self._read()
         """By digest."""
+        if not self._keys:
+            raise ConfigError(f"http.api_keys_file: {section.api_keys_file} holds no key")
 
     def check(self, headers: Headers) -> Key:
         """The key in `headers`; raises `UnauthorizedError` if there is none of ours."""
@@ -90,7 +96,8 @@ class ApiKeys:
     def renew(self) -> None:
         """Read the file again if it has changed.
 
-        One that cannot be used is a line in the log, and the keys stay as they were. Reads the disk.
+        One that is gone, or has a line that is none, may be half written: it is told in the log, and
+        the keys stay as they were. One without a line lets nobody in any more. Reads the disk.
         """
         seen = look_at(self._section.api_keys_file)
         if seen == self._seen:
@@ -104,7 +111,10 @@ class ApiKeys:
             return
         for name in before.difference(key.name for key in self._keys.values()):
             self._requests.remove("key", name)
-        log.info("the keys were read again: there are %d", len(self._keys))
+        if not self._keys:
+            log.error("the keys were read again, and there are none: nobody is let in")
+        else:
+            log.info("the keys were read again: there are %d", len(self._keys))
 
     def find_faults(self) -> list[str]:
         """What is allowed but not wise; empty if there is nothing."""
@@ -132,7 +142,7 @@ class ApiKeys:
                 raise ConfigError(
                     f"http.api_key_env: there is no environment variable {section.api_key_env}"
                 )
-            self._add(found, f"http.api_key_env: {section.api_key_env}", key.strip(), "env")
+            self._add(found, f"http.api_key_env: {section.api_key_env}", key.strip(), _ENVIRONMENT)
         if section.api_keys_file is not None:
             self._read_file(section.api_keys_file, found)
         return found
@@ -151,23 +161,23 @@ class ApiKeys:
                 self._add(
                     found, f"http.api_keys_file: {file}, line {number}", line, f"line{number}"
                 )
-        if not found:
-            raise ConfigError(f"http.api_keys_file: {file} holds no key; write one a line")
         if len(found) > KEYS_MAX:
             raise ConfigError(f"http.api_keys_file: {file} holds more than {KEYS_MAX} keys")
 
     def _add(self, found: dict[bytes, Key], where: str, text: str, place: str) -> None:
         parts = _LINE.fullmatch(text)
-        if parts is None or len(parts[2]) < KEY_CHARACTERS_MIN:
+        if parts is None or len(parts[3]) < KEY_CHARACTERS_MIN:
             raise ConfigError(
                 f"{where}: a key has {KEY_CHARACTERS_MIN} to 512 visible characters, and may have a"
-                " name before it, as in `alice: KEY`"
+                " name before it, as in `alice: KEY` or `alice (operator): KEY`"
             )
-        key = parts[2].encode()
+        key = parts[3].encode()
         digest = self._digest(key)
         if digest in found:
             raise ConfigError(f"{where}: the key is there twice")
-        found[digest] = Key.of(parts[1], key, place)
+        # Who sets a variable of the process is an operator.
+        is_operator = parts[2] is not None or place == _ENVIRONMENT
+        found[digest] = Key.of(parts[1], key, place, is_operator=is_operator)
 
 
 def _is_shared(file: str) -> bool:

@@ -13,6 +13,7 @@ import trio
 from tests.runtime.engines.upstream.fake import ask_until, open_fake, open_front
 from tests.runtime.http.running import on_every_server
 from tests.runtime.one_process import OneProcess
+from tests.runtime.small_cluster import open_small_cluster
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError
@@ -32,6 +33,13 @@ def file(tmp_path: Path) -> Path:
     found.write_text(f"# Of the team.\nalice: {ALICE}\n\n{BOB}\n", "utf-8")
     found.chmod(0o600)
     return found
+
+
+@pytest.fixture
+def marked(file: Path) -> Path:
+    """Alice's key, and Bob's, who is an operator."""
+    file.write_text(f"alice: {ALICE}\nbob (operator): {BOB}\n", "utf-8")
+    return file
 
 
 def keys_of(**section: Any) -> ApiKeys:
@@ -87,6 +95,52 @@ async def test_without_keys_all_are_one_tenant(serve: Any) -> None:
     async with running.client() as client:
         assert (await client.post(PATH, json=HELLO)).status_code == 200
     assert [request.tenant for request in running.engine.requests] == [""]
+
+
+@on_every_server
+async def test_what_tells_of_all_clients_is_for_operators(serve: Any, marked: Path) -> None:
+    """A tenant learns of no other: no figures, no workers, no traces; nor does who has no key."""
+    running = await serve(api_keys_file=str(marked))
+    headers = [{"authorization": f"Bearer {key}"} for key in (ALICE, BOB)]
+    async with running.client() as client:
+        for path, status in (("/metrics", 200), ("/status", 200), ("/traces/x", 200), ("/no", 404)):
+            answers = [await client.get(path, headers=each) for each in headers]
+            assert [each.status_code for each in answers] == [403, status]
+            assert answers[0].json()["error"]["code"] == "operators_only"
+        for path in ("/v1/models", "/openapi.json"):
+            for each in headers:
+                assert (await client.get(path, headers=each)).status_code == 200
+        assert (await client.get("/health")).json() == {"status": "ready"}
+    await running.wait_quiet()
+
+
+async def test_only_operators_are_told_who_answers(marked: Path) -> None:
+    async with open_small_cluster(router__policy="kv", http__api_keys_file=str(marked)) as cluster:
+        told: list[set[str]] = []
+        for key in (ALICE, BOB):
+            cluster.http.headers["authorization"] = f"Bearer {key}"
+            answer = await cluster.ask()
+            assert answer.status_code == 200
+            told.append({each for each in answer.headers if each.startswith("x-trinamo")})
+    assert told == [set(), {"x-trinamo-worker", "x-trinamo-cached-blocks"}]
+
+
+@on_every_server
+async def test_wrong_keys_cost_a_line_a_second(
+    serve: Any, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running = await serve(api_keys_file=str(file))
+    async with running.client() as client:
+        began = trio.current_time()
+        for _ in range(30):
+            headers = {"authorization": "Bearer sk-wrong"}
+            assert (await client.post(PATH, json=HELLO, headers=headers)).status_code == 401
+        took_s = trio.current_time() - began
+    await running.wait_quiet()
+    lines = [each for each in caplog.records if each.name == ACCESS_LOGGER]
+    # However long the thirty took.
+    assert 1 <= len(lines) <= 1 + took_s
 
 
 @on_every_server
@@ -148,6 +202,15 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
     keys.renew()
     assert "the old ones stay" in caplog.text
     assert keys.check(bearer("sk-carol-0123456789")).name == "carol"
+    file.unlink()
+    keys.renew()
+    assert keys.check(bearer("sk-carol-0123456789")).name == "carol"
+    other.write_text("# Nobody for now.\n", "utf-8")
+    other.replace(file)
+    keys.renew()
+    with pytest.raises(UnauthorizedError):
+        keys.check(bearer("sk-carol-0123456789"))
+    assert "nobody is let in" in caplog.text
 
 
 async def test_a_running_frontend_takes_up_a_changed_file(
@@ -167,7 +230,8 @@ async def test_a_running_frontend_takes_up_a_changed_file(
 
 def test_a_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", f" {ALICE}\n")
-    assert keys_of(api_key_env="MY_KEY").check(bearer(ALICE)).name == "env"
+    key = keys_of(api_key_env="MY_KEY").check(bearer(ALICE))
+    assert (key.name, key.is_operator) == ("env", True)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="no environment variable MY_KEY"):
         keys_of(api_key_env="MY_KEY")
