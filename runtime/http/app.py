@@ -75,12 +75,16 @@ def build_app(
 
     async def health(_: Request) -> Response:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
-        told: dict[str, Any] = {"status": status_of(manager, admission)}
-        if admission.keys is None:
-            # Whoever has no key is told no figures of those who have.
-            told["models"], told["in_flight"] = manager.models(), admission.in_flight
-            told["waiting"] = admission.queue.length
-        return json_response(told, 200 if told["status"] == "ready" else 503)
+        told = status_of(manager, admission)
+        return json_response(
+            {
+                "status": told,
+                "models": manager.models(),
+                "in_flight": admission.in_flight,
+                "waiting": admission.queue.length,
+            },
+            200 if told == "ready" else 503,
+        )
 
     routes = [
         Route("/v1/models", list_models),

@@ -68,9 +68,9 @@ async def ask_legs(
 
 async def _fetch(url: str, key: str) -> ProcessView:
     status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX, key=key)
-    if status == HTTPStatus.UNAUTHORIZED:
-        what = "that key is none of its own" if key else "it wants a key; --key-env names one"
-        raise UnauthorizedError(f"401: {what}")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        what = "that key is no operator's" if key else "it wants a key; --key-env names one"
+        raise UnauthorizedError(f"{status}: {what}")
     try:
         if status == 200:
             return msgspec.json.decode(body, type=ProcessView)

@@ -100,7 +100,7 @@ async def _ask_at(look: FrontendLook, url: str, asking: Asking, key: str) -> Non
     ask = partial(fetch, timeout_s=asking.timeout_s, bytes_max=ANSWER_BYTES_MAX, key=key)
     code, body = await ask(f"{url}/status")
     # How it is it tells all, also where what it knows is for those with a key.
-    look.wants_key = code == HTTPStatus.UNAUTHORIZED
+    look.wants_key = code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
     health: Any = await fetch_json(f"{url}/health", timeout_s=asking.timeout_s)
     try:
         if code == HTTPStatus.OK:

@@ -101,7 +101,7 @@ def text_of(survey: Survey) -> str:
 
 async def test_a_frontend_that_wants_a_key_is_not_away(tmp_path: Path) -> None:
     """Only how it is can be asked without one."""
-    (tmp_path / "keys").write_text("sk-0123456789", "utf-8")
+    (tmp_path / "keys").write_text("root (operator): sk-0123456789", "utf-8")
     async with frontend(seen("live"), api_keys_file=str(tmp_path / "keys")) as url:
         look = FrontendLook("frontend", 0, url, "", is_named=True)
         survey = Survey(etcd="", cluster=None, frontend=None, frontends=[look])

@@ -110,7 +110,7 @@ async def test_what_tells_of_all_clients_is_for_operators(serve: Any, marked: Pa
         for path in ("/v1/models", "/openapi.json"):
             for each in headers:
                 assert (await client.get(path, headers=each)).status_code == 200
-        assert (await client.get("/health")).json() == {"status": "ready"}
+        assert (await client.get("/health")).json()["status"] == "ready"
     await running.wait_quiet()
 
 

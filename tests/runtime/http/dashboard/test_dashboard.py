@@ -91,7 +91,7 @@ def test_the_more_are_asked_the_rarer_it_looks(asked: int, expected_s: float) ->
 async def test_a_client_s_key_is_told_to_nobody_who_looks(tmp_path: Path) -> None:
     """And where clients need one the page is on the status port alone."""
     keys = tmp_path / "keys"
-    keys.write_text(f"alice: {KEY}\n", "ascii")
+    keys.write_text(f"alice (operator): {KEY}\n", "ascii")
     keys.chmod(0o600)
     async with open_small_cluster(http__api_keys_file=str(keys)) as cluster:
         assert (await cluster.http.get("/dashboard")).status_code != 200
