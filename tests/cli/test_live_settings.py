@@ -115,7 +115,7 @@ def test_all_are_listed_with_what_they_may_be(running: RunningCluster) -> None:
     set_live(running, "router.policy", "least_loaded")
     listed = running.place.run("config", "get").stdout
     assert 'router.policy = "least_loaded" (set)' in listed
-    assert "router.migrations_max = null (default)" in listed
+    assert "router.migrations_max = 3 (as configured)" in listed
     set_live(running, "router.policy", "--reset")
 
     wrong = running.place.run("config", "set", "router.policy", "kv")

@@ -176,6 +176,9 @@ def watch(
     _run(follow, sources)
 
 
+_OF_WORKERS, _OF_FRONTENDS = ("worker.", "disaggregation."), ("router.", "http.")
+
+
 def _in_force(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
     """What is in force, by process; nothing if none answers. Frontends route, and have the edge."""
     import trio
@@ -189,14 +192,16 @@ def _in_force(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
         survey = trio.run(survey_cluster, locate(sources))
     except TrinamoError:
         return []
-    views = [(each.name, each.view) for each in survey.frontends if each.view is not None]
-    told = [(name, view.cluster.settings) for name, view in views if view.cluster is not None]
+    views = [(each.name, each.view.cluster) for each in survey.frontends if each.view is not None]
+    told = [(name, known.settings, _OF_WORKERS) for name, known in views if known is not None]
     for each in survey.instances:
         values = (each.health or {}).get("settings")
-        own = values.items() if isinstance(values, dict) else ()
-        mine = {key: value for key, value in own if not key.startswith(("router.", "http."))}
-        told.append((each.name or f"worker {each.id}", mine))
-    return told
+        own = values if isinstance(values, dict) else {}
+        told.append((each.name or f"worker {each.id}", own, _OF_FRONTENDS))
+    return [
+        (who, {key: value for key, value in own.items() if not key.startswith(others)})
+        for who, own, others in told
+    ]
 
 
 def _run(action: Callable[[ControlPlane], Awaitable[Any]], sources: Sources) -> Any:
