@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -22,9 +23,9 @@ SETTLE_S: Final = 60.0
 SOCKETS_MORE: Final = 4
 RSS_MORE: Final = 0.03
 RSS_WINDOW_S: Final = 600.0
-RSS_WARM_S: Final = 90.0
-"""A process younger than this still loads what its first requests need."""
-RSS_LEAST_S: Final = 180.0
+RSS_WARM_S: Final = 300.0
+"""A process younger than this still fills what is bounded: rings of traces, caches, the allocator's arenas."""
+RSS_LEAST_S: Final = 120.0
 """Over less than this growth says nothing."""
 
 AT_REST: Final = {
@@ -178,12 +179,14 @@ class Memory:
 
     samples: dict[tuple[str, int], list[tuple[float, int]]] = attrs.field(factory=dict)
 
-    def look(self, now_s: float, born: Mapping[str, tuple[int, float]]) -> None:
-        """`born` has pid and birth by name."""
-        for name, (pid, born_s) in born.items():
-            rss = rss_bytes(pid)
-            if rss and now_s >= born_s + RSS_WARM_S:
-                self.samples.setdefault((name, pid), []).append((now_s, rss))
+    def look(self, now_s: float, born: Mapping[str, tuple[int, float]], file: Path) -> None:
+        """`born` has pid and birth by name; what is seen goes to `file` as well."""
+        with file.open("a", encoding="utf-8") as out:
+            for name, (pid, born_s) in born.items():
+                rss = rss_bytes(pid)
+                out.write(f"{now_s:.0f} {name} {pid} {now_s - born_s:.0f} {rss}\n")
+                if rss and now_s >= born_s + RSS_WARM_S:
+                    self.samples.setdefault((name, pid), []).append((now_s, rss))
 
     def table(self, now_s: float) -> tuple[list[str], list[str]]:
         """Growth of each that was old enough to tell, and those that grew too much."""

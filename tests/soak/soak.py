@@ -251,7 +251,7 @@ class Soak:
         while True:
             born = {each.name: (each.pid, each.born_s) for each in self.members if each.is_up}
             born |= {each.name: (each.pid, self.began_s) for each in self.servers if each.is_up}
-            self.memory.look(trio.current_time(), born)
+            self.memory.look(trio.current_time(), born, self.ledger.out / "memory.txt")
             await trio.sleep(5)
 
     async def _client(
