@@ -51,8 +51,12 @@ class Caller:
     )
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The number of the call, behind so many tokens that there is something to compute."""
-        assert request.messages is not None
+        """The number of the call, behind so many tokens that there is something to compute.
+
+        Tokens that were delivered already come as they are.
+        """
+        if request.messages is None:
+            return list(request.token_ids or ())
         prompt = request.messages[-1].content
         return [END] * len(prompt) + [END + 1 + zlib.crc32(prompt.encode()) % CALLS]
 

@@ -108,7 +108,7 @@ class StepEngine(Protocol):
         ...
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The prompt's tokens; raises `RequestError` if there are none for it."""
+        """The tokens of a prompt, or of `token_ids`, as delivered; `RequestError` if there are none."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
