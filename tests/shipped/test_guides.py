@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np  # noqa: F401 -- it cannot be imported twice, as `sys.modules` is put back
 import pytest
 import trio
 
@@ -31,6 +32,8 @@ SAID = {
     ("shout.py:engine", "times=3"): "SAY IT!!!",
     ("loaded.py:Engine", "path=words.txt"): "some words ",
     ("aio.py:engine",): "say it ",
+    ("tools.py:engine",): "yes",
+    ("batches.py:engine",): "nsrvyfpghzs",
 }
 """What each engine of the page answers to "say it", with the arguments that a command gives it."""
 
@@ -59,7 +62,19 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_every_file_of_the_worker_s_page_is_tested(engines: list[str]) -> None:
     asked = [name.partition(":")[0] for name, *_ in SAID]
 
-    assert sorted([*asked, "serve.py"]) == sorted(engines)
+    assert sorted([*asked, "serve.py", "test_mine.py"]) == sorted(engines)
+
+
+def test_the_page_s_tests_of_an_engine_pass(engines: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}", "test_mine.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "2 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("command", SAID, ids=lambda command: command[0])
@@ -68,7 +83,7 @@ async def test_every_engine_of_the_page_answers(
 ) -> None:
     name, *given = command
     arguments = dict(each.split("=") for each in given)
-    request = GenerateRequest(model="m", prompt="say it")
+    request = GenerateRequest(model="m", prompt="say it", max_tokens=11)
 
     with trio.fail_after(20):
         async with (
