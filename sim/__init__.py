@@ -61,7 +61,7 @@ from .net.links import Link, Links
 from .net.network import Network
 from .net.sockets import SimSocket
 from .own.scenario import own_scenario
-from .own.search import Found, Hint, search
+from .own.search import Found, Hint, examine, search
 from .scenario.liveness import heal_core
 
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "arm",
     "check_trio",
     "diff",
+    "examine",
     "first_difference",
     "heal_core",
     "own_scenario",

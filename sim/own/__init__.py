@@ -5,12 +5,13 @@ Read in this order: `scenario.py` (what a scenario function is), `source.py` (wh
 """
 
 from .scenario import file_stem, is_own, label_of, own_change, own_scenario, standing_hints
-from .search import Found, Hint, search
+from .search import Found, Hint, examine, search
 from .source import functions_of
 
 __all__ = [
     "Found",
     "Hint",
+    "examine",
     "file_stem",
     "functions_of",
     "is_own",

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 from typing_extensions import override
 
-from ..core.choices import Choice, ReplayChoices
+from ..core.choices import Choice, Choices, ReplayChoices
 from ..core.errors import Violation
 from ..explore.failure import Failure, save_failure
 from ..explore.picture import page_of
@@ -115,6 +115,28 @@ def search(
             return None
         first = min((kind.first for kind in progress.failures.values()), key=lambda run: run.seed)
         return _found(scenario, first, progress, out, shrink_cpu_s_max if shrink else 0.0)
+
+
+def examine(
+    run: Callable[..., object] | Scenario,
+    choices: Choices,
+    *,
+    out: Path | None = None,
+    shrink_cpu_s_max: float = 30.0,
+) -> Found | None:
+    """Play once, with decisions that somebody else drew, such as Hypothesis; what fails as `search` has it.
+
+    Hypothesis is told to leave its shrinking (`settings(phases=…)`): it plays ten times as many runs
+    to make less of it, and can save nothing.
+    """
+    scenario = run if isinstance(run, Scenario) else function_in_file(run)
+    with quietly():
+        first = played(scenario, choices).run
+        if first.finding is None:
+            return None
+        progress = Progress()
+        progress.add(first)
+        return _found(scenario, first, progress, out, shrink_cpu_s_max)
 
 
 def _swarm(

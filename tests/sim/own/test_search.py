@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.sim import BadScenario, Found, Hint, Violation, World, search
+from trinamo.sim import (
+    BadScenario,
+    Found,
+    Hint,
+    ReplayChoices,
+    Violation,
+    World,
+    examine,
+    search,
+)
 from trinamo.sim.core.choices import Choices
 from trinamo.sim.explore import Scenario, load_failure, replay
 
@@ -180,3 +189,21 @@ def test_a_search_that_finds_nothing_in_a_healthy_scenario_warns_of_nothing() ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search(honest, seeds=range(16))
+
+
+def test_what_hypothesis_drew_is_made_small_saved_and_told(tmp_path: Path) -> None:
+    """In the place of hundreds of numbers: what matters, and how to play it again."""
+
+    async def lucky(world: World) -> None:
+        dice = [world.choices.below(10, f"die {number}") for number in range(300)]
+        if dice[7] > 2 and dice[205] > 3:
+            raise Violation("no luck", "two dice show too much")
+
+    drawn = ReplayChoices([*range(9), 9] * 50, seed=3)
+    found = examine(lucky, drawn, out=tmp_path)
+    assert found is not None
+    assert [(each.label, each.value) for each in found.decisions] == [("die 7", 3), ("die 205", 4)]
+    assert found.page is not None
+    assert found.page.exists()
+    assert "no luck" in str(found)
+    assert examine(lucky, ReplayChoices([])) is None
