@@ -26,6 +26,9 @@ from trinamo.runtime.sinks import Sink
 RAISE_WORD: Final = "raise-after-"
 """A prompt with this word and a number makes the engine raise after so many tokens."""
 
+DEAF_WORD: Final = "deaf"
+"""One with this word makes it hear no Stop; Kill ends it all the same."""
+
 Note = Callable[..., None]
 Leg = Literal["whole", "prefill", "decode"]
 
@@ -113,7 +116,8 @@ class WatchedEngine:
         """As the engine's, with notes, and with the failure a prompt asks for."""
         with NotedAttempt(self._note, request, context) as attempt:
             attempt.raise_if_asked()
-            await self._engine.forward(request, context, _WatchedSink(attempt, sink))
+            heard = Context(context.id) if DEAF_WORD in _words(request) else context
+            await self._engine.forward(request, heard, _WatchedSink(attempt, sink))
 
     @asynccontextmanager
     async def prefill_and_keep(

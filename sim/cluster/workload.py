@@ -25,7 +25,7 @@ from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
-from .engines import RAISE_WORD
+from .engines import DEAF_WORD, RAISE_WORD
 from .roles import HTTP_PORT, MODEL, Process
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class ClientProfile:
     kill_reason: Reason = Reason.CLIENT_DISCONNECT
     raise_after: int = -1
     """Have the engine fail."""
+    is_deaf: bool = False
+    """Have the engine hear no Stop."""
     input_pause_s: float = 0.0
     """In an exchange: before each item of input, one for each token of the answer."""
     input_bytes: int = 0
@@ -83,8 +85,8 @@ class ClientProfile:
 
     @property
     def is_slow(self) -> bool:
-        """Whether what comes is not read at once."""
-        return bool(self.read_pause_s) or self.stall_after >= 0
+        """Whether what comes is not read at once, or a Stop not heeded."""
+        return bool(self.read_pause_s) or self.stall_after >= 0 or self.is_deaf
 
 
 @attrs.define
@@ -126,6 +128,8 @@ def make_request(
     words = [f"w{rng.randrange(1000)}" for _ in range(rng.randint(*profile.prompt_words))]
     if profile.raise_after >= 0:
         words.append(f"{RAISE_WORD}{profile.raise_after}")
+    if profile.is_deaf:
+        words.append(DEAF_WORD)
     tokens = rng.randint(*profile.output_tokens)
     message = ChatMessage("user", " ".join([name, *words]))
     return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens), tokens

@@ -11,6 +11,8 @@ from trinamo.runtime.caller.search import Search
 from trinamo.runtime.http.admission.queue import AdmissionQueue
 from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.http.streaming import Delivery
+from trinamo.runtime.metrics.metrics import SUCCESS
+from trinamo.runtime.metrics.worker import WorkerRecord
 
 from .planting import Patch, bug
 
@@ -46,6 +48,18 @@ def nobody_waits() -> list[Patch]:
 def nobody_is_unknown() -> list[Patch]:
     """A model whose workers are all gone was never heard of."""
     return [(ModelManager, "_check_away", lambda *_: None)]
+
+
+@bug
+def the_cancelled_stay_counted() -> list[Patch]:
+    """A worker's gauge of requests falls with those that end well, and not with those that are killed."""
+    end = WorkerRecord.end
+
+    def ends(self: Any) -> None:
+        end(self)
+        self.tally.in_flight.value += self.outcome != SUCCESS
+
+    return [(WorkerRecord, "end", ends)]
 
 
 @bug

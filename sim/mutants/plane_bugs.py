@@ -102,6 +102,18 @@ def renewal_that_failed_waits_a_ttl() -> list[Patch]:
 
 
 @bug
+def incarnations_begin_anew() -> list[Patch]:
+    """A process that lost its lease counts the next one as its first."""
+    lost = Registrar._lost  # noqa: SLF001 -- what is replaced
+
+    def forgets(self: Any, error: Any) -> None:
+        lost(self, error)
+        self.state.incarnation = 0
+
+    return [(Registrar, "_lost", forgets)]
+
+
+@bug
 def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
     # Each would do to keep a herd apart: one dials, one opens streams, the others register and renew.
