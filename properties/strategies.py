@@ -54,21 +54,20 @@ controls: st.SearchStrategy[Control] = st.one_of(
 )
 """Everything that has a frame, with any legal content."""
 
-events = st.sampled_from(
-    [
-        Handshake("s", StreamType.RESPONSE),
-        Opened(),
-        Declined(EngineError("")),
-        Data(b"x"),
-        Sentinel(),
-        Failed(EngineError("")),
-        Stop(),
-        Kill(),
-        Refused("", ""),
-        Closed(),
-    ]
-)
+WORDS: list[Control] = [
+    Handshake("s", StreamType.RESPONSE),
+    Opened(),
+    Declined(EngineError("")),
+    Data(b"x"),
+    Sentinel(),
+    Failed(EngineError("")),
+    Stop(),
+    Kill(),
+    Refused("", ""),
+    Closed(),
+]
 """One of every step there is, for walks over the tables."""
+events = st.sampled_from(WORDS)
 
 instances = st.builds(
     Instance,

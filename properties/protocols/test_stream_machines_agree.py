@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from properties.strategies import events
+from properties.strategies import WORDS as ALL_WORDS, events
 from trinamo.runtime.errors import LocalProtocolError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import (
     Closed,
@@ -30,9 +32,18 @@ from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM, Ca
 
 ALL = pytest.mark.parametrize("tables", [RESPONSE_STREAM, REQUEST_STREAM], ids=lambda t: t.name)
 
-# Who acts, whether it speaks or listens, and what it would say.
-moves = st.lists(st.tuples(st.sampled_from(Role), st.booleans(), events), max_size=40)
-Move = tuple[Role, bool, Control]
+WORDS = {type(word): word for word in ALL_WORDS}
+ENDS = (Closed, Kill, Refused, Declined)
+"""Words after which little follows."""
+Move = tuple[Role, bool, Control | int]
+"""Who acts, whether it speaks or listens, and what it would say: a word, or which of the legal ones."""
+
+# Of words drawn blindly most are refused, and the first farewell ends the story: one in eight is.
+_word = st.integers(0, 60).flatmap(
+    lambda number: st.just(number) if number % 8 else st.sampled_from(list(WORDS.values()))
+)
+# Lists of Hypothesis' own length have six; a move that does nothing is its dullest.
+moves = st.lists(st.tuples(st.sampled_from(Role), st.booleans(), _word), min_size=30, max_size=40)
 
 
 @attrs.define
@@ -128,10 +139,22 @@ class Conversation:
             self.heard[role].append(event)
             self.stories[role].heard.append(type(event))
 
+    def legal(self, role: Role) -> list[Control]:
+        """What it may say now."""
+        allowed = RULES[self.tables.name, role](self.stories[role])
+        return [word for each, word in WORDS.items() if each in allowed]
+
     def play(self, moves: list[Move]) -> None:
-        for role, speaks, event in moves:
-            if speaks:
-                self.say(role, event)
+        for role, speaks, word in moves:
+            legal = self.legal(role)
+            if speaks and isinstance(word, int):
+                # One in five, or every story is short.
+                stays = [each for each in legal if word % 5 == 0 or not isinstance(each, ENDS)]
+                if stays:
+                    self.say(role, stays[word % len(stays)])
+            elif speaks:
+                assert not isinstance(word, int)
+                self.say(role, word)
             else:
                 self.hear(role)
         for role in Role:
@@ -188,6 +211,66 @@ def test_a_caller_hears_one_end_mark_at_most_and_no_item_after_it(moves: list[Mo
     if wanted and marks:
         assert len(marks) == 1
         assert not any(isinstance(event, Data) for event in heard[marks[0] :])
+
+
+Place = tuple[object, ...]
+ON_THE_WAY_MAX = 2
+
+
+def place_of(talk: Conversation) -> Place:
+    """All that what follows depends on."""
+    stories = [
+        (
+            frozenset(story.said),
+            frozenset(story.heard),
+            frozenset(story.heard_before_leaving),
+        )
+        for story in talk.stories.values()
+    ]
+    states = [tuple(end.states.values()) for end in talk.ends.values()]
+    return (*states, *(tuple(map(type, wire)) for wire in talk.wires.values()), *stories)
+
+
+def copy_of(talk: Conversation) -> Conversation:
+    made = Conversation(talk.tables)
+    for role in Role:
+        made.ends[role].states = dict(talk.ends[role].states)
+        made.wires[role] = deque(talk.wires[role])
+        made.heard[role] = talk.heard[role][:]
+        story = talk.stories[role]
+        made.stories[role] = Story(story.said[:], story.heard[:], story.heard_before_leaving[:])
+    return made
+
+
+def walk(tables: Tables) -> dict[Role, set[Enum]]:
+    """Go everywhere, with every word at every place; the states that each end was in."""
+    start = Conversation(tables)
+    met: dict[Role, set[Enum]] = {role: set() for role in Role}
+    seen, waiting = {place_of(start)}, [start]
+    while waiting:
+        talk = waiting.pop()
+        for role in Role:
+            met[role].add(talk.ends[role].states[role])
+            ways: list[Callable[[Conversation], object]] = []
+            if talk.wires[role.other]:
+                ways.append(partial(Conversation.hear, role=role))
+            if len(talk.wires[role]) < ON_THE_WAY_MAX:
+                ways += [partial(Conversation.say, role=role, event=word) for word in ALL_WORDS]
+            for go in ways:
+                next_talk = copy_of(talk)
+                go(next_talk)
+                place = place_of(next_talk)
+                if place not in seen:
+                    seen.add(place)
+                    waiting.append(next_talk)
+    return met
+
+
+@pytest.mark.slow
+@ALL
+def test_every_word_is_right_at_every_place_that_two_ends_can_reach(tables: Tables) -> None:
+    """With two words on the way in each direction: no word, and no crossing of words, is left out."""
+    assert walk(tables) == {role: set(tables.transitions[role]) for role in Role}
 
 
 @given(moves=moves)
