@@ -119,7 +119,12 @@ async def test_a_language_model_answers_the_same_whichever_process_has_read_the_
     from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME
 
     questions = QUESTIONS[:count]
-    settings = {"disaggregation.mode": mode, "worker.context_tokens_max": 512}
+    settings = {
+        "disaggregation.mode": mode,
+        "worker.context_tokens_max": 512,
+        # Two workers that are started by themselves would each take all cores, and wait by spinning.
+        "worker.threads": 1,
+    }
     async with pair(tmp_path, "llamacpp", **settings) as (cluster, decode, prefill):
         found = await answers(cluster, MODEL_NAME, questions)
         remote = await metric(cluster, decode, "prefills_total", where="remote", mode=mode)
@@ -129,4 +134,5 @@ async def test_a_language_model_answers_the_same_whichever_process_has_read_the_
     async with open_llamacpp_engine(context_tokens_max=512) as engine:
         assert found == await alone(engine, questions)
     assert (remote, computed) == (count, 0)
-    assert elsewhere > 16 * count
+    # What the questions have in common it computes once.
+    assert elsewhere >= count

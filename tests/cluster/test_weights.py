@@ -55,6 +55,7 @@ class Site:
             "event_plane.nats.servers": self.cluster.nats.url,
             "event_plane.nats.token": self.cluster.nats.token,
             "worker.engine": "llamacpp",
+            "worker.threads": 1,
         }
         given = {key.replace("__", "."): value for key, value in settings.items()}
         self.count += 1
