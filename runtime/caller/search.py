@@ -120,8 +120,18 @@ class Search:
         is_last = self._named is not None or len(self._tried) >= self._attempts_max
         context = self._context
         is_over = context.is_stopped or is_suspect(context)
-        if is_over or (is_last and not self._waits_for_room):
+        if is_over or (is_last and not self._waits_for_room and not self._reached_nobody(error)):
             raise error
+
+    def _reached_nobody(self, error: TrinamoError) -> bool:
+        """Whether it may go on beyond `attempts_max`: nothing was tried, and there is time to wait.
+
+        All that were there died at once, and are listed until their leases end.
+        """
+        if self._patience is None or self._named is not None or not isinstance(error, ConnectError):
+            return False
+        self._until = self._until or trio.current_time() + self._router.wait_s
+        return trio.current_time() < self._until
 
     @property
     def _waits_for_room(self) -> bool:

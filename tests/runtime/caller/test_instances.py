@@ -221,7 +221,9 @@ def test_a_connection_that_stands_again_makes_up_for_its_loss() -> None:
     assert record.presence is Presence.STALE
 
 
-def test_who_joins_again_after_leaving_begins_without_a_connection_but_with_its_requests() -> None:
+async def test_who_joins_again_after_leaving_begins_without_a_connection_but_with_its_requests() -> (
+    None
+):
     table = reached(A)
     record, request = table.record(A), Request(is_waiting=False)
     with table.flight(A.id, request):

@@ -85,9 +85,11 @@ async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had() -> 
 
 
 async def test_a_tenant_is_told_nothing_of_what_another_has_asked(tmp_path: Path) -> None:
-    """Or it could guess the other's prompt, a block at a time."""
+    """Or it could guess the other's prompt, a block at a time. Operators are told the most."""
     keys = tmp_path / "keys"
-    keys.write_text("alice: sk-alice-0123456789\nbob: sk-bob-0123456789\n", "utf-8")
+    keys.write_text(
+        "alice (operator): sk-alice-0123456789\nbob (operator): sk-bob-0123456789\n", "utf-8"
+    )
     alice = {"authorization": "Bearer sk-alice-0123456789"}
     bob = {"authorization": "Bearer sk-bob-0123456789"}
     async with open_cluster("kv", http__api_keys_file=str(keys)) as (client, workers):

@@ -61,6 +61,33 @@ async def test_one_that_was_lost_is_asked_again_once_it_is_well(autojump_clock: 
     assert 5 <= trio.current_time() <= 5 + 2 * LOOK_INTERVAL_S
 
 
+@pytest.mark.parametrize("comes_one", [True, False])
+async def test_when_all_have_died_at_once_the_next_that_joins_is_waited_for(
+    autojump_clock: MockClock, comes_one: bool
+) -> None:
+    """They are listed until their leases end; who was not reached was no attempt."""
+    made = router("1", "2", "3", "4", "5")
+    seeking, tried = search(made, attempts_max=3), []
+
+    async def seek() -> str:
+        while True:
+            found = await seeking.choose()
+            if found.id == "9":
+                return found.id
+            tried.append(found.id)
+            seeking.fail(found, ConnectError("refused"))
+
+    async with trio.open_nursery() as nursery:
+        if comes_one:
+            nursery.start_soon(comes, made, "9", 1.5)
+            assert await seek() == "9"
+            assert sorted(tried) == ["1", "2", "3", "4", "5"]
+        else:
+            with pytest.raises((UnavailableError, ConnectError)):
+                await seek()
+            assert 10 <= trio.current_time() <= 10 + 2 * LOOK_INTERVAL_S
+
+
 async def test_in_the_end_nobody_is_there(autojump_clock: MockClock) -> None:
     """It is one error whatever came before, and it says what that was."""
     made = router("1")
