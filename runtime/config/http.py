@@ -101,7 +101,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Bytes,
         about(
             "Bytes of request bodies held at once, beyond the first 64 KiB of each; one more is a"
-            " 503."
+            " 503: for the oldest that is still on its way, of the address or key that sends most, or"
+            " if there is none, for itself."
         ),
     ] = 256 << 20
     answer_bytes_max: Annotated[
@@ -114,6 +115,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             "Of all of them at once, beyond the first 64 KiB of each; what does not fit is a 503."
         ),
     ] = 256 << 20
+    bodies_max: Annotated[
+        Count,
+        about(
+            "Request bodies that may be on their way at once, 64 KiB of a longer one counting as one"
+            " more; one too many is a 503 for the oldest of the address or key that sends most. Only"
+            " whole ones count as `requests_max`."
+        ),
+    ] = 4096
     body_timeout_s: Annotated[Seconds, about("For the whole request body to arrive.")] = 30.0
     header_bytes_max: Annotated[FrameBytes, about("A larger request head ends the connection.")] = (
         32_768
@@ -121,6 +130,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     backlog_bytes_max: Annotated[
         Bytes, about("Answer bytes a slow client may leave unread before its stream waits.")
     ] = 65_536
+    backlogs_bytes_max: Annotated[
+        Bytes,
+        about(
+            "Answer bytes that all slow clients together may leave unread, 16 KiB counted for each"
+            " stream of HTTP/2 besides; beyond it the address that leaves most loses the oldest of its"
+            " connections or streams. Not of HTTP/1.1 over TLS, or by hypercorn."
+        ),
+    ] = 128 << 20
     requests_max: Annotated[
         Count, about("Requests at once; one more waits (`queue_max`) or is a 503.")
     ] = 4096

@@ -1,14 +1,20 @@
 """How much memory the bodies of all requests may take together, and what is kept of their answers.
 
-A bound for each body and a bound of connections multiply to far more than a process has. What this
-file does not do: read (`exchange.py`).
+A bound for each body and a bound of connections multiply to far more than a process has, and who
+sends half of one holds what others need. What this file does not do: read (`exchange.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Self
 
+import trio
+
 from ..errors import OverloadedError
+from .admission.shares import Budget
+from .status import BodyTimeoutError
 
 SMALL_BODY_BYTES: Final = 1 << 16
 """So much of each body is not counted: the bound of requests bounds it, and clients that hold long
@@ -18,14 +24,16 @@ bodies do not keep short ones out."""
 class Bodies:
     """At most `bytes_max` bytes of bodies at once, beyond the first `SMALL_BODY_BYTES` of each.
 
-    Or, if they `are_answers`, of what is kept of those: work that was done.
+    And `count_max` on their way. At either bound the party that has most on its way loses the
+    oldest of them. Or, if they `are_answers`, of what is kept of those: work that was done.
     """
 
-    def __init__(self, bytes_max: int, *, are_answers: bool = False) -> None:
+    def __init__(self, bytes_max: int, count_max: int = 4096, *, are_answers: bool = False) -> None:
         self.bytes_max, self.are_answers = bytes_max, are_answers
         self.bound = "answers_bytes_max" if are_answers else "bodies_bytes_max"
-        self.bytes_held = 0
-        """Zero at quiescence."""
+        self.bytes_held = self.bytes_arriving = 0
+        """The second is a part of the first. Zero at quiescence, as is `arriving`."""
+        self.arriving = Budget("http.bodies_max", count_max * SMALL_BODY_BYTES)
 
 
 class Body:
@@ -34,11 +42,14 @@ class Body:
     A context manager; nothing of it is held after leaving.
     """
 
-    __slots__ = ("_bodies", "_counted")
+    __slots__ = ("_bodies", "_counted", "_has_given_way", "_party", "_scope")
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, bodies: Bodies, party: str = "") -> None:
+        self._bodies, self._party = bodies, party
         self._counted = 0
+        self._scope: trio.CancelScope | None = None
+        """While it arrives."""
+        self._has_given_way = False
 
     def __enter__(self) -> Self:
         return self
@@ -46,16 +57,55 @@ class Body:
     def __exit__(self, *_: object) -> None:
         self.hold(0)
 
+    @contextmanager
+    def arriving(self, timeout_s: float) -> Iterator[None]:
+        """Inside, what has not come is waited for.
+
+        Raises `BodyTimeoutError`, or `OverloadedError` if it had to give way to others.
+        """
+        bodies = self._bodies
+        with trio.move_on_after(timeout_s) as scope:
+            self._scope = scope
+            bodies.bytes_arriving += self._counted
+            bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + self._counted)
+            try:
+                yield
+            finally:
+                self._arrived()
+        if scope.cancelled_caught and self._has_given_way:
+            raise OverloadedError(
+                "too many bodies are on their way, of which this was the oldest of whoever sends most",
+                bound="bodies_max",
+                value=bodies.arriving.amount_max // SMALL_BODY_BYTES,
+            )
+        if scope.cancelled_caught:
+            raise BodyTimeoutError(f"the body was not complete within {timeout_s:g} s")
+
+    def give_way(self) -> None:
+        """See `Holder`."""
+        scope, self._has_given_way = self._scope, True
+        self._arrived()
+        self.hold(0)
+        if scope is not None:
+            scope.cancel()
+
+    def _arrived(self) -> None:
+        if self._scope is not None:
+            self._scope = None
+            self._bodies.bytes_arriving -= self._counted
+            self._bodies.arriving.hold(self._party, self, 0)
+
     def check(self, size: int) -> None:
-        """Raise `OverloadedError` unless a body of `size` bytes finds room now.
+        """Raise `OverloadedError` unless `size` bytes find room beside the bodies that have arrived.
 
         Nothing is set aside for what is only announced.
         """
-        bodies = self._bodies
-        more = self._count(size) - self._counted
-        if more > 0 and bodies.bytes_held + more > bodies.bytes_max:
+        bodies, own = self._bodies, self._counted if self._scope is None else 0
+        more = self._count(size) - own
+        whole = bodies.bytes_held - bodies.bytes_arriving
+        if more > 0 and whole + more > bodies.bytes_max:
             raise OverloadedError(
-                f"the requests under way hold {bodies.bytes_held} bytes of long bodies; at most"
+                f"the requests under way hold {whole} bytes of long bodies; at most"
                 f" {bodies.bytes_max} may be held at once ({bodies.bound})",
                 bound=bodies.bound,
                 value=bodies.bytes_max,
@@ -64,12 +114,20 @@ class Body:
 
     def hold(self, size: int) -> None:
         """It has `size` bytes now; raises `OverloadedError`, and then holds what it held."""
-        counted = self._count(size)
+        bodies, counted = self._bodies, self._count(size)
         if counted == self._counted:
             return
         self.check(size)
-        self._bodies.bytes_held += counted - self._counted
+        # Each that has to give way may be this one.
+        while bodies.bytes_held + counted - self._counted > bodies.bytes_max:
+            if not bodies.arriving.evict():
+                break
+        bodies.bytes_held += counted - self._counted
+        if self._scope is not None:
+            bodies.bytes_arriving += counted - self._counted
         self._counted = counted
+        if self._scope is not None:
+            bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + counted)
 
     @staticmethod
     def _count(size: int) -> int:

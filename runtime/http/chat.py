@@ -118,9 +118,10 @@ class Inference:
             party = tenant or party_of(exchange.address)
             with (
                 self._admission.arriving(arrived.id, party) as ticket,
-                Body(self._admission.bodies) as body,
+                Body(self._admission.bodies, party) as body,
             ):
                 read = Read(await self._read(exchange, body, party), body, tenant)
+                self._admission.arrived(ticket)
                 arrived.leg.mark("body")
                 ticket.sees_workers = key is None or key.is_operator
                 record = await self._answer(read, ticket, exchange, arrived, headers, deadline)

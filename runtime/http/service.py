@@ -30,6 +30,7 @@ from .admission.cors import Cors
 from .admission.keys import ApiKeys
 from .admission.rate import RateLimit
 from .app import build_app, build_handlers, exchange_routes, status_of
+from .bodies import Bodies
 from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.scraping import ScrapeTargets
@@ -57,7 +58,7 @@ class HttpService:
         self.admission = Admission(
             metrics,
             requests_max=config.requests_max,
-            bodies_bytes_max=config.bodies_bytes_max,
+            bodies=Bodies(config.bodies_bytes_max, config.bodies_max),
             answers_bytes_max=config.answers_bytes_max,
         )
         if config.cors_origins:
@@ -166,7 +167,13 @@ class HttpService:
         if self._has_run:
             raise LocalProtocolError("an HttpService runs once; build another")
         self._has_run = True
-        server = Server(self.app, self.config, metrics=self.metrics, handlers=self.handlers)
+        server = Server(
+            self.app,
+            self.config,
+            metrics=self.metrics,
+            rng=self._manager.env.rng,
+            handlers=self.handlers,
+        )
         self.server = server
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)

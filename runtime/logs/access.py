@@ -4,7 +4,7 @@
 and the looks of a frontend whose upstream this is, leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
 a usual one's time: a frontend writes thousands a second. They are not held back as a flood is, for
 each costs its client a whole request; a reader that is too slow loses lines as with any other
-(`trinamo_log_lines_lost_total`); but those without a key of ours cost nobody anything, and are one line a second with a count. Who asked, who answered and which model come from the scope
+(`trinamo_log_lines_lost_total`); but those without a key of ours, and what the listener itself refuses, cost nobody anything, and are one line a second of a kind with a count. Who asked, who answered and which model come from the scope
 (`fields.py`).
 """
 
@@ -64,8 +64,8 @@ class AccessLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._log = logging.getLogger(ACCESS_LOGGER)
-        self._stranger_from, self._strangers = -math.inf, 0
-        """When the next line about a wrong key may be written, and how many were not since the last."""
+        self._cheap: dict[tuple[int, str], tuple[float, int]] = {}
+        """When the next line about such a refusal may be written, and how many were not since the last."""
 
     def now(self) -> float:
         """The time that durations are measured with."""
@@ -81,6 +81,7 @@ class AccessLog:
         began_at: float,
         is_success: bool,
         is_probe: bool = False,
+        is_cheap: bool = False,
         error: str = "",
         first_token_s: float | None = None,
         **fields: int,
@@ -93,15 +94,16 @@ class AccessLog:
         level = logging.DEBUG if is_probe else logging.INFO if is_success else FAILED
         if not self._log.isEnabledFor(level):
             return
-        if outcome == STRANGER:
-            # Who has no key may come as often as he likes: he costs a line a second.
+        if is_cheap or outcome == STRANGER:
+            # Whoever is sent away may come as often as he likes: he costs a line a second.
             now = self._clock.now()
-            if now < self._stranger_from:
-                self._strangers += 1
+            begins_at, held_back = self._cheap.get((status, outcome), (-math.inf, 0))
+            if now < begins_at:
+                self._cheap[status, outcome] = begins_at, held_back + 1
                 return
-            self._stranger_from = now + 1
-            if self._strangers:
-                fields["held_back"], self._strangers = self._strangers, 0
+            self._cheap[status, outcome] = now + 1, 0
+            if held_back:
+                fields["held_back"] = held_back
         told = {
             "method": _text(method),
             "path": cut(_text(path), _PATH_CHARACTERS_MAX),

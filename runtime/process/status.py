@@ -116,5 +116,5 @@ async def _open(
     if service is not None:
         more += operator_routes(service.full_view, service.targets)
     app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
-    server = Server(app, section, metrics=runtime.metrics, handlers=handlers)
+    server = Server(app, section, metrics=runtime.metrics, rng=runtime.env.rng, handlers=handlers)
     return url_of(host, await nursery.start(server.serve))

@@ -31,10 +31,10 @@ class Admission:
         metrics: Metrics,
         *,
         requests_max: int = 4096,
-        bodies_bytes_max: int = 256 << 20,
+        bodies: Bodies | None = None,
         answers_bytes_max: int = 256 << 20,
     ) -> None:
-        self.bodies = Bodies(bodies_bytes_max)
+        self.bodies = bodies or Bodies(256 << 20)
         self.answers = Bodies(answers_bytes_max, are_answers=True)
         """What is kept of answers until they are whole."""
         self.requests_max = requests_max
@@ -55,7 +55,7 @@ class Admission:
             "requests_refused", "Requests that the frontend itself refused, by the bound", "bound"
         )
         self._here: dict[str, int] = {}
-        """How many requests of each party arrive, wait or are in flight; none is zero."""
+        """How many requests of each party have arrived and are not over; none is zero."""
         self._reading = self._number = 0
         self._root = Context("http")
         self._idle: trio.Event | None = None
@@ -70,32 +70,42 @@ class Admission:
 
     @contextmanager
     def arriving(self, request_id: str, party: str) -> Iterator[Ticket]:
-        """A request of `party` is here, from before its body is read to the end of its answer.
+        """A request of `party`, from before its body is read to the end of its answer.
 
         Raises `UnavailableError` while draining, `OverloadedError` where not even to wait is room,
-        but for a party that has less than its share, or if what it asks comes too often. A drain
-        does not wait for one that arrives: it is in flight once it is admitted.
+        but for a party that has less than its share, or if what it asks comes too often. It takes
+        no room before it `arrived`: half a body keeps nobody out. A drain does not wait for one
+        that arrives: it is in flight once it is admitted.
         """
         if self.is_draining:
             raise _draining()
-        here, places = self._here, self.requests_max + self.queue.length_max
-        share = places // (len(here) + (party not in here))
-        taken = self._reading + self.in_flight + self.queue.length
-        if taken >= places and here.get(party, 0) >= share:
-            raise self._over()
+        self._check_room(party)
         if self.rate is not None:
             self.rate.take(party)
         self._number += 1
-        self._reading += 1
-        here[party] = here.get(party, 0) + 1
         ticket = Ticket(request_id, party, self._number)
         try:
             yield ticket
         finally:
-            self._reading -= ticket.is_read_in
-            here[party] -= 1
-            if not here[party]:
-                del here[party]
+            if ticket.has_arrived:
+                self._reading -= ticket.is_read_in
+                self._here[party] -= 1
+                if not self._here[party]:
+                    del self._here[party]
+
+    def arrived(self, ticket: Ticket) -> None:
+        """Its body is whole. Raises `OverloadedError` as `arriving` does."""
+        self._check_room(ticket.party)
+        ticket.has_arrived = ticket.is_read_in = True
+        self._reading += 1
+        self._here[ticket.party] = self._here.get(ticket.party, 0) + 1
+
+    def _check_room(self, party: str) -> None:
+        here, places = self._here, self.requests_max + self.queue.length_max
+        if self._reading + self.in_flight + self.queue.length < places:
+            return
+        if here.get(party, 0) >= places // (len(here) + (party not in here)):
+            raise self._over()
 
     def check_load(self, engines: Iterable[Engine], party: str) -> None:
         """Raise `OverloadedError` if all of `engines` are busy, and `party` may not wait for them.

@@ -48,8 +48,10 @@ class Ticket:
     """Whose it is: see `shares.py`."""
     number: int = 0
     """Which one it was of those that came."""
-    is_read_in: bool = True
-    """Its body arrives, or was not understood yet."""
+    has_arrived: bool = False
+    """Its body is whole: it counts."""
+    is_read_in: bool = False
+    """And was not understood yet."""
     sees_workers: bool = True
     """Whether its client is told who answers: a tenant is not, for others are there, too."""
     model: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from .hosts import HostPolicy
 from .listening import open_listeners
 from .native.driver import NativeDriver
 from .phases import Driver
-from .refusals import overload_response
+from .refusals import Refusals
 from .sockets import configure_socket
 from .tls.certificates import Certificates, find_certificate_faults
 from .tls.series import CertificateSeries
@@ -57,9 +58,11 @@ class Server:
         config: HttpConfig,
         *,
         metrics: Metrics,
+        rng: random.Random,
         handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
+        self._refusals = Refusals(metrics.clock, rng, config.request_id_headers)
         self._open = metrics.gauge("connections", "Open connections", "kind").labels("http")
         self._taken = metrics.counter(
             "connections_taken", "HTTP connections closed for new ones, at the bound"
@@ -72,13 +75,15 @@ class Server:
         changed = self._connections.update
         self._driver: Driver[Any]
         if config.server == "native" and not has_tls:
-            self._driver = NativeDriver(app, handlers, config, hosts, metrics.clock, changed)
+            self._driver = NativeDriver(app, handlers, config, hosts, self._refusals, changed)
         else:
             # Most processes never need it, and it would cost each of them some megabytes.
             from .hypercorn_server.driver import HypercornDriver  # noqa: PLC0415
 
-            self._driver = HypercornDriver(app, config, hosts, changed, self._certificates)
-        self._refusals = 0
+            self._driver = HypercornDriver(
+                app, config, hosts, self._refusals, changed, self._certificates
+            )
+        self._refusing = 0
         self._closing = trio.Event()
         self._drained = trio.Event()
 
@@ -171,19 +176,19 @@ class Server:
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         """Say 503 to a connection over the limit, none of which is idle."""
-        if self._certificates is not None or self._refusals >= REFUSALS_MAX:
+        if self._certificates is not None or self._refusing >= REFUSALS_MAX:
             # Words would need a handshake, which is what there is too much of.
             await trio.aclose_forcefully(stream)
             return
-        self._refusals += 1
+        self._refusing += 1
         try:
             with trio.move_on_after(REFUSAL_S):
-                await stream.send_all(overload_response(self._config.connections_max))
+                await stream.send_all(self._refusals.overload(self._config.connections_max))
                 await stream.send_eof()
                 while await stream.receive_some():
                     pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:
-            self._refusals -= 1
+            self._refusing -= 1
             stream.socket.close()

@@ -18,6 +18,8 @@ PREFACE_START: Final = b"PRI * HTTP/"
 HOST_VALUE: Final = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%\[\]:]*")
 """What a Host header may hold: one authority (RFC 3986, section 3.2)."""
 VERSIONS: Final = (b"1.0", b"1.1")
+HEADERS_MAX: Final = 100
+"""Of one request, whichever version of HTTP it speaks."""
 
 
 @attrs.frozen
@@ -36,6 +38,7 @@ FOLDED: Final = HeadFault(400, "a header is folded over two lines, which is obso
 TWO_LENGTHS: Final = HeadFault(
     400, "the body's length is given twice: by content-length and by transfer-encoding"
 )
+TOO_MANY: Final = HeadFault(431, f"there are more than {HEADERS_MAX} headers, which is the limit")
 CHUNKS_IN_1_0: Final = HeadFault(400, "HTTP/1.0 knows no transfer-encoding")
 
 
@@ -48,7 +51,11 @@ def find_fault_in_bytes(data: bytes) -> HeadFault | None:
         return OTHER_VERSION
     end = data.find(b"\r\n\r\n")
     head = data if end < 0 else data[: end + 2]
-    if head.count(b"\n") != head.count(b"\r\n"):
+    lines = head.count(b"\n")
+    if lines > HEADERS_MAX + 1:
+        # Before any of them is parsed.
+        return TOO_MANY
+    if lines != head.count(b"\r\n"):
         return BARE_LF
     if b"\n " in head or b"\n\t" in head:
         return FOLDED

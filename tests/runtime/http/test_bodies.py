@@ -10,6 +10,7 @@ import httpx
 import pytest
 import trio
 
+from tests.runtime.http.running import on_every_server
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http import HttpService
@@ -60,24 +61,24 @@ async def read_answer(stream: trio.SocketStream) -> bytes:
     return received
 
 
-async def test_a_body_that_finds_no_room_is_told_to_come_later_before_it_is_read(
-    serve: Any,
-) -> None:
+async def test_a_long_body_takes_the_room_of_the_oldest_that_has_not_come(serve: Any) -> None:
+    """Before: it was a 503, for as long as somebody held half a body."""
     running = await serve(bodies_bytes_max=1_000_000)
     bodies = running.service.admission.bodies
     held = await start(running, 1_000_000, 900_000)
     await running.wait_for(lambda: bodies.bytes_held >= 800_000)
-    late = await start(running, 500_000, 0)
-    answer = await read_answer(late)
+    async with running.client() as client:
+        # Short ones find room whatever the long ones hold.
+        assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+        assert bodies.bytes_held >= 800_000
+        late = await client.post("/v1/completions", json={"prompt": "a" * 500_000})
+    assert late.status_code == 200
+    answer = await read_answer(held)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1\r\n" in answer
     assert b'"code":"overloaded"' in answer
-    # Short ones find room whatever the long ones hold.
-    async with running.client() as client:
-        assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
     await held.aclose()
-    await late.aclose()
-    await running.wait_for(lambda: bodies.bytes_held == 0)
+    await running.wait_for(lambda: bodies.bytes_held == bodies.arriving.amount == 0)
     await running.wait_quiet()
 
 
@@ -129,21 +130,29 @@ async def test_a_request_is_counted_until_its_answer_ends_but_not_its_blanks(ser
     await running.wait_quiet()
 
 
-async def test_requests_whose_bodies_arrive_count_as_requests(serve: Any) -> None:
-    """Admission comes before the body: else only connections would bound what is read."""
-    running = await serve(requests_max=2, queue_max=0)
-    held = [await start(running, 100, 1) for _ in range(2)]
+@on_every_server
+async def test_half_bodies_keep_nobody_out_and_are_bounded(serve: Any) -> None:
+    """Before: each counted as a request, so that a crowd of them made all others a 503."""
+    running = await serve(requests_max=2, queue_max=0, bodies_max=5)
+    bodies = running.service.admission.bodies
+    held = []
+    for count in range(1, 8):
+        held.append(await start(running, 100, 1))
+        await running.wait_for(
+            lambda count=count: running.value("connections", kind="http") == count
+        )
+        await running.wait_for(lambda count=count: bodies.arriving.amount >= min(count, 5) << 16)
     async with running.client() as client:
-        await running.wait_for(lambda: running.value("connections", kind="http") == 2)
         response = await client.post("/v1/completions", json={"prompt": "hi"})
-        assert response.status_code == 503
-        assert "2 requests are under way" in response.json()["error"]["message"]
-        for stream in held:
-            await stream.aclose()
-        with trio.fail_after(5):
-            while response.status_code == 503:
-                response = await client.post("/v1/completions", json={"prompt": "hi"})
         assert response.status_code == 200
+    for stream in held[:2]:
+        answer = await read_answer(stream)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"on their way" in answer
+    assert bodies.arriving.amount <= 5 << 16
+    for stream in held:
+        await stream.aclose()
+    await running.wait_for(lambda: bodies.arriving.amount == 0)
     await running.wait_quiet()
 
 

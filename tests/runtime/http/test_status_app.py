@@ -20,7 +20,7 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
     metrics.gauge("lease_state", "The lease", "state").labels("granted").set(1)
     health = Health(is_ready=True, status="ready", facts={"instance": "7"})
     app = build_status_app(metrics, traces, lambda: health)
-    server = Server(app, HttpConfig(port=0), metrics=metrics)
+    server = Server(app, HttpConfig(port=0), metrics=metrics, rng=env.rng)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:

@@ -30,7 +30,6 @@ import trio
 
 from ....protocol.openai.http_head import HeadFault
 from ..phases import Phase
-from ..refusals import fault_response
 from ..sockets import open_sender
 from ..tls.session import TlsSession
 
@@ -40,9 +39,7 @@ WRITE_BYTES: Final = 1 << 16
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 HEADER_PIECE_BYTES: Final = 1 << 12
 LINGER_S: Final = 2.0
-NO_TLS: Final = fault_response(
-    HeadFault(400, "this port speaks TLS, and you do not; use a URL with https://"), 400
-)
+NO_TLS: Final = HeadFault(400, "this port speaks TLS, and you do not; use a URL with https://")
 
 
 class Connection:
@@ -158,8 +155,13 @@ class Connection:
 
     # --- the owner's side --------------------------------------------------------------------
 
-    async def shake_hands(self, timeout_s: float) -> str | None:
-        """Agree on TLS; the protocol to speak then, None if there is no agreement in time."""
+    async def shake_hands(
+        self, timeout_s: float, refuse: Callable[[HeadFault], bytes]
+    ) -> str | None:
+        """Agree on TLS; the protocol to speak then, None if there is no agreement in time.
+
+        `refuse` makes the answer to who speaks plain HTTP.
+        """
         tls = self._tls
         assert tls is not None, "only a connection with TLS shakes hands"
         with trio.move_on_after(timeout_s):
@@ -170,7 +172,7 @@ class Connection:
                 except ssl.SSLError as error:
                     # A client that forgot the s of https can read why.
                     is_plain = error.reason == "HTTP_REQUEST"
-                    self._send_nowait(NO_TLS if is_plain else tls.pending())
+                    self._send_nowait(refuse(NO_TLS) if is_plain else tls.pending())
                     return None
                 if pending := tls.pending():
                     await self._stream.send_all(pending)

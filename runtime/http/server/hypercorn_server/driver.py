@@ -31,10 +31,11 @@ from starlette.types import ASGIApp
 
 from ....config.config import HttpConfig
 from ....nurseries import open_nursery
+from ...admission.shares import Budget
 from ...asgi import Receive, Scope, Send, send_error
 from ...exchanges import find_header
 from ..hosts import HostPolicy
-from ..refusals import HOST_ANSWER, fault_response
+from ..refusals import HOST_ANSWER, Refusals
 from ..tls.certificates import Certificates
 from ..tls.session import TlsSession
 from .connection import Connection
@@ -55,13 +56,16 @@ class HypercornDriver:
         app: ASGIApp,
         config: HttpConfig,
         hosts: HostPolicy,
+        refusals: Refusals,
         changed: Callable[[Connection], None],
         certificates: Certificates | None,
     ) -> None:
         self._app = app
         self._config = config
         self._hosts = hosts
+        self._refusals = refusals
         self._changed = changed
+        self._backlogs = Budget("http.backlogs_bytes_max", config.backlogs_bytes_max)
         self._certificates = certificates
         self._hypercorn = _make_config(config.header_bytes_max, config.keep_alive_s)
         self._context = WorkerContext(None)
@@ -86,7 +90,10 @@ class HypercornDriver:
         if self._certificates is None:
             await self._drive_http1(connection)
             return
-        protocol = await connection.shake_hands(self._config.tls.handshake_timeout_s)
+        protocol = await connection.shake_hands(
+            self._config.tls.handshake_timeout_s,
+            lambda fault: self._refusals.fault(fault, fault.status),
+        )
         self._changed(connection)
         if protocol == "h2":
             await self._drive_http2(connection)
@@ -105,6 +112,7 @@ class HypercornDriver:
         lock: Any = _SendLock()
         server.send_lock = lock
         server.is_secure = self._certificates is not None
+        server.refusals = self._refusals
         async with open_nursery() as nursery:
             connection.start(nursery)
             with trio.CancelScope() as scope:
@@ -132,6 +140,7 @@ class HypercornDriver:
                 "state": {},
             },
             own_headers=partial(self._hypercorn.response_headers, "h2"),
+            backlogs=self._backlogs,
         )
         async with open_nursery() as nursery:
             connection.start(nursery)
@@ -171,7 +180,10 @@ class HypercornDriver:
             if scope["type"] == "http" and not self._hosts.allows(
                 find_header(scope["headers"], b"host")
             ):
-                await send_error(send, HOST_ANSWER)
+                more = self._refusals.tell(
+                    HOST_ANSWER, scope["method"], scope["path"], scope["headers"]
+                )
+                await send_error(send, HOST_ANSWER, more)
             else:
                 with contextlib.suppress(BrokenPipeError):
                     await self._app(scope, receive_watched, send_checked)
@@ -189,6 +201,7 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
     """hypercorn's server of one connection without its HTTP/2, whose `run` this replaces."""
 
     is_secure = False
+    refusals: Refusals
 
     @property
     def has_refused(self) -> bool:
@@ -215,6 +228,7 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
                     send=self.protocol_send,
                 )
                 self.protocol = protocol
+                protocol.refusals = self.refusals
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
         except OSError:
@@ -225,6 +239,8 @@ class _Http1Server(TCPServer):  # type: ignore[misc]  # hypercorn is untyped her
 
 class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
     """hypercorn's HTTP/1, which reads heads strictly, upgrades to nothing, and explains refusals."""
+
+    refusals: Refusals
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -260,7 +276,10 @@ class _Http1(H11Protocol):  # type: ignore[misc]  # hypercorn is untyped here
 
     async def _send_error_response(self, status_code: int) -> None:
         self.has_refused = True
-        await self.send(RawData(fault_response(self._parser.fault, status_code)))
+        if self.stream is not None and self._parser.trailing_data[1]:
+            # A body that broke off: nobody waits for an answer, and whoever reads it tells of it.
+            return
+        await self.send(RawData(self.refusals.fault(self._parser.fault, status_code)))
 
 
 class _SendLock:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import http
-from email.utils import formatdate
 from typing import Final
 
-from ....env import Clock
 from ....errors import LocalProtocolError
 from ...exchanges import Headers
 
@@ -16,25 +14,6 @@ _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
     for status in http.HTTPStatus
 }
-
-
-class Dates:
-    """The Date header, made once a second."""
-
-    __slots__ = ("_clock", "_line", "_second")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._second = -1
-        self._line = b""
-
-    def line(self) -> bytes:
-        """The whole line."""
-        second = int(self._clock.wall())
-        if second != self._second:
-            self._second = second
-            self._line = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
-        return self._line
 
 
 def has_body(method: bytes, status: int) -> bool:

@@ -14,12 +14,18 @@ from .heads import FaultError, RequestHead
 EXTENSION_BYTES_MAX: Final = 4096
 """Of all chunks of a body together."""
 TRAILER_BYTES_MAX: Final = 8192
+CHUNKS_FREE: Final = 1024
+CHUNK_BYTES_MIN: Final = 16
+"""Of the chunks of a body on average, from `CHUNKS_FREE` on: each costs the same work, however short."""
 
 _LINE_BYTES_MAX: Final = 32 + EXTENSION_BYTES_MAX
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 _CHUNK: Final = HeadFault(400, "the body is not made of well-formed chunks")
+_CRUMBS: Final = HeadFault(
+    400, f"the chunks are too short: {CHUNK_BYTES_MIN} bytes on average are the least"
+)
 _EXTENSIONS: Final = HeadFault(
     400, f"the chunks' extensions are longer than {EXTENSION_BYTES_MAX} bytes, which is the limit"
 )
@@ -58,12 +64,12 @@ class _Length:
 class _Chunks:
     """Sizes, data and trailers. Trailers are judged, and dropped: nobody here reads any."""
 
-    __slots__ = ("_extensions", "_left", "_trailers", "is_complete")
+    __slots__ = ("_chunks", "_extensions", "_left", "_size", "_trailers", "is_complete")
 
     def __init__(self) -> None:
         self._left: int | None = None
         """Of the current chunk and the line end behind it; None before a size."""
-        self._extensions = 0
+        self._extensions = self._chunks = self._size = 0
         self._trailers: int | None = None
         """Bytes of trailers so far; None before the last chunk."""
         self.is_complete = False
@@ -99,6 +105,10 @@ class _Chunks:
         size = int(found[1], 16)
         if size:
             self._left = size + 2
+            self._chunks += 1
+            self._size += size
+            if self._chunks > CHUNKS_FREE and self._size < self._chunks * CHUNK_BYTES_MIN:
+                raise FaultError(_CRUMBS)
         else:
             self._trailers = 0
         return True

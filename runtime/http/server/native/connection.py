@@ -1,8 +1,8 @@
 """One accepted connection: a task that reads, and from the first request on one that answers.
 
 The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
-up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
-after `write_timeout_s`. The second answers one request after the other. A third lives only while
+up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; of a client that pipelines more, not before
+something is written to it; one whose body nobody takes is cut off after `write_timeout_s`. The second answers one request after the other. A third lives only while
 there is something to send that the socket has no room for. Whoever closes only its sending side
 counts as one that left, until its answer was written whole.
 
@@ -20,15 +20,17 @@ import trio
 from ....config.config import HttpConfig
 from ....nurseries import open_nursery
 from ....protocol.openai.http_head import HeadFault
+from ...admission.shares import Budget, party_of
 from ..phases import Phase
-from ..refusals import fault_response
-from .answers import Dates
+from ..refusals import Refusals
 from .exchange import NativeExchange
 from .heads import FaultError, HeadReader
 from .output import Output
 from .wire import Wire, abort, peer_of
 
 READ_BYTES: Final = 1 << 16
+CHUNKS_READ_BYTES: Final = 1 << 14
+"""Where there may be chunks, which cost work each: after about a millisecond of it others have a turn."""
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 REQUESTS_MAX: Final = 100_000
 """On one connection; it ends after the last one."""
@@ -43,12 +45,14 @@ class NativeConnection:
         self,
         wire: Wire,
         config: HttpConfig,
-        dates: Dates,
+        refusals: Refusals,
         answer: Callable[[NativeExchange, trio.socket.SocketType], Awaitable[None]],
         on_phase: Callable[[NativeConnection], None],
+        backlogs: Budget,
     ) -> None:
         self.socket = wire.socket
-        self.dates = dates
+        self.dates = refusals.dates
+        self._refusals = refusals
         self.is_closing = False
         self.address = peer_of(self.socket)
         self._wire, self._config = wire, config
@@ -57,6 +61,8 @@ class NativeConnection:
             wire,
             self._spawn,
             self.abort,
+            backlogs,
+            party_of(self.address),
             backlog_bytes_max=config.backlog_bytes_max,
             write_timeout_s=config.write_timeout_s,
         )
@@ -134,8 +140,9 @@ class NativeConnection:
 
     async def _receive(self) -> bytes:
         """The next bytes; empty at the end, whatever end it is: nobody is there to be told."""
+        is_plain = self._exchange is not None and self._exchange.head.length
         try:
-            return await self._wire.receive(READ_BYTES)
+            return await self._wire.receive(READ_BYTES if is_plain else CHUNKS_READ_BYTES)
         except (OSError, trio.ClosedResourceError):
             return b""
 
@@ -153,7 +160,8 @@ class NativeConnection:
         return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
 
     async def _wait_space(self) -> None:
-        self._set_deadline(self._config.write_timeout_s)
+        if self._exchange is not None and not self._exchange.is_body_complete:
+            self._set_deadline(self._config.write_timeout_s)
         await self._wait_change()
         if self._exchange is not None:
             self._deadline = math.inf
@@ -196,14 +204,14 @@ class NativeConnection:
             if exchange.has_begun:
                 self.abort()
             else:
-                self._refuse(error.fault)
+                self._refuse(error.fault, exchange.method, exchange.path)
                 exchange.leave()
             return
         if exchange.is_body_complete:
             self._on_phase(self)
 
-    def _refuse(self, fault: HeadFault) -> None:
-        self.output.send(fault_response(fault, fault.status))
+    def _refuse(self, fault: HeadFault, *request: bytes) -> None:
+        self.output.send(self._refusals.fault(fault, fault.status, *request))
         self._linger()
 
     # --- the end ---------------------------------------------------------------------------------

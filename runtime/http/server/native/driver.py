@@ -10,12 +10,11 @@ import trio
 from starlette.types import ASGIApp
 
 from ....config.config import HttpConfig
-from ....env import Clock
+from ...admission.shares import Budget
 from ...exchanges import Handler
-from ...status import ErrorAnswer, answer_error
+from ...status import answer_error
 from ..hosts import HostPolicy
-from ..refusals import HOST_ANSWER
-from .answers import Dates
+from ..refusals import HOST_ANSWER, Refusals
 from .asgi import AsgiCall
 from .connection import NativeConnection
 from .exchange import NativeExchange
@@ -35,19 +34,25 @@ class NativeDriver:
         handlers: Mapping[tuple[bytes, bytes], Handler],
         config: HttpConfig,
         hosts: HostPolicy,
-        clock: Clock,
+        refusals: Refusals,
         on_phase: Callable[[NativeConnection], None],
     ) -> None:
         self._app, self._handlers = app, handlers
         self._config, self._hosts, self._on_phase = config, hosts, on_phase
-        self._dates = Dates(clock)
+        self._refusals = refusals
+        self._backlogs = Budget("http.backlogs_bytes_max", config.backlogs_bytes_max)
         self._known: set[bytes | None] = set()
         self._open: dict[NativeConnection, None] = {}
 
     def open(self, stream: trio.SocketStream) -> NativeConnection:
         """See `Driver`."""
         return NativeConnection(
-            open_wire(stream), self._config, self._dates, self._answer, self._on_phase
+            open_wire(stream),
+            self._config,
+            self._refusals,
+            self._answer,
+            self._on_phase,
+            self._backlogs,
         )
 
     async def drive(self, connection: NativeConnection) -> None:
@@ -67,7 +72,9 @@ class NativeDriver:
         """Answer one request, whatever the application does. Raises nothing but its cancellation."""
         try:
             if not self._allows(exchange.head.host):
-                _respond(exchange, HOST_ANSWER)
+                head = exchange.head
+                more = self._refusals.tell(HOST_ANSWER, head.method, head.path, head.headers)
+                exchange.respond(HOST_ANSWER.status, HOST_ANSWER.to_body(), more)
                 return
             handler = self._handlers.get((exchange.method, exchange.path))
             if handler is not None:
@@ -79,7 +86,8 @@ class NativeDriver:
         except* Exception as errors:
             log.exception("a request failed", exc_info=errors)
             if not (exchange.has_begun or exchange.is_gone):
-                _respond(exchange, answer_error(errors))
+                answer = answer_error(errors)
+                exchange.respond(answer.status, answer.to_body(), answer.headers)
 
     def _allows(self, host: bytes | None) -> bool:
         """What the policy says, which costs more than all else that is done for a head."""
@@ -91,7 +99,3 @@ class NativeDriver:
             self._known.clear()
         self._known.add(host)
         return True
-
-
-def _respond(exchange: NativeExchange, answer: ErrorAnswer) -> None:
-    exchange.respond(answer.status, answer.to_body(), answer.headers)

@@ -13,8 +13,9 @@ import trio
 from ....errors import LocalProtocolError
 from ...bodies import Body
 from ...exchanges import JSON_TYPE, ClientGoneError, Headers
-from ...status import BodyTimeoutError, BodyTooLargeError
-from .answers import LAST_CHUNK, Dates, encode_chunk, encode_head, has_body
+from ...status import BodyTooLargeError
+from ..refusals import Dates
+from .answers import LAST_CHUNK, encode_chunk, encode_head, has_body
 from .bodies import open_body
 from .heads import RequestHead
 from .output import Output
@@ -85,13 +86,11 @@ class NativeExchange:
         body.check(self.head.length)
         data = self._take_body()
         if not self._reader.is_complete:
-            with trio.move_on_after(timeout_s) as scope:
+            with body.arriving(timeout_s):
                 while not self._reader.is_complete:
                     self._hold(body, len(data) + self.body_bytes, bytes_max)
                     await self._wait_body()
                     data += self._take_body()
-            if scope.cancelled_caught:
-                raise BodyTimeoutError(f"the body was not complete within {timeout_s:g} s")
         self._hold(body, len(data), bytes_max)
         return data
 

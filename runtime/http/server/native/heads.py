@@ -20,7 +20,6 @@ from ....protocol.openai.http_head import (
 )
 from ...exchanges import Headers
 
-HEADERS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8192
 
 _END: Final = b"\r\n\r\n"
@@ -34,7 +33,6 @@ _TUNNEL: Final = HeadFault(501, "this server is no proxy: CONNECT is not impleme
 _TARGET_LENGTH: Final = HeadFault(
     414, f"the request's target is longer than {TARGET_BYTES_MAX} bytes, which is the limit"
 )
-_TOO_MANY: Final = HeadFault(431, f"there are more than {HEADERS_MAX} headers, which is the limit")
 _HOST: Final = HeadFault(400, "there must be one Host header, which is a name or an address")
 _CODING: Final = HeadFault(501, "the only transfer-encoding that is implemented is: chunked")
 
@@ -177,8 +175,6 @@ class HeadReader:
             pass
         except httptools.HttpParserError:
             raise FaultError(_NOT_HTTP) from None
-        if len(self._headers) > HEADERS_MAX:
-            raise FaultError(_TOO_MANY)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What llhttp calls for each field."""

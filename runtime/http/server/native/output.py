@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from ...admission.shares import Budget
 from .wire import Wire
 
 WRITE_BYTES: Final = 1 << 16
@@ -28,11 +29,13 @@ class Output:
     __slots__ = (
         "_backlog",
         "_backlog_bytes_max",
+        "_backlogs",
         "_changed",
         "_ends",
         "_is_flushing",
         "_on_broken",
         "_on_room",
+        "_party",
         "_room_bytes",
         "_spawn",
         "_wire",
@@ -45,6 +48,8 @@ class Output:
         wire: Wire,
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
         on_broken: Callable[[], None],
+        backlogs: Budget,
+        party: str,
         *,
         backlog_bytes_max: int,
         write_timeout_s: float,
@@ -52,6 +57,7 @@ class Output:
         self._wire, self._spawn, self._on_broken = wire, spawn, on_broken
         self._backlog_bytes_max, self._write_timeout_s = backlog_bytes_max, write_timeout_s
         self._backlog = bytearray()
+        self._backlogs, self._party = backlogs, party
         self._changed: trio.Event | None = None
         self._on_room: Callable[[], None] | None = None
         self._room_bytes = -1
@@ -66,11 +72,12 @@ class Output:
             return True
         if self._backlog:
             self._backlog += data
+            self._count()
         else:
             try:
                 sent = self._wire.send(data)
             except OSError:
-                self._break()
+                self.give_way()
                 return True
             if sent == len(data):
                 return True
@@ -79,6 +86,7 @@ class Output:
             if not self._is_flushing:
                 self._is_flushing = True
                 self._spawn(self._flush)
+            self._count()
         if len(self._backlog) < self._backlog_bytes_max:
             return True
         self._room_bytes = self._backlog_bytes_max // 2
@@ -101,6 +109,7 @@ class Output:
         """Forget what is unsent; nothing is sent any more."""
         self.is_broken = True
         self._backlog.clear()
+        self._count()
         self._tell()
 
     async def wait_flushed(self) -> None:
@@ -123,7 +132,7 @@ class Output:
             while self._backlog:
                 await self._flush_piece(trio.current_time() + self._write_timeout_s)
         except (OSError, trio.ClosedResourceError, trio.TooSlowError):
-            self._break()
+            self.give_way()
         self._is_flushing = False
         if self._ends and not self.is_broken:
             self._send_end()
@@ -139,6 +148,7 @@ class Output:
         # A slice is a copy, but a view would keep the buffer from growing meanwhile.
         sent = self._wire.send(bytes(self._backlog[: 4 * WRITE_BYTES]))
         del self._backlog[:sent]
+        self._count()
         if sent:
             self._tell()
         return sent
@@ -152,13 +162,17 @@ class Output:
             self._changed.set()
             self._changed = None
 
+    def _count(self) -> None:
+        self._backlogs.hold(self._party, self, len(self._backlog))
+
     def _send_end(self) -> None:
         try:
             self._wire.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self._break()
+            self.give_way()
 
-    def _break(self) -> None:
+    def give_way(self) -> None:
+        """Break the connection; see `Holder`, too."""
         if not self.is_broken:
             self.drop()
             self._on_broken()

@@ -79,7 +79,7 @@ async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     app = build_status_app(
         metrics, Traces(metrics.clock, 0), lambda: Health(is_ready=True, status="ready")
     )
-    server = Server(app, HttpConfig(port=0), metrics=metrics)
+    server = Server(app, HttpConfig(port=0), metrics=metrics, rng=RealEnv().rng)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(

@@ -20,6 +20,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.logs.access import ACCESS_LOGGER, LOOK_AGENT
 from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -252,3 +253,43 @@ async def test_no_value_of_a_header_is_in_the_log_at_any_level(
     assert stream.getvalue()
     assert "sk-alice" not in stream.getvalue()
     assert "tell-nobody" not in stream.getvalue()
+
+
+TOO_MANY_HEADERS = (
+    b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * HEADERS_MAX + b"\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /live HTTP/1.1\nhost: localhost\n\n", 400),
+        (TOO_MANY_HEADERS, 431),
+        (TOO_MANY_HEADERS[:-2], 431),
+        (b"GET /live HTTP/1.1\r\nhost: evil.example\r\nx-request-id: mine\r\n\r\n", 421),
+    ],
+)
+async def test_what_the_listener_refuses_has_a_line_a_date_and_an_id(
+    serve: Any, lines: Lines, data: bytes, status: int
+) -> None:
+    """Before: neither date nor id nor line, so that nobody could find out why a client fails."""
+    running = await serve(answer)
+    stream = await running.connect()
+    await stream.send_all(data)
+    told = b""
+    with trio.fail_after(10):
+        while b"}}" not in told:
+            piece = await stream.receive_some()
+            assert piece, told
+            told += piece
+    await stream.aclose()
+
+    head = told.partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"http/1.1 %d " % status)
+    assert b"\r\ndate: " in head
+    [line] = lines()
+    assert (line["status"], line["level"]) == (status, "info")
+    assert b"\r\nx-request-id: %b" % line["request_id"].encode() in head
+    assert line["error"]
+    if status == 421:
+        assert (line["method"], line["path"], line["request_id"]) == ("GET", "/live", "mine")

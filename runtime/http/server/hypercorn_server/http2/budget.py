@@ -19,6 +19,8 @@ DATA, HEADERS, RESET, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 6, 8, 9
 RESET_COSTS: Final = 10
 _COSTS: Final = {HEADERS: 1, RESET: RESET_COSTS, PING: 2, WINDOW_UPDATE: 1, CONTINUATION: 10}
 _OTHERS_COST: Final = 5
+FIELD_COST: Final = 0.2
+"""What a field of a head costs to read, whether its request is taken or not."""
 ANSWER_REPAYS: Final = 11
 """A head, and a reset that crosses the answer's end."""
 PIECE_REPAYS: Final = 2

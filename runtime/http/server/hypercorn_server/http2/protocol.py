@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import h2.errors
@@ -21,11 +23,12 @@ import h2.exceptions
 import trio
 
 from .....nurseries import open_nursery
+from ....admission.shares import Budget, party_of
 from ....asgi import Receive, Scope, Send, send_error
 from ....exchanges import Headers
 from ....status import answer_error
 from ..connection import Connection
-from .budget import ANSWER_REPAYS, PIECE_REPAYS, RESET_COSTS, FrameBudget
+from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget
 from .opening import STREAMS_MAX, encode_goaway, open_h2
 from .streams import Http2Stream, make_scope
 
@@ -41,6 +44,8 @@ HEADER_TABLE_BYTES_MAX: Final = 1 << 12
 GONE_GRACE_S: Final = 1.0
 LINGER_S: Final = 2.0
 _PREFACE_BYTES: Final = 24
+_VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
+"""What `h2` quotes of a head, which may be a key."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -60,6 +65,7 @@ class Http2:
         write_timeout_s: float,
         base: Scope,
         own_headers: Callable[[], Headers],
+        backlogs: Budget,
     ) -> None:
         self._connection = connection
         self._app = app
@@ -67,8 +73,9 @@ class Http2:
         self._write_timeout_s = write_timeout_s
         self._base = base
         self._own_headers = own_headers
-        self._h2 = open_h2(header_bytes_max)
+        self._backlogs, self._party = backlogs, party_of((base["client"] or ("",))[0])
         self._budget = FrameBudget(trio.current_time())
+        self._h2 = open_h2(header_bytes_max, lambda fields: self._budget.spend(FIELD_COST * fields))
         self._preface_left = _PREFACE_BYTES
         self._streams: dict[int, Http2Stream] = {}
         """Requests whose application runs, also if their client is gone."""
@@ -120,26 +127,31 @@ class Http2:
 
     async def _read(self) -> None:
         while data := await self._connection.receive_some(READ_BYTES):
-            self._count(data)
+            preface = min(self._preface_left, len(data))
+            self._preface_left -= preface
+            self._budget.count(data[preface:], trio.current_time())
             if self._budget.is_spent:
-                self._say_goaway(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-                self._has_said_why = True
+                self._end_because(
+                    h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, "too many frames that ask for nothing"
+                )
                 return
             try:
                 events = self._h2.receive_data(data)
                 for event in events:
                     self._handle(event)
-            except h2.exceptions.ProtocolError:
-                self._has_said_why = True
-                self._collect()
+            except h2.exceptions.ProtocolError as error:
+                self._end_because(error.error_code, _VALUE.sub("", str(error)))
                 return
             self._collect()
             await self._wait_for(lambda: len(self._control) < CONTROL_BYTES_MAX)
 
-    def _count(self, data: bytes) -> None:
-        preface = min(self._preface_left, len(data))
-        self._preface_left -= preface
-        self._budget.count(data[preface:], trio.current_time())
+    def _end_because(self, code: h2.errors.ErrorCodes, reason: str) -> None:
+        log.warning("a connection of HTTP/2 is ended: %s", reason)
+        last = self._h2.highest_inbound_stream_id
+        # What `h2` has said of it has no reason.
+        self._control += self._h2.data_to_send().removesuffix(encode_goaway(last, code))
+        self._say_goaway(code, reason)
+        self._has_said_why = True
 
     def _handle(self, event: h2.events.Event) -> None:
         match event:
@@ -200,7 +212,13 @@ class Http2:
         if scope is None:
             self._reset(stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
             return
-        stream = Http2Stream(stream_id, scope, self, write_timeout_s=self._write_timeout_s)
+        stream = Http2Stream(
+            stream_id,
+            scope,
+            self,
+            partial(self._backlogs.hold, self._party),
+            write_timeout_s=self._write_timeout_s,
+        )
         if event.stream_ended is not None:
             stream.end_input()
         self._streams[stream_id] = stream
@@ -264,6 +282,7 @@ class Http2:
 
     def reset(self, stream: Http2Stream) -> None:
         """See `Frames`."""
+        self._budget.spend(RESET_COSTS)
         self._reset(stream.stream_id, h2.errors.ErrorCodes.CANCEL)
         self._forget(stream)
 
@@ -282,9 +301,9 @@ class Http2:
             return
         self._collect()
 
-    def _say_goaway(self, code: h2.errors.ErrorCodes) -> None:
+    def _say_goaway(self, code: h2.errors.ErrorCodes, reason: str = "") -> None:
         # `h2` can say it only as its last word, and answers are still to be sent after this one.
-        self._control += encode_goaway(self._h2.highest_inbound_stream_id, code)
+        self._control += encode_goaway(self._h2.highest_inbound_stream_id, code, reason)
         self._notify()
 
     # --- writing -----------------------------------------------------------------------------
@@ -306,6 +325,7 @@ class Http2:
                 await self._connection.send_all(data)
                 for stream in ended:
                     stream.is_sent = True
+                    stream.count()
                     stream.notify()
                 self._notify()
                 await trio.lowlevel.checkpoint()
@@ -342,6 +362,8 @@ class Http2:
             is_last = stream.is_answered and not stream.outgoing
             self._h2.send_data(stream.stream_id, data, end_stream=is_last)
             self._budget.repay(PIECE_REPAYS)
+            stream.unsent_bytes -= size
+            stream.count()
             stream.notify()
             if stream.outgoing:
                 self._ready[stream.stream_id] = stream

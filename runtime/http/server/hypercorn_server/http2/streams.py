@@ -18,6 +18,8 @@ from ....asgi import Scope
 from ....exchanges import Headers
 
 BACKLOG_BYTES: Final = 1 << 16
+STREAM_BYTES: Final = 1 << 14
+"""What a stream costs that waits for its client, beside its answer."""
 NO_CONTENT: Final = 204
 NOT_MODIFIED: Final = 304
 # What one connection says to itself has no place in HTTP/2 (RFC 9113, section 8.2.2).
@@ -50,7 +52,13 @@ class Http2Stream:
     """`receive` and `send` are ASGI's, for one task; the rest is for the connection."""
 
     def __init__(
-        self, stream_id: int, scope: Scope, frames: Frames, *, write_timeout_s: float
+        self,
+        stream_id: int,
+        scope: Scope,
+        frames: Frames,
+        hold: Callable[[Http2Stream, int], None],
+        *,
+        write_timeout_s: float,
     ) -> None:
         self.stream_id = stream_id
         self.scope = scope
@@ -62,11 +70,14 @@ class Http2Stream:
         self.is_gone = False
         """The client left, or was cut off: what comes now is dropped."""
         self.is_input_over = False
-        self._frames = frames
+        self.unsent_bytes = 0
+        """Of the answer so far: `outgoing`, and what there is no room for in it."""
+        self._frames, self._hold = frames, hold
         self._write_timeout_s = write_timeout_s
         self._received: deque[tuple[bytes, int]] = deque()
         self._is_told = False
-        self._has_head = False
+        self.has_head = False
+        """The answer has begun."""
         self._is_bodiless = scope["method"] == "HEAD"
         self._expects = any(
             name == b"expect" and value.lower() == b"100-continue"
@@ -79,7 +90,7 @@ class Http2Stream:
     async def receive(self) -> dict[str, Any]:
         """The next piece of the body; after its end, `http.disconnect` once the client is gone."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._expects and not self._received and not self._has_head:
+        if self._expects and not self._received and not self.has_head:
             self._frames.send_head(self.stream_id, 100, [])
         self._expects = False
         await self._wait_for(lambda: self.is_gone or bool(self._received) or self._has_end())
@@ -106,33 +117,28 @@ class Http2Stream:
         if message["type"] == "http.response.start":
             self._start(message["status"], list(message.get("headers", ())))
         elif message["type"] == "http.response.body":
-            body = message.get("body", b"")
+            body = b"" if self._is_bodiless else message.get("body", b"")
+            self.unsent_bytes += len(body)
+            self.count()
             for start in range(0, len(body), BACKLOG_BYTES):
                 await self._wait_in_time(lambda: len(self.outgoing) < BACKLOG_BYTES)
-                self._add(body[start : start + BACKLOG_BYTES])
+                if not self.is_gone:
+                    self.outgoing += body[start : start + BACKLOG_BYTES]
+                    self._frames.send_body(self)
             if not message.get("more_body", False):
                 self.is_answered = True
+                self.count()
                 self._frames.send_body(self)
                 await self._wait_in_time(lambda: self.is_sent)
         if self.is_gone and not self.is_sent:
             raise BrokenPipeError("the client does not have the whole answer")
 
-    def _add(self, data: bytes) -> None:
-        if not self.is_gone and not self._is_bodiless:
-            self.outgoing += data
-            self._frames.send_body(self)
-
     def _start(self, status: int, headers: Headers) -> None:
-        self._has_head = True
+        self.has_head = True
         self._is_bodiless = self._is_bodiless or status in (NO_CONTENT, NOT_MODIFIED)
         kept = [(name.lower(), value) for name, value in headers]
         kept = [(name, value) for name, value in kept if name not in _HOP_HEADERS]
         self._frames.send_head(self.stream_id, status, kept)
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the answer has begun."""
-        return self._has_head
 
     async def _wait_in_time(self, is_so: Callable[[], bool]) -> None:
         if is_so() or self.is_gone:
@@ -149,6 +155,16 @@ class Http2Stream:
 
     # --- the connection's side ----------------------------------------------------------------
 
+    def count(self) -> None:
+        """What is kept for the client has changed."""
+        is_waiting = self.unsent_bytes or self.is_answered
+        is_over = self.is_sent or self.is_gone
+        self._hold(self, STREAM_BYTES + self.unsent_bytes if is_waiting and not is_over else 0)
+
+    def give_way(self) -> None:
+        """See `Holder`."""
+        self._frames.reset(self)
+
     def put(self, data: bytes, size: int) -> None:
         """A piece of the body came; it took `size` of what the client may send."""
         self._received.append((data, size))
@@ -162,11 +178,8 @@ class Http2Stream:
     def leave(self) -> None:
         """The client is gone, or cut off: forget what was kept for it."""
         self.is_gone = True
+        self.count()
         self.outgoing.clear()
-        self.drop_input()
-
-    def drop_input(self) -> None:
-        """Nobody reads what came and is still to come of the body."""
         for _, size in self._received:
             self._frames.grant(self.stream_id, size)
         self._received.clear()

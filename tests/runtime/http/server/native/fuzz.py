@@ -32,6 +32,7 @@ from trinamo.runtime.config.config import HttpConfig
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.native.connection import READ_AHEAD_BYTES_MAX, NativeConnection
 from trinamo.runtime.http.server.native.driver import NativeDriver
+from trinamo.runtime.http.server.refusals import Refusals
 from trinamo.runtime.nurseries import open_nursery
 
 BATCH: Final = 64
@@ -217,8 +218,9 @@ class Fuzz:
         self.requests = 0
         """How many were answered: what mutation leaves whole."""
         hosts = HostPolicy.make("127.0.0.1", ["*"])
+        refusals = Refusals(FixedClock(), random.Random(0))
         self._driver = NativeDriver(
-            self._answer, {}, CONFIG, hosts, FixedClock(), lambda _connection: None
+            self._answer, {}, CONFIG, hosts, refusals, lambda _connection: None
         )
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.native.connection import NativeConnection
 from trinamo.runtime.http.server.native.driver import NativeDriver
+from trinamo.runtime.http.server.refusals import Refusals
 
 HOST = b"host: localhost\r\n"
 GET = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -185,7 +187,7 @@ async def serving(
         handlers or {},
         config,
         HostPolicy.make(config.host, config.hosts),
-        FixedClock(),
+        Refusals(FixedClock(), random.Random(0)),
         lambda connection: phases.append(connection.phase.value),
     )
     socket = MemorySocket()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trinamo.runtime.http.server.native.bodies import (
+    CHUNK_BYTES_MIN,
     EXTENSION_BYTES_MAX,
     TRAILER_BYTES_MAX,
     BodyReader,
@@ -100,8 +101,8 @@ def test_chunks_that_can_be_read_in_two_ways_are_refused(data: bytes, piece_byte
 def test_extensions_are_bounded_together(count: int) -> None:
     """One long extension, or many short ones; a line that never ends is one."""
     each = b";" + b"x" * (EXTENSION_BYTES_MAX // count - 1)
-    good = (b"1" + each + b"\r\na\r\n") * count
-    assert len(read(chunks(), good)[0]) == count
+    good = (b"10" + each + b"\r\n" + b"a" * 16 + b"\r\n") * count
+    assert len(read(chunks(), good)[0]) == 16 * count
     with pytest.raises(FaultError):
         read(chunks(), good + b"1;\r\na\r\n")
     with pytest.raises(FaultError):
@@ -114,3 +115,14 @@ def test_trailers_are_bounded() -> None:
     assert caught.value.fault.status == 431
     with pytest.raises(FaultError):
         read(chunks(), b"0\r\na: " + b"b" * TRAILER_BYTES_MAX)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1024), (15, 1024), (16, 10_000)])
+def test_many_chunks_may_be_short_but_not_all_that_short(size: int, count: int) -> None:
+    """Each costs the same work: of one byte each, a client's 4 MB a second took half a processor."""
+    chunk = b"%x\r\n" % size + b"a" * size + b"\r\n"
+    assert len(read(chunks(), chunk * count, 1000)[0]) == size * count
+    if size < CHUNK_BYTES_MIN:
+        with pytest.raises(FaultError) as caught:
+            read(chunks(), chunk * (count + 1), 1000)
+        assert caught.value.fault.status == 400

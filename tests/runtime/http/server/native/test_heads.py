@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from trinamo.runtime.http.server.native.heads import (
-    HEADERS_MAX,
     TARGET_BYTES_MAX,
     FaultError,
     HeadReader,
     RequestHead,
 )
+from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX
 
 HOST = b"host: localhost\r\n"
 

@@ -52,6 +52,7 @@ class Http2Client:
         self.h2.config.normalize_outbound_headers = False
         self.answers: dict[int, Answer] = {}
         self.goaway: int | None = None
+        self.goaway_reason = b""
         self._unread = b""
         self.is_over = False
         self.grants = True
@@ -150,6 +151,7 @@ class Http2Client:
                 answer.reset = event.error_code
             case h2.events.ConnectionTerminated():
                 self.goaway = event.error_code
+                self.goaway_reason = event.additional_data or b""
             case _:
                 pass
 

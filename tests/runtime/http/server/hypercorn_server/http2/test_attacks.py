@@ -96,6 +96,23 @@ async def too_many_streams(client: Http2Client) -> None:
     await client.send(b"".join(frame(HEADERS, each, head, flags=4) for each in range(1, 401, 2)))
 
 
+async def a_head_of_many_fields(client: Http2Client) -> None:
+    """Each field is a byte here, and microseconds there, before anybody looks for a key."""
+    entry = b"\x40\x01a\x01b"
+    head = b"\x82\x84\x87\x01\x09localhost" + entry
+    await client.send(frame(HEADERS, 1, head + b"\xbe" * 750, flags=5))
+
+
+async def heads_of_as_many_fields_as_there_may_be(client: Http2Client) -> None:
+    for _ in range(500):
+        await client.ask("/nowhere", headers=(("a", "b"),) * 99)
+
+
+async def many_fields_behind_a_body(client: Http2Client) -> None:
+    stream_id = await client.ask("/v1/completions", method="POST", is_whole=False)
+    await client.send(frame(HEADERS, stream_id, b"\x40\x01a\x01b" + b"\xbe" * 750, flags=5))
+
+
 async def resets_of_streams_that_are_none(client: Http2Client) -> None:
     await client.send(b"".join(frame(RESET, each, bytes(4)) for each in range(1, 20_001, 2)))
 
@@ -114,6 +131,9 @@ ATTACKS: list[Attack] = [
     a_header_bomb,
     too_many_streams,
     resets_of_streams_that_are_none,
+    a_head_of_many_fields,
+    heads_of_as_many_fields_as_there_may_be,
+    many_fields_behind_a_body,
 ]
 
 
@@ -247,3 +267,49 @@ async def test_a_head_that_http1_would_read_otherwise_is_refused(
         assert running.engine.requests == []
         assert not any(answer.status == 200 for answer in client.answers.values())
     await running.wait_quiet()
+
+
+async def test_a_crowd_that_takes_nothing_is_bounded_together(serve: Any) -> None:
+    """Before: what one connection may leave was bounded, times 2,048 connections."""
+    running = await serve(backlogs_bytes_max=1 << 20)
+    budget = running.service.server._driver._backlogs
+    window = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0}
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(closing(await connect(running))) for _ in range(4)]
+        for client in crowd:
+            await client.start(window)
+            for _ in range(25):
+                await client.ask("/v1/models")
+        async with running.client(http2=True) as other:
+            assert (await other.get("/v1/models")).status_code == 200
+        first = crowd[0].answers
+        await crowd[0].until(lambda: any(answer.reset == 8 for answer in first.values()))
+        assert first[1].reset == 8
+        assert 0 < budget.amount <= budget.amount_max
+        last = crowd[-1].answers
+        await crowd[-1].until(lambda: all(answer.status for each, answer in last.items() if each))
+        assert not any(answer.reset for answer in last.values())
+    await running.wait_quiet()
+    assert budget.amount == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(" sk-secret", b"whitespace"), ("sk-secret\x00", b"Illegal character")],
+    ids=["blank", "nul"],
+)
+async def test_who_is_sent_away_is_told_why_and_so_is_the_log_but_no_key(
+    serve: Any, caplog: pytest.LogCaptureFixture, value: str, reason: bytes
+) -> None:
+    """Prometheus 2.42 sends a blank before a key without a type: nobody could find out."""
+    running = await serve()
+    with closing(await connect(running)) as client:
+        await client.start()
+        await client.ask("/sd", headers=(("authorization", value),))
+        await client.until(lambda: client.goaway is not None)
+    assert client.goaway == 1
+    assert reason in client.goaway_reason
+    await running.wait_quiet()
+    [line] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert reason.decode() in line
+    assert "sk-secret" not in line + client.goaway_reason.decode() + caplog.text
