@@ -16,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ..config.keys import is_loopback
 from ..metrics.metrics import Metrics
 from ..traces.requests import view_requests
 from ..traces.ring import Traces
+from .admission.keys import ApiKeys
 from .app import (
     build_starlette,
     json_response,
@@ -29,6 +31,7 @@ from .app import (
     trace_route,
 )
 from .routes.scraping import ScrapeTargets
+from .status import ForbiddenError
 from .survey.overview import FrontendView
 
 
@@ -79,3 +82,22 @@ def build_status_app(
 def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | None) -> list[Route]:
     """What a frontend's status port tells besides: all that it knows, and whom to scrape."""
     return [status_route(view), *([] if targets is None else [sd_route(targets)])]
+
+
+def tasks_route(view: Callable[[], Any], host: str, keys: ApiKeys | None) -> Route:
+    """`GET /tasks`: what `view` tells of all tasks.
+
+    A server at `host` on loopback tells it everybody, another one whoever brings an operator's key.
+    """
+
+    async def tell(request: Request) -> Response:
+        if not is_loopback(host):
+            if keys is None:
+                raise ForbiddenError(
+                    "beyond loopback this needs the key of an operator, and this process has no keys:"
+                    " http.api_keys_file or http.api_key_env"
+                )
+            keys.check_operator(request.headers.raw)
+        return json_response(view())
+
+    return Route("/tasks", tell)

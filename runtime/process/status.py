@@ -10,16 +10,19 @@ import msgspec
 import trio
 
 from ..config.config import HttpConfig
-from ..config.keys import url_of
+from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
+from ..errors import ConfigError
+from ..http.admission.keys import ApiKeys
 from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
 from ..http.server.server import Server
 from ..http.service import HttpService
-from ..http.status_app import Health, build_status_app, operator_routes
+from ..http.status_app import Health, build_status_app, operator_routes, tasks_route
 from ..http.survey.overview import describe_planes
 from .facts import worker_facts
 from .runtime import Runtime
+from .tasks import TaskTree
 
 _CONNECTIONS_MAX: Final = 128
 _log = logging.getLogger("trinamo.runtime")
@@ -80,6 +83,10 @@ async def open_frontend_status(
         return Health(is_ready=status == "ready", status=status, facts=told)
 
     section = runtime.config.http
+    # `trinamo up` gives its one frontend no other port.
+    service.add(
+        {}, [tasks_route(TaskTree(runtime.env.clock).view, section.host, service.admission.keys)]
+    )
     return await _open(
         nursery, runtime, check_health, section.status_host, section.status_port, service, dashboard
     )
@@ -113,8 +120,25 @@ async def _open(
     section = HttpConfig(host=host, port=port, connections_max=_CONNECTIONS_MAX)
     handlers = {} if dashboard is None else dashboard.handlers
     more = [] if dashboard is None else [*dashboard.routes]
+    tree = TaskTree(runtime.env.clock)
+    nursery.start_soon(tree.follow)
+    keys = service.admission.keys if service is not None else _own_keys(nursery, runtime, host)
+    more.append(tasks_route(tree.view, host, keys))
     if service is not None:
         more += operator_routes(service.full_view, service.targets)
     app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
     server = Server(app, section, metrics=runtime.metrics, rng=runtime.env.rng, handlers=handlers)
     return url_of(host, await nursery.start(server.serve))
+
+
+def _own_keys(nursery: trio.Nursery, runtime: Runtime, host: str) -> ApiKeys | None:
+    """The keys of clients, in a worker that asks for an operator's; without a usable file it has none."""
+    if is_loopback(host) or not runtime.config.http.needs_key:
+        return None
+    try:
+        keys = ApiKeys(runtime.config.http, runtime.env.rng, runtime.metrics)
+    except ConfigError as error:
+        _log.warning("nobody may ask for /tasks at this status port: %s", error.message)
+        return None
+    nursery.start_soon(keys.follow)
+    return keys

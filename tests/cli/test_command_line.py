@@ -52,7 +52,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "frontend", "worker", "status", "trace", "chat", "doctor"]
+    "command", ["up", "frontend", "worker", "status", "tasks", "trace", "chat", "doctor"]
 )
 def test_every_command_has_help_with_examples(place: Place, command: str) -> None:
     done = place.run(command, "--help")

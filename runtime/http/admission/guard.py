@@ -11,7 +11,7 @@ from ...errors import RequestError
 from ..asgi import send_error
 from ..dashboard.dashboard import PREFIX
 from ..routes.access import OUTCOME
-from ..status import ForbiddenError, UnauthorizedError, answer_error
+from ..status import answer_error
 from .keys import ApiKeys
 
 OPEN: Final = frozenset({"/health", "/live"})
@@ -36,15 +36,12 @@ class NeedsKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_open(scope):
-            refusal: RequestError | None = None
+            is_tenants = str(scope["path"]).startswith(_TENANTS)
+            check = self._keys.check if is_tenants else self._keys.check_operator
             try:
-                key = self._keys.check(scope["headers"])
-                if not (key.is_operator or str(scope["path"]).startswith(_TENANTS)):
-                    refusal = ForbiddenError("this needs the key of an operator")
-            except UnauthorizedError as error:
-                refusal = error
-            if refusal is not None:
-                answer = answer_error(refusal)
+                check(scope["headers"])
+            except RequestError as error:
+                answer = answer_error(error)
                 scope[OUTCOME] = answer.code
                 await send_error(send, answer)
                 return

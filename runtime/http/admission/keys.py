@@ -24,7 +24,7 @@ from ...errors import ConfigError
 from ...metrics.metrics import Metrics
 from ..exchanges import Headers, find_header
 from ..server.files import look_at
-from ..status import UnauthorizedError
+from ..status import ForbiddenError, UnauthorizedError
 
 LOOK_INTERVAL_S: Final = 5.0
 FILE_BYTES_MAX: Final = 1 << 20
@@ -84,6 +84,11 @@ class ApiKeys:
             raise UnauthorizedError("the key is none of this server's")
         self._requests.tally(key.name).value += 1
         return key
+
+    def check_operator(self, headers: Headers) -> None:
+        """Raise `UnauthorizedError`, or `ForbiddenError` for a key of ours that is no operator's."""
+        if not self.check(headers).is_operator:
+            raise ForbiddenError("this needs the key of an operator")
 
     async def follow(self) -> None:
         """Tell what is unwise about the keys; then, until cancelled, read the file when it changes."""

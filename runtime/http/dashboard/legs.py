@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import trio
@@ -21,6 +22,7 @@ ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 32
 ANSWER_BYTES_MAX: Final = 1 << 20
 LEGS_MAX: Final = 300
+T = TypeVar("T")
 
 
 class LegRow(msgspec.Struct, kw_only=True):
@@ -49,14 +51,21 @@ async def ask_legs(
 
     `keys` are those of clients, for the places that want one.
     """
-    found: list[tuple[str, ProcessView]] = []
+    return await ask_places(f"/traces/{request_id}", ProcessView, places, keys)
+
+
+async def ask_places(
+    path: str, kind: type[T], places: Mapping[str, str], keys: Mapping[str, str]
+) -> tuple[list[tuple[str, T]], list[str]]:
+    """What the processes at `places`, their names by URL, answer there; and who is away."""
+    found: list[tuple[str, T]] = []
     away: list[str] = []
     room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
 
     async def ask(url: str, name: str) -> None:
         try:
             async with room:
-                found.append((name, await _fetch(f"{url}/traces/{request_id}", keys.get(url, ""))))
+                found.append((name, await _fetch(url + path, kind, keys.get(url, ""))))
         except TrinamoError as error:
             away.append(f"{name} does not answer: {error.message}")
 
@@ -66,17 +75,17 @@ async def ask_legs(
     return found, sorted(away)
 
 
-async def _fetch(url: str, key: str) -> ProcessView:
+async def _fetch(url: str, kind: type[T], key: str) -> T:
     status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX, key=key)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         what = "that key is no operator's" if key else "it wants a key; --key-env names one"
         raise UnauthorizedError(f"{status}: {what}")
     try:
         if status == 200:
-            return msgspec.json.decode(body, type=ProcessView)
+            return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"{url} is not of this version: {error}") from error
-    raise RemoteProtocolError(f"it answers with {status}, and keeps no traces")
+    raise RemoteProtocolError(f"it answers with {status} at {urlsplit(url).path}")
 
 
 def legs_view(

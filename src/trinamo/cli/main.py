@@ -25,6 +25,7 @@ from .shell.completion import completion
 from .shell.help import HELP_OPTIONS, tidied
 from .sim.sim import sim
 from .status.status import status
+from .status.tasks import tasks
 from .trace.trace import trace
 from .up.up import up
 
@@ -63,7 +64,7 @@ def root(
     """A distributed runtime for LLM inference: three planes, every task in a nursery."""
 
 
-for _command in (up, frontend, worker, status, trace, chat, doctor, completion):
+for _command in (up, frontend, worker, status, tasks, trace, chat, doctor, completion):
     app.command(_command.__name__, epilog=_command.__dict__.get("epilog"))(_command)
 
 

@@ -50,6 +50,21 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
     `key` is one of its clients'. Raises `UnavailableError` or `ConnectError`, with a sentence, if there
     is nobody to be asked.
     """
+    places, keys = await find_places(target, url, key)
+    told, away = await ask_legs(request_id, places, keys)
+    answers = Answers(asked=len(places), away=away)
+    for name, view in told:
+        answers.keeping += view.requests_max > 0
+        answers.found += [Found(name, trace) for trace in view.traces]
+    answers.found.sort(key=lambda each: (_start(each.trace), each.process))
+    return answers
+
+
+async def find_places(target: Target, url: str, key: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Where every process of the cluster may be asked, their names by URL; and the keys for some.
+
+    Raises as `ask_cluster` does.
+    """
     survey = await survey_cluster(target, url=url, key=key)
     processes = () if target.run is None else target.run.processes
     places = {each.url: each.name for each in processes if each.url and each.pid}
@@ -58,14 +73,7 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
         raise UnavailableError(
             NOTHING_RUNS if target.run is None else "no process of this cluster has a status port"
         )
-    named = {each.url for each in survey.frontends if each.is_named}
-    told, away = await ask_legs(request_id, places, keys=dict.fromkeys(named, key))
-    answers = Answers(asked=len(places), away=away)
-    for name, view in told:
-        answers.keeping += view.requests_max > 0
-        answers.found += [Found(name, trace) for trace in view.traces]
-    answers.found.sort(key=lambda each: (_start(each.trace), each.process))
-    return answers
+    return places, {each.url: key for each in survey.frontends if each.is_named}
 
 
 def _start(trace: TraceView) -> float:

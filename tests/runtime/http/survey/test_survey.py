@@ -143,7 +143,7 @@ async def test_who_dials_in_vain_says_where_and_why() -> None:
 
 async def test_who_wants_a_key_is_told_as_one_that_does(tmp_path: Path) -> None:
     """Not as one that keeps no traces; and a key goes to nobody who was not named."""
-    (tmp_path / "keys").write_text("sk-0123456789", "utf-8")
+    (tmp_path / "keys").write_text("operators (operator): sk-0123456789", "utf-8")
     service = HttpService.builder().config(port=0, api_keys_file=str(tmp_path / "keys")).build()
     async with trio.open_nursery() as nursery:
         url = f"http://127.0.0.1:{await nursery.start(service.run)}"
@@ -152,7 +152,7 @@ async def test_who_wants_a_key_is_told_as_one_that_does(tmp_path: Path) -> None:
         found, away = await ask_legs("id", {url: "frontend"}, keys={url: "sk-0123456789"})
         service.stop()
     assert wanted == ["frontend does not answer: 401: it wants a key; --key-env names one"]
-    assert wrong == ["frontend does not answer: 401: that key is none of its own"]
+    assert wrong == ["frontend does not answer: 401: that key is no operator's"]
     assert (len(found), away) == (1, [])
 
 
