@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import trio
 
 from ..nurseries import open_nursery
-from .bodies import Body
+from .bodies import Body, check_length
 from .exchanges import JSON_TYPE, ClientGoneError, Handler, Headers, HttpExchange, find_header
-from .status import BodyTooLargeError, ErrorAnswer
+from .status import ErrorAnswer
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -95,7 +95,7 @@ class AsgiExchange(HttpExchange):
     async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
         length = find_header(self.headers, b"content-length")
         if length is not None and length.isdigit():
-            _check_length(int(length), bytes_max)
+            check_length(int(length), bytes_max)
             body.check(int(length))
         data = bytearray()
         with body.arriving(timeout_s):
@@ -105,7 +105,7 @@ class AsgiExchange(HttpExchange):
                     self._is_gone = True
                     raise ClientGoneError
                 piece = message.get("body", b"")
-                _check_length(len(data) + len(piece), bytes_max)
+                check_length(len(data) + len(piece), bytes_max)
                 body.hold(len(data) + len(piece))
                 data += piece
                 if not message.get("more_body", False):
@@ -236,8 +236,3 @@ async def send_error(send: Send, answer: ErrorAnswer, more: Headers | None = Non
     headers = own + (answer.headers if more is None else more)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _check_length(size: int, bytes_max: int) -> None:
-    if size > bytes_max:
-        raise BodyTooLargeError(f"the body is larger than {bytes_max} bytes, which is the limit")

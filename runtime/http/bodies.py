@@ -14,11 +14,17 @@ import trio
 
 from ..errors import OverloadedError
 from .admission.shares import Budget
-from .status import BodyTimeoutError
+from .status import BodyTimeoutError, BodyTooLargeError
 
 SMALL_BODY_BYTES: Final = 1 << 16
 """So much of each body is not counted: the bound of requests bounds it, and clients that hold long
 bodies do not keep short ones out."""
+
+
+def check_length(size: int, bytes_max: int) -> None:
+    """Raise `BodyTooLargeError` for a body of `size` bytes, if that is too much for one."""
+    if size > bytes_max:
+        raise BodyTooLargeError(f"the body is larger than {bytes_max} bytes, which is the limit")
 
 
 class Bodies:

@@ -56,6 +56,8 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
         yield "blocks", statistics.blocks_used
     if process.service is not None:
         yield "admitted requests", process.service.admission.in_flight
+        bodies = process.service.admission.bodies
+        yield "bytes of bodies", bodies.bytes_held + bodies.arriving.amount
         yield "waiting requests", process.service.admission.queue.length
     if runtime is not None:
         if runtime.transfers is not None:

@@ -6,7 +6,7 @@ Read by ourselves, because a parser that goes on to the next request does not sa
 from __future__ import annotations
 
 import re
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from ....protocol.openai.http_head import HeadFault
 from .heads import FaultError, RequestHead
@@ -34,21 +34,6 @@ _TRAILERS: Final = HeadFault(
 )
 
 
-class BodyReader(Protocol):
-    """Takes one body off the front of a connection's buffer."""
-
-    is_complete: bool
-
-    def read(self, buffer: bytearray, into: bytearray) -> None:
-        """Move what is there of the body, at most to its end. Raises `FaultError`."""
-        ...
-
-
-def open_body(head: RequestHead) -> BodyReader:
-    """The reader of the body that follows `head`."""
-    return _Chunks() if head.is_chunked else _Length(head.length)
-
-
 class _Length:
     __slots__ = ("_left", "is_complete")
 
@@ -57,6 +42,7 @@ class _Length:
         self.is_complete = not length
 
     def read(self, buffer: bytearray, into: bytearray) -> None:
+        """Move what is there of the body, at most to its end. Raises `FaultError`."""
         self._left -= _move(buffer, into, self._left)
         self.is_complete = not self._left
 
@@ -123,6 +109,15 @@ class _Chunks:
             raise FaultError(_CHUNK)
         self._trailers = before + len(line)
         return True
+
+
+BodyReader: TypeAlias = _Length | _Chunks
+"""Takes one body off the front of a connection's buffer."""
+
+
+def open_body(head: RequestHead) -> BodyReader:
+    """The reader of the body that follows `head`."""
+    return _Chunks() if head.is_chunked else _Length(head.length)
 
 
 def _move(buffer: bytearray, into: bytearray, bytes_max: int) -> int:

@@ -1,8 +1,8 @@
 """One accepted connection: a task that reads, and from the first request on one that answers.
 
 The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
-up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; of a client that pipelines more, not before
-something is written to it; one whose body nobody takes is cut off after `write_timeout_s`. The second answers one request after the other. A third lives only while
+up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
+after `write_timeout_s` in which it was given nothing. The second answers one request after the other. A third lives only while
 there is something to send that the socket has no room for. Whoever closes only its sending side
 counts as one that left, until its answer was written whole.
 
@@ -69,7 +69,7 @@ class NativeConnection:
         self._heads = HeadReader(config.header_bytes_max)
         self._buffer = bytearray()
         self._exchange: NativeExchange | None = None
-        self._request_count = 0
+        self._request_count = self._sends_seen = 0
         self._nursery: trio.Nursery | None = None
         self._reads = True
         self._drops = False
@@ -150,6 +150,10 @@ class NativeConnection:
         if trio.current_time() < self._deadline:
             return
         if self._exchange is not None and not self._drops:
+            if self.output.sends != self._sends_seen:
+                # Were it gone, a write would have failed.
+                self._deadline = math.inf
+                return
             self.abort()
         self._reads = False
 
@@ -160,8 +164,8 @@ class NativeConnection:
         return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
 
     async def _wait_space(self) -> None:
-        if self._exchange is not None and not self._exchange.is_body_complete:
-            self._set_deadline(self._config.write_timeout_s)
+        self._set_deadline(self._config.write_timeout_s)
+        self._sends_seen = self.output.sends
         await self._wait_change()
         if self._exchange is not None:
             self._deadline = math.inf

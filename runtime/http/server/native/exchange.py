@@ -11,9 +11,8 @@ from typing import Final, Protocol
 import trio
 
 from ....errors import LocalProtocolError
-from ...bodies import Body
+from ...bodies import Body, check_length
 from ...exchanges import JSON_TYPE, ClientGoneError, Headers
-from ...status import BodyTooLargeError
 from ..refusals import Dates
 from .answers import LAST_CHUNK, encode_chunk, encode_head, has_body
 from .bodies import open_body
@@ -81,8 +80,7 @@ class NativeExchange:
 
     async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
         """See `HttpExchange`."""
-        if self.head.length > bytes_max:
-            raise _too_large(bytes_max)
+        check_length(self.head.length, bytes_max)
         body.check(self.head.length)
         data = self._take_body()
         if not self._reader.is_complete:
@@ -96,8 +94,7 @@ class NativeExchange:
 
     @staticmethod
     def _hold(body: Body, size: int, bytes_max: int) -> None:
-        if size > bytes_max:
-            raise _too_large(bytes_max)
+        check_length(size, bytes_max)
         body.hold(size)
 
     async def receive_body(self) -> bytes:
@@ -275,7 +272,3 @@ class NativeExchange:
         if self.is_last:
             return b"connection: close\r\n"
         return b"" if self.head.is_1_1 else b"connection: keep-alive\r\n"
-
-
-def _too_large(bytes_max: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body is larger than {bytes_max} bytes, which is the limit")

@@ -41,6 +41,7 @@ class Output:
         "_wire",
         "_write_timeout_s",
         "is_broken",
+        "sends",
     )
 
     def __init__(
@@ -63,6 +64,8 @@ class Output:
         self._room_bytes = -1
         """How little must be unsent for `_on_room`; -1 while nobody was told to stop."""
         self._ends = self._is_flushing = False
+        self.sends = 0
+        """How often the socket has taken something at once or later."""
         self.is_broken = False
         """A write failed, or was not taken in time; or `drop` was called."""
 
@@ -79,6 +82,7 @@ class Output:
             except OSError:
                 self.give_way()
                 return True
+            self.sends += 1
             if sent == len(data):
                 return True
             self._backlog += data[sent:]
@@ -150,6 +154,7 @@ class Output:
         del self._backlog[:sent]
         self._count()
         if sent:
+            self.sends += 1
             self._tell()
         return sent
 
