@@ -173,7 +173,7 @@ class Instances:
         self._open = None
         self.joined.append(record)
         if self._kv is not None:
-            self._kv.join(instance.id)
+            self._kv.join(instance)
         self._log.info("instance %s joined %s", instance)
         self._env.note("instance.join", instance=instance.id)
         self._check_transports(record)

@@ -34,8 +34,8 @@ class RouterKvConfig(Section, frozen=True, kw_only=True):
     events: Annotated[
         bool,
         about(
-            "Workers tell which KV blocks they hold. `false`: a router assumes that an instance"
-            " holds what it was sent within `ttl_s`."
+            "Workers tell which KV blocks they hold, whatever their policy. `false`: a router assumes"
+            " that an instance holds what it was sent within `ttl_s`."
         ),
     ] = True
     ttl_s: Annotated[
@@ -58,8 +58,8 @@ class RouterConfig(Section, frozen=True, kw_only=True):
         Literal["round_robin", "random", "direct", "least_loaded", "power_of_two", "kv"],
         about(
             "`power_of_two` draws two and takes the less loaded. `direct` serves requests that name their instance and refuses others. `kv` weighs"
-            " the KV blocks of a prompt that each instance holds against how busy it is; workers"
-            " and callers must be given the same."
+            " the KV blocks of a prompt that each instance holds against how busy it is. Workers"
+            " without a prefix cache tell their load if they are given the same."
         ),
     ] = "round_robin"
     inhibit_s: Annotated[

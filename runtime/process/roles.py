@@ -29,6 +29,7 @@ from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.transports import Transports
+from ..worker.reports import keeps_blocks
 from .facts import frontend_facts
 from .frontend.dashboard import dashboard_url, open_dashboard
 from .frontend.models import follow_models
@@ -111,7 +112,7 @@ async def serve_worker(
             status_url = await open_worker_status(nursery, runtime, engines, parts)
             advertised = advertised_status(runtime, status_url)
             told = {**(metadata or {}), "status": advertised}
-            if runtime.tells_load:
+            if runtime.tells_load or all(map(keeps_blocks, engines)):
                 told["reports"] = "load"
             await offer_models(nursery, runtime, engines, role, told)
             if weights is not None and lender is not None:

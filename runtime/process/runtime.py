@@ -148,8 +148,7 @@ class Runtime:
         Cancelled or failed, it serves nothing, and may be called again.
 
         `engine` is what the handler asks: requests for another model than its own are refused, its
-        load and its KV blocks are told to routers that are configured to want them
-        (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
+        load and its KV blocks are told to routers (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
         bytes is refused before it is decoded. An endpoint that `serves_admitted` answers what other
         processes ask about requests that are served here: neither `worker.requests_max` nor an
         orderly end refuses that.
@@ -240,13 +239,6 @@ class Runtime:
         Cancelled or failed, it is not findable, unless it was before.
         """
         worker = self._serving_worker()
-        instance = Instance(
-            endpoint=str(endpoint),
-            id=worker.instance_id,
-            transports=self.data.addresses,
-            metadata=dict(metadata or {}),
-        )
-        await self._entries.put_instance(instance)
         if self._reports is None:
             self._reports = Reports(
                 self.config.router,
@@ -257,6 +249,14 @@ class Runtime:
                 self.kv_series,
             )
             self._tell_load()
+        instance = Instance(
+            endpoint=str(endpoint),
+            id=worker.instance_id,
+            transports=self.data.addresses,
+            kv_events=self._reports.listen(endpoint, engine),
+            metadata=dict(metadata or {}),
+        )
+        await self._entries.put_instance(instance)
         self._reports.begin(endpoint, engine)
         return instance
 
@@ -279,7 +279,7 @@ class Runtime:
 
     @property
     def tells_load(self) -> bool:
-        """Whether an engine's load is told: to routers whose policy asks for it, and who shed load."""
+        """Whether all load is told: to routers whose policy asks for it, and who shed load."""
         config = self.live.config
         return config.http.sheds_load or Policy(config.router.policy) in TOLD_LOAD
 

@@ -1,9 +1,11 @@
 """What a worker tells routers about itself: how busy it is, its state, and which KV blocks it holds.
 
-All are for routers that want them, so they go by the configuration, which workers and callers must
-share: load and state with `router.policy` `kv` and `least_loaded`, blocks with `kv` unless
-`router.kv.events` is false; frontends that shed load want it under any policy. A setting that changes
-while the process runs makes it tell its load from then on. What travels is in `events/load.py`, `events/status.py` and `kv/events.py`.
+An engine that keeps blocks for later requests tells all three, whoever routes to it by whatever
+policy; its blocks unless `router.kv.events` is false. Others tell load and state to routers that want
+them, by the configuration, which workers and callers must share: with `router.policy` `kv`,
+`least_loaded` and `power_of_two`, and where frontends shed load. A setting that changes while the
+process runs makes it tell its load from then on. What travels is in `events/load.py`,
+`events/status.py` and `kv/events.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from ..kv.events import KvEventSource
 from ..metrics.kv import KvSeries
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.discovery.routing import Policy
 from .worker import Worker
 
 _BLOCKS_OF_A_FRACTION = 1000
 """What is reported of a server that tells how full its KV cache is, and not of how many blocks."""
+
+
+def keeps_blocks(engine: GenerationEngine | None) -> bool:
+    """Whether routers should know of its load and its blocks, whatever the policy here."""
+    return engine is not None and engine.info.has_prefix_cache
 
 
 class Reports:
@@ -46,29 +52,51 @@ class Reports:
         self._series = series
         self._is_draining = False
         self._begun: dict[str, tuple[EndpointName, GenerationEngine | None]] = {}
+        self._sources: dict[str, KvEventSource] = {}
         self._states: list[StatusSource] = []
         # New in every process, and growing should one ever come back under the same instance id.
         self._incarnation = int(env.clock.wall() * 1e3)
 
+    def listen(self, endpoint: EndpointName, engine: GenerationEngine | None) -> bool | None:
+        """Hear of the engine's blocks, to tell them once `endpoint` is begun; whether they are told.
+
+        None for an engine that keeps none which a prompt's tokens could name. They are told for
+        one endpoint, the last that was listened for. Synchronous.
+        """
+        if not keeps_blocks(engine):
+            return None
+        # Two protocols at once are more than mypy can tell apart.
+        teller: object = engine
+        if not self._config.kv.events or not isinstance(teller, TellsBlocks):
+            return False
+        if str(endpoint) not in self._sources:
+            source = KvEventSource(
+                self._events,
+                endpoint,
+                instance_id=self._worker.instance_id,
+                incarnation=self._incarnation,
+            )
+            if not teller.listen_blocks(source.tell):
+                return None
+            self._sources[str(endpoint)] = source
+        return True
+
     def begin(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
         """Report on `endpoint` from now on; `engine` is what serves it, if it is known. Synchronous.
 
-        Once an endpoint: another call changes nothing. The blocks of an engine are told for one
-        endpoint, the last that was begun.
+        Once an endpoint: another call changes nothing.
         """
         if str(endpoint) in self._begun:
             return
         self._begun[str(endpoint)] = (endpoint, engine)
         if engine is not None:
             self._series.show_engine(str(endpoint), engine)
-        if self._tells_load:
+        if self._tells_load or keeps_blocks(engine):
             self._tell_load(endpoint, engine)
-            self._tell_state(endpoint)
-        # Two protocols at once are more than mypy can tell apart.
-        teller: object = engine
-        tells = Policy(self._config.policy) is Policy.KV and self._config.kv.events
-        if tells and isinstance(teller, TellsBlocks):
-            self._tell_blocks(endpoint, teller)
+        source = self._sources.get(str(endpoint))
+        if source is not None:
+            self._series.show_source(str(endpoint), source)
+            self._nursery.start_soon(source.run)
 
     def tell_load(self) -> None:
         """Tell load and state of every endpoint from now on. Synchronous, for good."""
@@ -76,8 +104,8 @@ class Reports:
             return
         self._tells_load = True
         for endpoint, engine in self._begun.values():
-            self._tell_load(endpoint, engine)
-            self._tell_state(endpoint)
+            if not keeps_blocks(engine):
+                self._tell_load(endpoint, engine)
 
     def drain(self) -> None:
         """Tell that this process takes no more requests. Synchronous, final."""
@@ -95,16 +123,14 @@ class Reports:
             skipped=self._series.skipped.labels(str(endpoint)).inc,
         )
         self._nursery.start_soon(source.run)
-
-    def _tell_state(self, endpoint: EndpointName) -> None:
-        source = StatusSource(
+        state = StatusSource(
             self._events,
             endpoint,
             instance_id=self._worker.instance_id,
             incarnation=self._incarnation,
         )
-        self._states.append(source)
-        self._nursery.start_soon(source.run)
+        self._states.append(state)
+        self._nursery.start_soon(state.run)
 
     def _load(self, engine: GenerationEngine | None) -> LoadReport:
         active = self._worker.active_count
@@ -117,14 +143,3 @@ class Reports:
             return LoadReport(max(active, requests), used, _BLOCKS_OF_A_FRACTION)
         now = engine.statistics()
         return LoadReport(active, now.blocks_used, engine.info.block_count, now.waiting_tokens)
-
-    def _tell_blocks(self, endpoint: EndpointName, engine: TellsBlocks) -> None:
-        source = KvEventSource(
-            self._events,
-            endpoint,
-            instance_id=self._worker.instance_id,
-            incarnation=self._incarnation,
-        )
-        if engine.listen_blocks(source.tell):
-            self._series.show_source(str(endpoint), source)
-            self._nursery.start_soon(source.run)

@@ -7,6 +7,7 @@ be chosen at all is the router's business.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Hashable, Sequence
 
@@ -24,6 +25,8 @@ from .agreement import Agreement
 from .cost import Candidate, Weights, choose, costs
 from .loads import ActiveRequest, PredictedLoads, leading
 from .recent import RecentBlocks
+
+_log = logging.getLogger("trinamo.router")
 
 
 @attrs.frozen
@@ -68,6 +71,9 @@ class KvRouting:
         self.weigh(config)
         self.index = KvIndex(events, endpoint) if config.events else None
         """None with `router.kv.events: false`."""
+        self._endpoint = endpoint
+        self._silent: set[str] = set()
+        """Instances that keep blocks and do not tell which."""
         self._recent = RecentBlocks(config.ttl_s)
         self._loads = PredictedLoads()
         router_id = draw_id(rng)
@@ -100,14 +106,22 @@ class KvRouting:
 
     # --- instances ---
 
-    def join(self, instance_id: str) -> None:
+    def join(self, instance: Instance) -> None:
         """The instance is in the live set."""
         if self.index is not None:
-            self.index.join(instance_id)
+            self.index.join(instance.id)
+            if instance.kv_events is False:
+                _log.warning(
+                    "instance %s of %s does not tell which KV blocks it holds: what was sent there"
+                    " lately is taken for held",
+                    *(instance.id, self._endpoint),
+                )
+                self._silent.add(instance.id)
 
     def leave(self, instance_id: str) -> None:
         """The instance has left the live set."""
         self._recent.leave(instance_id)
+        self._silent.discard(instance_id)
         if self.index is not None:
             self.index.leave(instance_id)
 
@@ -131,9 +145,10 @@ class KvRouting:
         )
 
     def _overlap(self, hint: RoutingHint) -> dict[str, int]:
-        if self.index is not None and hint.is_exact:
-            return self.index.overlap(hint.keys)
-        return self._recent.overlap(hint.keys, trio.current_time())
+        recent = self._recent.overlap(hint.keys, trio.current_time())
+        if self.index is None or not hint.is_exact:
+            return recent
+        return {**recent, **self.index.overlap(hint.keys)}
 
     def begin(self, instance_id: str, request: Hashable, hint: RoutingHint) -> int | None:
         """`request` is sent to the instance; returns how many of its blocks are there.
@@ -148,7 +163,7 @@ class KvRouting:
         self._loads.begin(number, active)
         if self._agreement is not None:
             self._agreement.began(number, active)
-        if self.index is None or not hint.is_exact:
+        if self.index is None or not hint.is_exact or instance_id in self._silent:
             self._recent.send(instance_id, hint.keys, trio.current_time())
         self._requests += 1
         self._hits += blocks > 0

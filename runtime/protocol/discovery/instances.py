@@ -65,6 +65,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts registrations under this id: a fresh one after every lost lease."""
     draining: bool = False
     """It finishes what it has and takes nothing new; it leaves when that is done."""
+    kv_events: bool | None = None
+    """Whether it tells which KV blocks it keeps for later requests; None if it keeps none that a
+    prompt's tokens name."""
     metadata: dict[str, str] = {}
 
     @property

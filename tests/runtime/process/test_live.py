@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import trio
 
@@ -68,10 +70,14 @@ async def test_the_policy_changes_for_clients_that_are_open_and_for_new_ones() -
         assert client.router.policy == "round_robin"
         await put(cluster, "router.policy", "least_loaded")
         assert client.router.policy == "least_loaded"
-        # One that has much to do already is not chosen, where turns would choose it.
+        # One that has much to do already is not chosen, where turns would choose it; more than what
+        # the other one may have reported of a request that has ended since.
         busy, idle = (str(worker.instance_id) for worker in cluster.workers)
         instance = next(each for each in client.router.instances if each.id == busy)
-        with client.router.flight(instance, UnaryAttempt(Context("busy"))):
+        with ExitStack() as held:
+            for number in range(3):
+                attempt = UnaryAttempt(Context(f"busy {number}"))
+                held.enter_context(client.router.flight(instance, attempt))
             answers = [await cluster.ask() for _ in range(4)]
         assert {each.headers["x-trinamo-worker"] for each in answers} == {idle}
 

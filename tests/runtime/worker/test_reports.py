@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -19,6 +20,7 @@ from trinamo.runtime.events.subjects import topic_of
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.kv.events import block_hashes, block_keys
+from trinamo.runtime.protocol.kv.hints import hint_of_tokens
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 GENERATE = EndpointName("test", "backend", "generate")
@@ -27,9 +29,11 @@ WANTED: dict[str, Any] = {"router__policy": "kv"}
 
 
 @asynccontextmanager
-async def serving(transports: OneProcess, **overrides: Any) -> AsyncIterator[Runtime]:
+async def serving(
+    transports: OneProcess, options: MockerOptions = FAST, **overrides: Any
+) -> AsyncIterator[Runtime]:
     async with (
-        open_mocker_engine(FAST, context_tokens_max=128) as engine,
+        open_mocker_engine(options, context_tokens_max=128) as engine,
         open_process(transports, serving=True, **overrides) as server,
     ):
         await server.serve(GENERATE, engine.generate, request_type=GenerateRequest, engine=engine)
@@ -117,9 +121,55 @@ async def test_load_reports_say_how_many_blocks_are_in_use(
         nursery.cancel_scope.cancel()
 
 
-async def test_nobody_tells_anything_that_is_not_asked_for() -> None:
+async def test_an_engine_that_keeps_blocks_tells_whatever_policy_its_worker_was_given() -> None:
     transports = OneProcess()
-    async with open_process(transports) as caller, serving(transports):
+    async with open_process(transports, **WANTED) as caller:
+        client = await caller.client(GENERATE)
+        assert client.router.kv is not None
+        index = client.router.kv.index
+        assert index is not None
+        async with serving(transports) as server:
+            assert server.config.router.policy == "round_robin"
+            [instance] = await client.router.wait_instances()
+            assert instance.kv_events is True
+            await ask(client, "the same beginning, and more")
+            await until(lambda: index.statistics().blocks)
+            await until(lambda: client.router.report(instance.id))
+
+
+@pytest.mark.parametrize("policy", ["kv", "round_robin"])
+async def test_what_was_sent_lately_is_held_by_a_worker_that_tells_no_blocks(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not taken for empty, beside one that tells, and the log says so once."""
+    transports = OneProcess()
+    prompt = "the same beginning, and more"
+    hint = hint_of_tokens([256, *prompt.encode()], FAST.block_size)
+    mute: dict[str, Any] = {"router__policy": policy, "router__kv__events": False}
+    async with open_process(transports, **WANTED) as caller:
+        client = await caller.client(GENERATE)
+        assert client.router.kv is not None
+        async with serving(transports, **mute) as server, serving(transports):
+            silent, teller = sorted(
+                await client.router.wait_instances(2), key=lambda each: each.kv_events or False
+            )
+            assert (silent.id, silent.kv_events) == (server.instance_id, False)
+            assert teller.kv_events is True
+            for request in range(3):
+                client.router.kv.begin(silent.id, request, hint)
+                client.router.kv.end(request)
+            assert client.router.kv.statistics().overlap_blocks == 2 * len(hint.keys)
+            chosen = {client.router.choose(hint=hint).id for _ in range(8)}
+            assert chosen == {silent.id}
+    told = [each for each in caplog.messages if "does not tell which KV blocks" in each]
+    assert [silent.id in each for each in told] == [True]
+
+
+async def test_nobody_tells_anything_that_is_not_asked_for() -> None:
+    """An engine that keeps no blocks for later requests."""
+    transports = OneProcess()
+    plain = attrs.evolve(FAST, enable_prefix_caching=False)
+    async with open_process(transports) as caller, serving(transports, plain):
         client = await caller.client(GENERATE)
         await client.router.wait_instances()
         await ask(client, "hello")

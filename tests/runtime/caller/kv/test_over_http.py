@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import trio
 
@@ -25,11 +26,13 @@ WORKER, CACHED = "x-trinamo-worker", "x-trinamo-cached-blocks"
 
 @asynccontextmanager
 async def open_cluster(
-    policy: str, **more: Any
+    policy: str, *, of_workers: str = "", **more: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
     """A client of a frontend, and the ids of its workers."""
     transports, env, stop = OneProcess(), RealEnv(), StopRequest()
     told = config(http__port=0, worker__status_port=None, router__policy=policy, **more)
+    router = msgspec.structs.replace(told.router, policy=of_workers or policy)
+    workers_told = msgspec.structs.replace(told, router=router)
     urls: list[str] = []
     workers: list[str] = []
     ready = trio.Semaphore(0)
@@ -40,7 +43,7 @@ async def open_cluster(
             ready.release()
 
         async with open_mocker_engine(OPTIONS, context_tokens_max=512) as host:
-            await serve_worker(told, env, transports, host, stop, ready=tell)
+            await serve_worker(workers_told, env, transports, host, stop, ready=tell)
 
     async def front() -> None:
         def tell(facts: FrontendReady) -> None:
@@ -64,8 +67,10 @@ async def ask(client: httpx.AsyncClient, prompt: str, **headers: str) -> httpx.R
     return await client.post("/v1/completions", json=body, headers=headers)
 
 
-async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had() -> None:
-    async with open_cluster("kv") as (client, _):
+@pytest.mark.parametrize("of_workers", ["kv", "round_robin"])
+async def test_an_answer_says_who_gave_it_and_how_many_blocks_that_one_had(of_workers: str) -> None:
+    """Whatever policy the workers were given: it is the frontend that chooses."""
+    async with open_cluster("kv", of_workers=of_workers) as (client, _):
         first = await ask(client, PROMPT)
         assert first.headers[CACHED] == "0"
         with trio.fail_after(5):
