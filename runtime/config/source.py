@@ -12,6 +12,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from operator import and_, eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -273,6 +275,9 @@ def _built(
         raise ConfigError(f"{prefix} ({'; '.join(origins)}): {exc}") from exc
 
 
+_IN_YAML = {"array": "a list", "object": "a mapping"}
+
+
 def _checked(field: Field, setting: ConfigValue) -> Any:
     value = setting.value
     try:
@@ -286,7 +291,10 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
     except ValueError as exc:  # msgspec's ValidationError is one too.
         given = f"{setting.value!r:.80}"
         shown = "" if field.is_secret or given in str(exc) else f"; it is {given}"
-        raise ConfigError(f"{field.key} ({setting.origin}): {exc}{shown}{_choices(field)}") from exc
+        said = re.sub(r"`(array|object)( \| null)?`", lambda it: _IN_YAML[it[1]], str(exc))
+        raise ConfigError(
+            f"{field.key} ({setting.origin}): {said}{shown}{_choices(field)}"
+        ) from exc
 
 
 def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
@@ -350,7 +358,9 @@ def _unknown(key: str, origin: str, known: Iterable[str]) -> ConfigError:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The closest known name: first by spelling, then by the last part alone (`port`)."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
+    # Of those that are as good as equal, the one that begins alike: people shorten words.
+    close.sort(key=lambda each: -sum(accumulate(map(eq, each, name), and_)))
     if not close:
         last = re.split(r"\.|__", name)[-1]
         tails = {re.split(r"\.|__", each)[-1]: each for each in reversed(names)}

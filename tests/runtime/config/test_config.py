@@ -138,6 +138,8 @@ def test_an_alias_repeats_a_value(file: Path) -> None:
     [
         ("http:\n  prot: 1\n", "http.prot (file FILE, line 2): no such key; did you mean http.port?"),
         ("data_plan: {}\n", "data_plan (file FILE, line 1): no such key; did you mean data_plane?"),
+        ("http: {tls: {cert_file: a}}\n", "http.tls.cert_file (file FILE, line 1): no such key; did you mean http.tls.certificate_file?"),
+        ("http:\n  hosts: 7\n", "http.hosts (file FILE, line 2): Expected a list, got `int`; it is 7"),
         ("http:\n  port: high\n", "http.port (file FILE, line 2): Expected `int`, got `str`; it is 'high'"),
         ("http:\n  port: 65536\n", "http.port (file FILE, line 2): Expected `int` <= 65535; it is 65536"),
         ("http:\n  port: true\n", "http.port (file FILE, line 2): Expected `int`, got `bool`; it is True"),
