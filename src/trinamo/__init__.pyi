@@ -119,6 +119,7 @@ from .runtime.errors import (
     RemoteProtocolError as RemoteProtocolError,
     RequestError as RequestError,
     StaleMemoryError as StaleMemoryError,
+    SilentError as SilentError,
     StalledError as StalledError,
     TransferError as TransferError,
     TransportError as TransportError,

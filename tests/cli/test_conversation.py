@@ -123,7 +123,7 @@ def test_what_goes_wrong_is_a_typed_error(
 
 
 def test_a_frontend_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConnectError, match=r"127\.0\.0\.1 port 9.*trinamo up"):
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:9: .*trinamo up"):
         Conversation("http://127.0.0.1:9").ask("hi")
 
 
