@@ -307,10 +307,11 @@ class KilledError(TrinamoError):
 
 
 def _concrete(cls: type[TrinamoError]) -> dict[str, type[TrinamoError]]:
-    found = {cls.code: cls}
+    found: dict[str, type[TrinamoError]] = {}
     for sub in cls.__subclasses__():
         found |= _concrete(sub)
-    return found
+    # Last: a class without a code of its own travels as its parent, whoever has imported it.
+    return found | {cls.code: cls}
 
 
 def error_to_wire(error: TrinamoError) -> dict[str, Any]:

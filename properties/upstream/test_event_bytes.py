@@ -59,11 +59,14 @@ def test_the_answer_is_the_same_however_its_bytes_are_cut(
 def test_bytes_and_text_are_cut_into_the_same_events(
     lines: list[str], ends: list[str], places: list[int]
 ) -> None:
-    """The splitter of bytes finds what the parser of text finds, for any lines, ends and cuts."""
+    """The splitter of bytes finds what the parser of text finds, for any lines, ends and cuts.
+
+    But for events whose data is blank: gateways keep connections alive by them.
+    """
     data = "".join(map("".join, zip(lines, ends, strict=False))).encode() + b"\n\n"
     splitter = EventSplitter(EVENT_BYTES_MAX)
     found = [event for piece in cut(data, places) for event in splitter.feed(piece)]
 
     assert [(each.event.decode(), each.data.decode()) for each in found] == [
-        (each.event, each.data) for each in parse_events(data)
+        (each.event, each.data) for each in parse_events(data) if each.data.strip()
     ]

@@ -12,9 +12,11 @@ import trio
 from trinamo.runtime import errors
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import KilledError, TrinamoError
+from trinamo.runtime.http.models.models import ModelAwayError
 from trinamo.runtime.http.status import (
     BodyTimeoutError,
     BodyTooLargeError,
+    ForbiddenError,
     HostNotAllowedError,
     MediaTypeError,
     MethodNotAllowedError,
@@ -35,6 +37,7 @@ ROWS = [
     (MethodNotAllowedError("m"), 405, "invalid_request_error", None),
     (BodyTimeoutError("m"), 408, "invalid_request_error", None),
     (UnauthorizedError("m"), 401, "invalid_request_error", None),
+    (ForbiddenError("m"), 403, "invalid_request_error", None),
     (RateLimitExceededError("m", retry_after_s=9), 429, "requests", "9"),
     (errors.RateLimitedError("m"), 429, "invalid_request_error", "1"),
     (errors.RateLimitedError("m", retry_after_s=7), 429, "invalid_request_error", "7"),
@@ -58,10 +61,12 @@ ROWS = [
     (errors.MetadataNotFoundError("m"), 502, "server_error", None),
     (errors.CorruptedError("m"), 502, "server_error", None),
     (errors.DisconnectedError("m"), 502, "server_error", None),
+    (errors.SilentError("m"), 502, "server_error", None),
     (errors.UnknownOutcomeError("m"), 502, "server_error", None),
     (errors.RemoteProtocolError("m"), 502, "server_error", None),
     (KilledError("m", reason=Reason.PROTOCOL_ERROR), 502, "server_error", None),
     (errors.UnavailableError("m"), 503, "server_error", "1"),
+    (ModelAwayError("m"), 503, "server_error", "1"),
     (errors.UnknownModelError("m"), 503, "server_error", "1"),
     (errors.OverloadedError("m"), 503, "server_error", "1"),
     (errors.RefusedError("m"), 503, "server_error", "1"),
@@ -89,7 +94,7 @@ async def test_what_an_engine_raises_reaches_the_client_as_its_row_says(
             yield never
         raise error
 
-    running = await serve(fail)
+    running = await serve(fail, queue_max=0)
     async with running.client() as client:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
         response = await client.post("/v1/chat/completions", json=body)

@@ -18,7 +18,6 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
-    DisconnectedError,
     EngineError,
     OverloadedError,
     UnavailableError,
@@ -148,7 +147,7 @@ async def test_shutdown_stops_then_kills_what_does_not_finish() -> None:
             async with client.stream(7, int) as stream:
                 first = await anext(stream)
                 await server.shutdown()
-                with pytest.raises(DisconnectedError, match="shut down"):
+                with pytest.raises(UnavailableError, match="shut down"):
                     await anext(stream)
 
     assert first == 7

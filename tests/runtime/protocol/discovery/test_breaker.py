@@ -11,7 +11,7 @@ A, B = instance(1), instance(2)
 GONE = DisconnectedError("gone")
 
 
-def test_one_request_finds_out_whether_an_instance_lives_again() -> None:
+async def test_one_request_finds_out_whether_an_instance_lives_again() -> None:
     """While it is under way, all others go elsewhere."""
     table = Table(A, B)
     table.fault(A, lasts_s=5)
@@ -25,7 +25,7 @@ def test_one_request_finds_out_whether_an_instance_lives_again() -> None:
     assert table.candidates(5) == [A, B]
 
 
-def test_a_probe_that_ends_without_an_answer_leaves_the_turn_to_another() -> None:
+async def test_a_probe_that_ends_without_an_answer_leaves_the_turn_to_another() -> None:
     table = Table(A, B)
     table.fault(A, lasts_s=5)
     probe = Request()
