@@ -34,6 +34,7 @@ How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_
   (`GenerationEngine`), and with `forward` if it pushes (`ForwardsDeltas`); `trinamo.serve_worker`
   registers it under its model's name.
   For a model that computes step by step, `open_engine_host` has the batching loop: see `StepEngine`.
+* The HTTP service is an object, too, whose models are added and removed by hand: `examples/http_service.py`.
 * A program that only calls opens `trinamo.connect`: models, answers, clients of endpoints.
 * Errors are one tree, told in [errors.md](errors.md); the keys of `Config` are in
   [configuration.md](configuration.md).

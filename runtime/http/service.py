@@ -2,7 +2,7 @@
 
     service = HttpService.builder().port(8787).host("127.0.0.1").build()
     service.model_manager().add_chat_completions_model("echo", engine)
-    port = await nursery.start(service.run)
+    port = await service.spawn(nursery)
 
 What it does not do: find models (a watch elsewhere tells the model manager) and signals (the
 caller calls `stop()`).
@@ -187,6 +187,11 @@ class HttpService:
                 looking.cancel_scope.cancel()
             await self._drain()
             server.close()
+
+    async def spawn(self, nursery: trio.Nursery) -> int:
+        """`run` in `nursery`, until `stop()`; the bound port, once connections are accepted."""
+        port: int = await nursery.start(self.run)
+        return port
 
     async def _drain(self) -> None:
         admission = self.admission

@@ -45,7 +45,7 @@ async def serve_engines(
         dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)
         async with open_nursery() as serving:
             with stop.starting():
-                port = await serving.start(service.run)
+                port = await service.spawn(serving)
                 url = url_of(config.http.host, port, config.http.scheme)
                 if dashboard is not None:
                     dashboard.serves_at(url)

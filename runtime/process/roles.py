@@ -177,7 +177,7 @@ async def serve_frontend(
                 status_url = await open_frontend_status(
                     watching, runtime, facts, service, dashboard
                 )
-                port = await serving.start(service.run)
+                port = await service.spawn(serving)
                 env.note("frontend.ready")
                 url = url_of(config.http.host, port, config.http.scheme)
                 status = advertised_status(runtime, status_url)

@@ -55,6 +55,21 @@ from .runtime.engines.loop.step import (
 from .runtime.engines.echo import open_echo_engine as open_echo_engine
 from .runtime.engines.exact.engine import open_exact_engine as open_exact_engine
 
+# The HTTP service and its models as objects, beside `serve_frontend`: `examples/http_service.py`.
+from .runtime.http.service import HttpService as HttpService
+from .runtime.http.models.models import ModelManager as ModelManager
+
+# What call-home streams come to, and where engines publish their memory, in programs of their own.
+from .transports.tcp.sockets import TcpOptions as TcpOptions
+from .transports.tcp.streams.server import (
+    TcpStreamServer as TcpStreamServer,
+    open_stream_server as open_stream_server,
+)
+from .runtime.kv.transfer.metadata import (
+    NixlMetadata as NixlMetadata,
+    NixlMetadataStore as NixlMetadataStore,
+)
+
 # Work queues.
 from .runtime.queues.consumer import (
     Backoff as Backoff,
@@ -118,6 +133,7 @@ from .runtime.errors import (
     RefusedError as RefusedError,
     RemoteProtocolError as RemoteProtocolError,
     RequestError as RequestError,
+    SilentError as SilentError,
     StaleMemoryError as StaleMemoryError,
     SilentError as SilentError,
     StalledError as StalledError,

@@ -76,6 +76,16 @@ def test_a_unary_call_returns_raises_and_is_told_that_nobody_waits() -> None:
     assert "worker: nobody waits for this one any more: deadline" in lines
 
 
+def test_the_http_service_is_built_given_models_run_and_stopped() -> None:
+    assert run("http_service.py").splitlines() == [
+        "refused: the model 'llama-3-70b' is already served",
+        "chats: llama-3-70b",
+        "completions: codellama-34b",
+        "llama-3-70b says: A nursery for every task.",
+        "any: False",
+    ]
+
+
 def test_an_exchange_answers_while_it_is_still_asked() -> None:
     bytes_heard = [f"{count} bytes of Latin" for count in (1000, 2000, 3000)]
 

@@ -56,3 +56,21 @@ def test_importing_trinamo_loads_nothing_else_of_it() -> None:
 
 def test_the_errors_come_without_the_rest() -> None:
     assert "trio" not in loaded_by("from trinamo import TrinamoError")
+
+
+async def test_streams_and_metadata_need_no_other_names_than_public_ones() -> None:
+    """A caller's end of a call-home stream, and what an engine publishes of its memory."""
+    async with trinamo.open_stream_server(trinamo.TcpOptions(), trinamo.RealEnv()) as server:
+        with server.register(trinamo.Context("r-1")) as registered:
+            assert registered.connection.address == server.address
+    memory = {"control_plane.backend": "memory", "event_plane.backend": "memory"}
+    config = trinamo.load_config(environ={}, overrides=memory)
+    async with trinamo.open_runtime(config, serving=True) as runtime:
+        store = trinamo.NixlMetadataStore("mine", runtime.control)
+        told = trinamo.NixlMetadata(engine_id="e1", agent_name="a1", memory_descriptors={})
+        lease = await runtime.control.grant_lease(10)
+        await store.put("e1", told, lease_id=lease.id)
+
+        assert await store.get("e1") == told
+        with pytest.raises(trinamo.MetadataNotFoundError):
+            await store.get("e2")
