@@ -130,7 +130,11 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = 30.0
     cancelled_ttl_s: Annotated[
-        Seconds, about("How long a cancel that overtook its request is remembered.")
+        Seconds,
+        about(
+            "How long a cancel that overtook its request is remembered; only requests over NATS can be"
+            " overtaken (`data_plane.requests: nats`)."
+        ),
     ] = 60.0
     upstream: UpstreamConfig = UpstreamConfig()
 

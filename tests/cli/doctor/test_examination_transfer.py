@@ -175,6 +175,7 @@ def test_the_tools_of_a_fabric_are_named_by_their_packages(machine: Machine) -> 
     add_device(machine)
     assert examine(machine)["RDMA tools"].verdict is Verdict.GOOD
     found = examine(attrs.evolve(machine, find_tool=lambda _: None))["RDMA tools"]
+    assert "ib_write_bw, ib_write_lat" in found.text
     assert found.verdict is Verdict.NOTE
     assert found.remedy == "apt-get install infiniband-diags perftest"
 

@@ -101,6 +101,13 @@ def test_what_is_valid_but_not_what_it_seems_is_said() -> None:
     ]
 
 
+def test_a_process_that_moves_no_block_is_told_nothing_of_what_moves_them() -> None:
+    config = load_config(environ={}, overrides={"data_plane.nixl.enabled": True})
+
+    assert len(config_notices(config)) == 1
+    assert config_notices(config, moves_blocks=False) == []
+
+
 @pytest.mark.parametrize(
     ("grace_s", "notice"),
     [(5, "lose its streams"), (9, "lose its silent requests before its lease"), (10, "")],

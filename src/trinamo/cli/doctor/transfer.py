@@ -1,6 +1,6 @@
 """What `trinamo doctor` says about moving KV blocks: devices, limits, libraries, transports.
 
-What `ibstat` would tell is read from `/sys`; what `ib_write_bw` would is the business of
+What `ibstat` would tell is read from `/sys`; what `ib_write_bw` and `ib_write_lat` would is the business of
 `trinamo bench transfer`, on one host, and of the tool itself between two. Libraries are loaded in a
 child process: one that ends its process must not end the doctor.
 """
@@ -24,7 +24,11 @@ from .finding import Finding, Verdict
 from .library import LIBRARIES, Loaded, load
 
 _GOOD, _NOTE, _WARNING, _MISSING = Verdict
-_TOOLS: Final = {"ibstat": "infiniband-diags", "ib_write_bw": "perftest"}
+_TOOLS: Final = {
+    "ibstat": "infiniband-diags",
+    "ib_write_bw": "perftest",
+    "ib_write_lat": "perftest",
+}
 """Debian's packages of them."""
 
 
@@ -175,13 +179,14 @@ def _access(folder: Path, *, is_needed: bool) -> Finding:
 def _tools(machine: Machine) -> Iterator[Finding]:
     missing = [name for name in _TOOLS if machine.find_tool(name) is None]
     if missing:
-        packages = " ".join(_TOOLS[name] for name in missing)
+        packages = " ".join(dict.fromkeys(_TOOLS[name] for name in missing))
         text = f"without {', '.join(missing)}, which check a fabric between two hosts"
         yield Finding("RDMA tools", _NOTE, text, f"apt-get install {packages}")
     else:
-        yield Finding(
-            "RDMA tools", _GOOD, "run `ib_write_bw` on one host, `ib_write_bw HOST` on another"
+        text = (
+            "run `ib_write_bw` on one host, `ib_write_bw HOST` on another; `ib_write_lat` likewise"
         )
+        yield Finding("RDMA tools", _GOOD, text)
 
 
 def _verbs(machine: Machine, *, is_needed: bool) -> Finding:

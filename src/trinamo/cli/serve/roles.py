@@ -45,7 +45,8 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
 
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
-    _tell_notices(config)
+    for notice in config_notices(config):
+        _log.warning("%s", notice)
     env, transports = RealEnv(), RealTransports()
     metrics = WorkerMetrics(env)
     metrics.registry.register(LogLosses())
@@ -86,7 +87,8 @@ async def run_frontend(
 
     `name` is what it is called among several that share a port: its log and metrics say it. Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
-    _tell_notices(config)
+    for notice in config_notices(config, moves_blocks=False):
+        _log.warning("%s", notice)
     env = RealEnv()
     metrics = FrontendMetrics(env)
     metrics.registry.register(LogLosses())
@@ -132,8 +134,3 @@ def _tell_name(metrics: FrontendMetrics, name: str) -> None:
     info = Counts("trinamo_process_info", "Whose page this is", labels, may_fall=True)
     metrics.registry.register(info)
     info.tally(name, str(os.getpid())).value = 1
-
-
-def _tell_notices(config: Config) -> None:
-    for notice in config_notices(config):
-        _log.warning("%s", notice)
