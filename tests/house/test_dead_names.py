@@ -42,9 +42,7 @@ KNOWN = {
         keep_alive_timeout keep_alive_max_requests include_server_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
     "clients of the HTTP API read it": "total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
-    "the model manager's interface as it is documented upstream":
-        """list_chat_completions_models list_completions_models add_chat_completions_model
-        add_completions_model remove_chat_completions_model remove_completions_model""",
+    "the model manager's interface as it is documented upstream": "remove_completions_model",
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
