@@ -85,6 +85,9 @@ from .runtime.protocol.queue.jobs import (
     QueueLimits as QueueLimits,
 )
 
+# One at a time in the whole cluster, or one leader.
+from .runtime.process.lock import Lock as Lock, find_holder as find_holder, open_lock as open_lock
+
 # KV memory that peers may move blocks to and from.
 from .runtime.kv.cache import KvCache as KvCache
 from .runtime.kv.memory import KvLayout as KvLayout, KvMemory as KvMemory, KvShape as KvShape
