@@ -138,7 +138,6 @@ from .runtime.errors import (
     RequestError as RequestError,
     SilentError as SilentError,
     StaleMemoryError as StaleMemoryError,
-    SilentError as SilentError,
     StalledError as StalledError,
     TransferError as TransferError,
     TransportError as TransportError,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import AsyncIterator
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
+from tests.session import needs
+from tests.sources import ROOT
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.running.locating import Target
@@ -193,20 +201,63 @@ async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_pat
             assert (await ask(cluster, "hi", "echo", headers=headers)).status_code == status
 
 
-async def test_cards_of_the_older_layout_are_understood(tmp_path: Path) -> None:
+async def test_cards_of_the_older_layout_are_understood_from_etcd3_which_reads_ours(
+    tmp_path: Path,
+) -> None:
     """`models/chat/<name>` names no instance: any that serves the model is asked."""
-    async with (
-        open_cluster(tmp_path, workers=0) as cluster,
-        open_etcd([cluster.etcd.endpoint]) as etcd,
-    ):
-        card = ModelCard(name="org/other", endpoint=ENDPOINT)
-        await etcd.put("models/chat/org/other", encode_card(card))
+    if importlib.util.find_spec("etcd3") is None:
+        needs.ETCD3.lacking()
+    card = encode_card(ModelCard(name="org/other", endpoint=ENDPOINT)).decode()
+    seen: list[dict[str, Any]] = []
+    async with open_cluster(tmp_path, workers=0) as cluster, trio.open_nursery() as nursery:
+        command = [sys.executable, str(ROOT / "tests/conformance/control/etcd3_client.py")]
+        client: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                [*command, cluster.etcd.endpoint, "models/chat/org/other", card],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+            )
+        )
+
+        async def read() -> None:
+            assert client.stdout is not None
+            rest = b""
+            async for data in client.stdout:
+                *lines, rest = (rest + data).split(b"\n")
+                seen.extend(map(json.loads, lines))
+
+        nursery.start_soon(read)
         await cluster.wait_models()
         assert (await ask(cluster, "say it", "org/other")).status_code == 503
         async with one_more(cluster, tmp_path, engine="echo", model_name="org/other"):
             await cluster.wait_live(1)
             for _ in range(6):
                 assert await text_of(cluster, "say it", "org/other") == "say it"
+            assert client.stdin is not None
+            await client.stdin.send_all(b"\n")
+            await until(heard(seen, "keys"), "etcd3 reads what is there")
+
+        async def has_gone() -> bool:
+            return not (await cluster.client.get(f"{cluster.url}/v1/models")).json()["data"]
+
+        await until(has_gone, "the model goes with its cards")
+        await client.stdin.aclose()
+    (keys,) = [each["keys"] for each in seen if "keys" in each]
+    assert any(key.startswith(INSTANCE_PREFIX) for key in keys)
+    (ours,) = [key for key in keys if key.startswith(MODEL_PREFIX) and "/chat/" not in key]
+    events = [(each["event"], each["key"]) for each in seen if "event" in each]
+    assert ("PutEvent", ours) in events
+    assert ("DeleteEvent", ours) in events
+    assert ("DeleteEvent", "models/chat/org/other") in events
+
+
+def heard(seen: list[dict[str, Any]], what: str) -> Callable[[], Awaitable[bool]]:
+    async def is_there() -> bool:
+        return any(what in each for each in seen)
+
+    return is_there
 
 
 POISON: list[Any] = [
