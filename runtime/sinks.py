@@ -51,8 +51,8 @@ class Sink(ABC, Generic[T]):
         """
 
     def restart(self) -> None:
-        """Forget all that was taken: another source begins anew. Only while it `keeps_all`."""
-        raise NotImplementedError
+        """Forget all that was taken: another source begins anew. Only of one that `keeps_all`."""
+        assert self.keeps_all, "somebody has had what this has taken"
 
     def resume(self) -> None:
         """Tell the source that there is room again."""
