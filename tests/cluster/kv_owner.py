@@ -12,7 +12,6 @@ import sys
 
 import trio
 
-from tests.runtime.kv.ranges import memory_of
 from trinamo.runtime.engines.threads import limit_threads
 
 limit_threads(1)
@@ -20,6 +19,7 @@ limit_threads(1)
 from trinamo.runtime.config.config import load_config  # noqa: E402
 from trinamo.runtime.engines.exact.engine import open_exact_engine  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
+from trinamo.runtime.kv.memory import KvMemory  # noqa: E402
 from trinamo.runtime.logs.setup import setup_log  # noqa: E402
 from trinamo.runtime.process.opening import open_runtime  # noqa: E402
 from trinamo.transports.assembly.planes import RealTransports  # noqa: E402 -- threads first
@@ -38,7 +38,8 @@ async def serve() -> None:
         assert runtime.transfers is not None
         blocks = engine.kv.pool.take(3)
         assert blocks is not None
-        memory_of(engine.kv).view[:, :, blocks] = VALUE
+        assert isinstance(engine.kv.memory, KvMemory)
+        engine.kv.memory.view[:, :, blocks] = VALUE
         async with runtime.transfers.grant(blocks, ttl_s=600) as grant:
             facts = {"engine_id": runtime.instance_id, "blocks": blocks, "ticket": grant.ticket}
             with trio.open_signal_receiver(signal.SIGTERM) as signals:
