@@ -33,7 +33,9 @@ class Place:
 
     @property
     def environ(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("TRINAMO_")}
+        # Processes that share the tests are told a width, which commands would take for a person's.
+        left = ("TRINAMO_", "COLUMNS", "LINES")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(left)}
         for name in ("tmp", "run"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         return {

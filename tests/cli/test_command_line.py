@@ -215,7 +215,7 @@ def test_chat_where_nothing_runs_says_what_to_do(place: Place) -> None:
     done = place.run("chat", "hello", "--url", "http://127.0.0.1:9")
 
     assert done.returncode == 1
-    assert_one_sentence(done, "127.0.0.1 port 9", "trinamo up")
+    assert_one_sentence(done, "127.0.0.1:9", "trinamo up")
 
 
 def test_an_address_that_is_none_is_named(place: Place) -> None:

@@ -100,12 +100,18 @@ def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
     set_live(running, "http.queue_max", "0")
     set_live(running, "http.requests_max", "1")
     parts = urlsplit(running.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=20) as holder:
-        holder.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-            b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{"
-        )
-        wait_for(lambda: ask(running, "refused") == 503, 20, "a refusal")
+    body = b'{"model": "exact", "prompt": "hold", "max_tokens": 1900, "stream": true}'
+
+    def is_refused() -> bool:
+        with socket.create_connection((parts.hostname, parts.port), timeout=20) as holder:
+            holder.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            holder.recv(1)
+            return ask(running, "refused") == 503
+
+    wait_for(is_refused, 20, "a refusal")
     wait_for(lambda: ask(running, "alone") == 200, 20, "an answer")
     set_live(running, "http.requests_max", "--reset")
     set_live(running, "http.queue_max", "--reset")

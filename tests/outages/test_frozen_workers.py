@@ -137,7 +137,7 @@ async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: 
         told = cluster.frontend.log.read_text()
 
     (error,) = (json.loads(end.removeprefix("data: ")) for end in ends if "[DONE]" not in end)
-    assert error["error"]["code"] == "disconnected"
+    assert error["error"]["code"] == "silent"
     assert "does not answer" in error["error"]["message"]
     assert found == {"left": 0, "unanswered": 1, "replaced": 0}
     assert answers == [OK] * 6

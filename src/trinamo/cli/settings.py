@@ -97,7 +97,7 @@ def get(
                 found.setdefault(value, []).append(who)
         own = msgspec.json.encode(each.value).decode()
         for value, processes in (found or {own: []}).items():
-            who = f": {', '.join(processes)}" if len(found) > 1 else ""
+            who = f": {', '.join(sorted(processes))}" if len(found) > 1 else ""
             if name is None:
                 sys.stdout.write(f"{each.setting.name} = {value} ({origin}{who})\n")
             else:
