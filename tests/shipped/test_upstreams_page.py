@@ -27,8 +27,8 @@ START_TIMEOUT_S = 90
 
 def model_by_the_page() -> str:
     """What the shell block of the page takes for the model."""
-    (block,) = blocks(ROOT / "docs" / "upstreams.md", "bash")
-    (line,) = (each for each in block.splitlines() if each.startswith("MODEL="))
+    shell = blocks(ROOT / "docs" / "upstreams.md", "bash")
+    (line,) = (line for body in shell for line in body.splitlines() if line.startswith("MODEL="))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.check_output(
         ["bash", "-euc", f'{line}\necho "$MODEL"'], env={**os.environ, "PATH": path}, text=True
@@ -68,7 +68,7 @@ def test_the_page_s_client_gets_json_from_llamacpp_through_a_frontend(tmp_path: 
         frontend = place.start("frontend", "--port", "0", "--upstream", f"{url}/v1")
         try:
             wait_for(
-                lambda: "is served by" in place.output or frontend.poll() is not None,
+                lambda: "ready: url" in place.output or frontend.poll() is not None,
                 START_TIMEOUT_S,
                 "the frontend's start",
             )

@@ -113,7 +113,6 @@ async def test_it_has_the_dashboard_too() -> None:
             while not snapshot["failed"]:
                 snapshot = await anext(events)
     assert snapshot["away"] == []
-    assert snapshot["servers"] == []
     shown = {(each["name"], each["model"], each["state"]) for each in snapshot["instances"]}
     assert shown == {("parrot", "parrot", "ready"), ("echo", "echo", "ready")}
     assert [each["name"] for each in snapshot["models"]] == ["parrot", "echo"]

@@ -82,7 +82,7 @@ def test_a_prompt_that_a_single_threaded_upstream_computes_for_long_is_answered(
     arguments = ["--upstream", url, "--set", often, "--set", soon, "--set", "router.wait_s=0.1"]
     frontend = place.start("frontend", "--port", "0", *arguments)
     try:
-        wait_for(lambda: "is served by" in place.output, START_TIMEOUT_S, "the frontend's start")
+        wait_for(lambda: "ready: url" in place.output, START_TIMEOUT_S, "the frontend's start")
         base_url = place.output.split("ready: url ")[1].split(",")[0]
         with (
             ThreadPoolExecutor(1) as pool,
