@@ -41,6 +41,7 @@ pytestmark = [
 ]
 
 KEY = "sk-a-key-of-one-client"
+OPERATORS_KEY = "sk-the-key-of-an-operator"
 MANY = section("Many machines")
 TLS = section("TLS towards clients")
 KEYS = section("Keys, rates, pages and request ids")
@@ -97,6 +98,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
         "TRINAMO_WORKER__ENGINE": "exact",
         "SSL_CERT_FILE": str(folder / "authority" / "ca.pem"),
         "KEY": KEY,
+        "OPERATORS_KEY": OPERATORS_KEY,
     }
     wanted = {"one": 1, "two": 1, "servers": len(places)}
     with open_machines(folder, wanted, environ) as machines, browser() as chromium:
@@ -132,7 +134,9 @@ async def _prepared(
         files = {
             machine.home / "cluster.yaml": yaml.safe_dump(config),
             machine.home / config["security"]["secret_file"]: secret,
-            _in(machine, config["http"]["api_keys_file"]): f"alice: {KEY}\n",
+            _in(
+                machine, config["http"]["api_keys_file"]
+            ): f"alice: {KEY}\nbob (operator): {OPERATORS_KEY}\n",
             _in(machine, config["http"]["tls"]["certificate_file"]): certificate.read_text(),
             _in(machine, config["http"]["tls"]["key_file"]): key.read_text(),
         }
@@ -300,7 +304,7 @@ async def stop_etcd_for_a_while(site: Site) -> None:
     await site.servers.stop_etcd()
     await site.clients.wait_more(10)
     # While etcd is away nobody says where the frontends are, so one is named.
-    named = f"--url {site.clients.urls[0]} --key-env KEY"
+    named = f"--url {site.clients.urls[0]} --key-env OPERATORS_KEY"
     status = await site.status(site.machines[1], named, codes=(3,))
     assert len(status["instances"]) == 2, status
     await site.open_page(0)
