@@ -135,8 +135,8 @@ def _tasks(tree: Any) -> int:
 
 def table(before: Census, after: Census) -> list[str]:
     """What each process holds, after the turn and (before it)."""
-    head = ("process", "life", "tasks", "sockets", "RSS MiB", *COLUMNS)
-    rows = [head]
+    head: tuple[str, ...] = ("process", "life", "tasks", "sockets", "RSS MiB", *COLUMNS)
+    rows: list[tuple[str, ...]] = [head]
     for name, held in after.processes.items():
         was = before.processes.get(name, held)
         rows.append((

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,4 +28,4 @@ class OwnMemory:
 def engine() -> AbstractAsyncContextManager[EngineHost]:
     """As `open_exact_engine`, whose defaults these are."""
     exact = ExactEngine(layout=KvLayout.PER_LAYER)
-    return open_engine_host(OwnMemory(exact), step_tokens_max=128)
+    return open_engine_host(cast("Any", OwnMemory(exact)), step_tokens_max=128)

@@ -107,7 +107,7 @@ async def test_text_behind_a_finish_does_not_pass_on() -> None:
 
 @pytest.mark.parametrize(("choices", "index"), [(1, 1), (2, -1), (0, 4096)])
 def test_choices_that_nobody_asked_for_end_the_answer(choices: int, index: int) -> None:
-    answer = StreamedAnswer(1 << 16, choices=choices)
+    answer = StreamedAnswer(1 << 16, choices=choices)  # pyright: ignore[reportCallIssue]
     answer.feed(events(chat_chunk(choices=[{"index": index}]), done=False))
 
     assert isinstance(answer.error, RemoteProtocolError)

@@ -227,7 +227,7 @@ async def test_a_model_whose_workers_are_gone_is_waited_for_and_an_unknown_one_i
     async with open_small_cluster(http__queue_timeout_s=0.3) as cluster:
         service = cluster.service
         manager = service.model_manager()
-        manager.add_chat_completions_model("other", Silent())
+        manager.add_chat_completions_model("other", Silent())  # pyright: ignore[reportArgumentType]
         [name] = [each for each in manager.models() if each != "other"]
         _, engine = manager.find(name, ModelKind.CHAT)
         card = manager._models[name].card
