@@ -26,7 +26,7 @@ from .traces.trace import NO_TRACE, Trace
 __all__ = ["Context", "KillableScope", "Reason", "State"]
 
 _log = logging.getLogger("trinamo.context")
-_SERVERS: Final = (Reason.FRONTEND_SHUTDOWN, Reason.WORKER_SHUTDOWN, Reason.MIGRATION)
+_SERVERS: Final = (Reason.FRONTEND_SHUTDOWN, Reason.WORKER_SHUTDOWN)
 """Why whoever serves a request ends it, which nobody asked for."""
 
 

@@ -54,7 +54,6 @@ _MEANINGS: Final = {
     Reason.FRONTEND_SHUTDOWN: "the frontend that asked shuts down",
     Reason.WORKER_SHUTDOWN: "the worker shuts down",
     Reason.PROTOCOL_ERROR: "the other end broke the protocol",
-    Reason.MIGRATION: "the worker leaves, and another one goes on",
 }
 
 

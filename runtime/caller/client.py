@@ -101,16 +101,14 @@ class Client:
         deadline: float = math.inf,
         instance_id: str | None = None,
         among: Among = None,
-        migrates: bool = False,
         hint: RoutingHint | None = None,
         patience: Patience | None = None,
     ) -> AbstractAsyncContextManager[ResponseStream[T]]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
-        only; a named `instance_id` is the only one tried. With `migrates` the worker may hand the
-        stream over when it leaves: the caller will ask another one. `hint` is what the policy `kv`
-        is told about the prompt. Raises `UnavailableError` if nobody is live, with `patience` only
+        only; a named `instance_id` is the only one tried. `hint` is what the
+        policy `kv` is told about the prompt. Raises `UnavailableError` if nobody is live, with `patience` only
         after `router.wait_s`, else the last attempt's error.
 
         The whole answer must be there `timeout_s` after this is entered, by `deadline` on trio's
@@ -127,9 +125,7 @@ class Client:
                 stream.tell_first(partial(self.router.first_item, attempt))
             return stream
 
-        asked = Asked(
-            self._encode(request), instance_id, among, hint, migrates=migrates, patience=patience
-        )
+        asked = Asked(self._encode(request), instance_id, among, hint, patience=patience)
         return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
 
     def exchange(
@@ -282,7 +278,6 @@ class Client:
             instance_id=attempt.instance.id,
             response=attempt.registration.connection,
             request=attempt.open_input() if asked.takes_input else None,
-            migrates=asked.migrates,
             deadline_s=left_s(attempt.context),
             traceparent=attempt.traceparent,
         )
@@ -306,8 +301,6 @@ class Asked:
     among: Among = None
     hint: RoutingHint | None = None
     takes_input: bool = False
-    migrates: bool = False
-    """The caller asks another instance if this one hands the stream over."""
     patience: Patience | None = None
 
 

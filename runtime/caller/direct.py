@@ -58,12 +58,11 @@ class DirectClient:
         context: Context,
         instance_id: str | None = None,
         among: Among = None,
-        migrates: bool = False,
         hint: RoutingHint | None = None,
         patience: Patience | None = None,
     ) -> DirectStream:
         """As `Client.stream`: an `async with` that yields once an upstream begins to answer."""
-        del item_type, migrates
+        del item_type
         return DirectStream(self, request, context, instance_id, among, hint, patience)
 
     async def open(self, stream: DirectStream) -> None:

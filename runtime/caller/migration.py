@@ -146,7 +146,6 @@ class Asks(Protocol):
         context: Context,
         instance_id: str | None = None,
         among: Among = None,
-        migrates: bool = False,
         hint: RoutingHint | None = None,
         patience: Patience | None = None,
     ) -> AbstractAsyncContextManager[Answers]: ...
@@ -281,7 +280,6 @@ class MigratingAnswer(Sink[Delta]):
             context=self._context,
             instance_id=self._instance_id,
             among=self._servers,
-            migrates=self._would_migrate(),
             hint=None if self._hint is None else self._hint(request),
             patience=Patience(self._lost, waits_for_room=bool(self._tried)),
         )
@@ -323,16 +321,6 @@ class MigratingAnswer(Sink[Delta]):
             return self._request
         delivered = [*self._request.delivered_ids, *self._token_ids]
         return msgspec.structs.replace(self._request, delivered_ids=delivered)
-
-    def _would_migrate(self) -> bool:
-        """Whether this stream will be replayed if its worker hands it over, as far as is known."""
-        policy = self._policy
-        return (
-            (self._can_resume or self._sink.keeps_all)
-            and self._instance_id is None
-            and not self._is_long
-            and len(self._tried) < policy.migrations_max
-        )
 
     def _progress(self) -> Progress:
         return Progress(

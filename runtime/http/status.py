@@ -162,7 +162,6 @@ KILLED_TABLE: Final[dict[str, StatusRow]] = {
     Reason.CLIENT_DISCONNECT: StatusRow(499, _CLIENT),
     Reason.FRONTEND_SHUTDOWN: StatusRow(503, _SERVER, RETRY_AFTER_S),
     Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S),
-    Reason.MIGRATION:         StatusRow(503, _SERVER, RETRY_AFTER_S),
     Reason.DEADLINE:          StatusRow(504, _SERVER),
     Reason.PROTOCOL_ERROR:    StatusRow(502, _SERVER),
 }

@@ -290,7 +290,7 @@ class Runtime:
     # --- the end, in order ---
 
     async def shutdown(self) -> None:
-        """Leave discovery, refuse, drain, hand over, stop, kill, drain transfers, revoke, each in its time.
+        """Leave discovery, refuse, drain, stop, kill, drain transfers, revoke, each in its time.
 
         Called again it does nothing, or goes on where it was cancelled.
         """
@@ -309,10 +309,6 @@ class Runtime:
         self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
         yield Step("drain", limits.drain_timeout_s, self._drain)
-        handed = worker.hand_over()
-        if handed:
-            _log.info("shutdown: %d streams go on at other workers", handed)
-            yield Step("hand over", limits.kill_timeout_s, worker.wait_handed_over)
         if worker.active_count:
             worker.stop_all()
             yield Step("stop", limits.stop_timeout_s, worker.wait_idle)

@@ -68,8 +68,6 @@ class Worker:
         self._traces = traces or Traces(env.clock, 0)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
-        self._migrating: dict[str, None] = {}
-        """Of those the streams whose callers go on elsewhere if they are handed over."""
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -238,8 +236,6 @@ class Worker:
 
         context.on_change(limit)
         self._active[envelope.id] = context
-        if envelope.migrates:
-            self._migrating[envelope.id] = None
         self._env.note("worker.begin", request=envelope.id)
         return context
 
@@ -250,7 +246,6 @@ class Worker:
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
-        self._migrating.pop(context.id, None)
         if context.reason is not None:
             record.cancelled(context.reason)
         record.end()
@@ -263,7 +258,7 @@ class Worker:
             detail=record.detail,
             endpoint=record.endpoint,
         )
-        if not self._active or (self._draining and not self._migrating):
+        if not self._active:
             self._idle.set()
             self._idle = trio.Event()
 
@@ -331,8 +326,6 @@ class Worker:
         Whoever ended the request decides, not what the handler made of it.
         """
         cut = context.cut_by
-        if cut is Reason.MIGRATION:
-            return UnavailableError("the worker leaves, and hands its stream over", definite=False)
         if cut is not None:
             who = "frontend" if cut is Reason.FRONTEND_SHUTDOWN else "worker"
             message = f"the {who} shut down before the answer was complete"
@@ -364,23 +357,11 @@ class Worker:
         """From now on answer `draining`. Synchronous, final."""
         self._draining = True
 
-    def hand_over(self) -> int:
-        """End the streams that are replayed elsewhere, and say how many. Synchronous.
-
-        Their callers have what was sent, and a typed error: `UnavailableError`.
-        """
-        handed = tuple(self._migrating)
-        for request_id in handed:
-            self._active[request_id].kill(Reason.MIGRATION)
-        return len(handed)
-
-    async def wait_handed_over(self) -> None:
-        """Return once the tasks of those streams have ended. Safe to cancel."""
-        while self._migrating:
-            await self._idle.wait()
-
     def stop_all(self) -> None:
-        """Ask every request to finish early."""
+        """Ask every request to finish early.
+
+        Whoever asked has what was sent, and `UnavailableError`: the rest is asked for elsewhere.
+        """
         for active in tuple(self._active.values()):
             active.stop(Reason.WORKER_SHUTDOWN)
 

@@ -39,7 +39,9 @@ def filled_before_computed() -> list[Patch]:
 def adopted_unread() -> list[Patch]:
     """A decode worker goes on from blocks before it has read them."""
 
-    async def blind(_: Any, reservation: Any, __: Any, kept: Any, *___: Any) -> Filled:
+    async def blind(
+        _: Any, reservation: Any, __: int, ___: Any, ____: Any, kept: Any, *_more: Any
+    ) -> Filled:
         await trio.lowlevel.checkpoint()
         return Filled(reservation, kept.first_token, 0)
 

@@ -10,7 +10,6 @@ import trio
 from trinamo.runtime.caller import migration
 from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, Verdict
 from trinamo.runtime.context import Context
-from trinamo.runtime.worker.worker import Worker
 
 from .planting import Patch, bug
 
@@ -88,12 +87,6 @@ def stopped_is_replayed() -> list[Patch]:
     """A request that was stopped is replayed when its worker dies."""
     lenient = {**VERDICTS, Verdict.STOPPED: lambda *_: False}
     return [(migration, "VERDICTS", lenient)]
-
-
-@bug
-def nothing_is_handed_over() -> list[Patch]:
-    """A worker that leaves stops what is left when its time is over, wherever it could go on."""
-    return [(Worker, "hand_over", lambda _: 0)]
 
 
 @bug

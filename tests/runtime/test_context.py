@@ -49,11 +49,11 @@ def test_the_state_never_goes_down_and_every_state_is_told_once(steps: tuple[str
 def test_the_first_reason_of_each_state_stays_and_the_kill_s_wins() -> None:
     context = Context("r1")
     context.stop(Reason.DEADLINE)
-    context.stop(Reason.MIGRATION)
+    context.stop(Reason.FRONTEND_SHUTDOWN)
     assert context.stop_reason is Reason.DEADLINE
     context.kill(Reason.WORKER_SHUTDOWN)
     context.kill(Reason.PROTOCOL_ERROR)
-    context.stop(Reason.MIGRATION)
+    context.stop(Reason.FRONTEND_SHUTDOWN)
     assert (context.stop_reason, context.kill_reason) == (Reason.DEADLINE, Reason.WORKER_SHUTDOWN)
     assert context.reason is Reason.WORKER_SHUTDOWN
 
@@ -83,9 +83,9 @@ def test_a_child_does_not_tell_its_parent_or_its_sibling() -> None:
 @pytest.mark.parametrize("state", [State.STOPPED, State.KILLED])
 async def test_a_child_linked_late_inherits_the_state_and_its_reason_at_once(state: State) -> None:
     parent = Context("p")
-    (parent.stop if state is State.STOPPED else parent.kill)(Reason.MIGRATION)
+    (parent.stop if state is State.STOPPED else parent.kill)(Reason.FRONTEND_SHUTDOWN)
     child = Context("c", parent=parent)
-    assert (child.state, child.reason) == (state, Reason.MIGRATION)
+    assert (child.state, child.reason) == (state, Reason.FRONTEND_SHUTDOWN)
     assert child.scope.cancel_called is (state is State.KILLED)
 
 

@@ -19,7 +19,6 @@ class Reason(enum.StrEnum):
     FRONTEND_SHUTDOWN = "frontend_shutdown"
     WORKER_SHUTDOWN = "worker_shutdown"
     PROTOCOL_ERROR = "protocol_error"
-    MIGRATION = "migration"
 
 
 def known_reason(word: str, default: Reason) -> Reason:

@@ -88,8 +88,6 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: ConnectionInfo | None = None
     request: ConnectionInfo | None = None
     """Set when the caller also streams input to the worker."""
-    migrates: bool = False
-    """The caller asks another worker for the rest if this one hands the stream over."""
     deadline_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """How long the caller will still wait, from the moment this was sent; 0: no bound."""
     traceparent: Annotated[str, msgspec.Meta(max_length=TRACEPARENT_CHARS_MAX)] = ""

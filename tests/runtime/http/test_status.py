@@ -78,7 +78,6 @@ ROWS = [
     (errors.CompactedError("m"), 503, "server_error", "1"),
     (errors.EventPlaneError("m"), 503, "server_error", "1"),
     (KilledError("m", reason=Reason.WORKER_SHUTDOWN), 503, "server_error", "1"),
-    (KilledError("m", reason=Reason.MIGRATION), 503, "server_error", "1"),
     (errors.DeadlineError("m"), 504, "server_error", None),
     (errors.StalledError("m"), 504, "server_error", None),
     (KilledError("m", reason=Reason.DEADLINE), 504, "server_error", None),
