@@ -135,6 +135,7 @@ async def test_a_pulled_cable_ends_the_stream_on_both_sides_and_the_worker_comes
     secret.write_text("known on both ends of the cable")
     secret.chmod(0o600)
     settings = {**KEEPALIVE, "data_plane.tcp.host": HOST, "security.secret_file": secret}
+    settings |= {"http.queue_max": 0, "router.wait_s": 0}
     async with (
         open_cluster(tmp_path, workers=0, settings=settings) as cluster,
         guest_worker(cluster, cable, tmp_path / "guest.log", secret) as worker,

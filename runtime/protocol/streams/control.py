@@ -81,6 +81,8 @@ class Refused:
 
     code: str
     message: str
+    reason: Reason = Reason.CONSUMER_DROPPED
+    """Why nobody waits for the call."""
 
 
 @attrs.frozen
@@ -91,11 +93,23 @@ class Closed:
 Control = Handshake | Opened | Declined | Data | Sentinel | Failed | Stop | Kill | Refused | Closed
 
 
-class WireRefusal(msgspec.Struct, frozen=True):
+class WireRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """A refusal as it travels."""
 
     code: str
     message: str = ""
+    reason: str = ""
+
+    @classmethod
+    def of(cls, event: Refused) -> WireRefusal:
+        word = "" if event.reason is Reason.CONSUMER_DROPPED else event.reason.value
+        return cls(event.code, event.message[:MESSAGE_CHARS_MAX], word)
+
+    @property
+    def event(self) -> Refused:
+        is_bad = self.code == "bad_handshake"
+        default = Reason.PROTOCOL_ERROR if is_bad else Reason.CONSUMER_DROPPED
+        return Refused(self.code, self.message, known_reason(self.reason, default))
 
 
 class _WireHandshake(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -157,8 +171,8 @@ def _to_wire(event: Control) -> Any:
             return {"error": wire_error(error)}
         case Failed(error):
             return {"failed": wire_error(error)}
-        case Refused(code, message):
-            return {"refused": {"code": code, "message": message[:MESSAGE_CHARS_MAX]}}
+        case Refused():
+            return _WireRefused(WireRefusal.of(event))
         case Stop(reason) if reason is not Reason.STOP_REQUESTED:
             return {"stop": reason}
         case Kill(reason) if reason is not Reason.CONSUMER_DROPPED:
@@ -202,7 +216,7 @@ def _from_wire(value: Any) -> Control:
         case _WireFailed(error):
             return Failed(rebuilt(error))
         case _WireRefused(refusal):
-            return Refused(refusal.code, refusal.message)
+            return refusal.event
         case other:
             return _early_end(other)
 

@@ -44,7 +44,7 @@ from .control import (
     WireRefusal,
 )
 from .reasons import known_reason
-from .request import MESSAGE_CHARS_MAX, StreamType, WireError, rebuilt, wire_error
+from .request import StreamType, WireError, rebuilt, wire_error
 
 
 class Kind(enum.IntEnum):
@@ -125,9 +125,8 @@ def encode_event(stream: int, event: Control) -> bytes:
             return _frame(stream, Kind.PROLOGUE, _encode(wire_error(error)))
         case Failed(error):
             return _frame(stream, Kind.FAILED, _encode(wire_error(error)))
-        case Refused(code, message):
-            refusal = WireRefusal(code, message[:MESSAGE_CHARS_MAX])
-            return _frame(stream, Kind.REFUSED, _encode(refusal))
+        case Refused():
+            return _frame(stream, Kind.REFUSED, _encode(WireRefusal.of(event)))
         case _:
             raise AssertionError(event)
 
@@ -179,8 +178,7 @@ def parse_event(kind: int, header: bytes, data: bytes) -> Control | Credit:
         if kind == Kind.FAILED:
             return Failed(rebuilt(_decode_error(data)))
         if kind == Kind.REFUSED:
-            refusal = _decode_refusal(data)
-            return Refused(refusal.code, refusal.message)
+            return _decode_refusal(data).event
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"malformed frame of kind {kind}: {error}") from error
     raise RemoteProtocolError(f"unknown kind {kind}")

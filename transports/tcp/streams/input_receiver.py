@@ -84,8 +84,8 @@ class InputReceiver(Driver):
                 self._kill(reason)
             case Closed():
                 self._kill(Reason.CONSUMER_DROPPED)
-            case Refused():
-                self._kill(Reason.PROTOCOL_ERROR)
+            case Refused(reason=reason):
+                self._kill(reason)
             case _:
                 raise AssertionError(event)
 

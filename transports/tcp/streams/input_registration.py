@@ -32,7 +32,7 @@ class InputRegistration(OpenSubject):
     """
 
     def __init__(
-        self, connection: ConnectionInfo, context: Context, forget: Callable[[str], None]
+        self, connection: ConnectionInfo, context: Context, forget: Callable[[OpenSubject], None]
     ) -> None:
         self._machine = request_stream(Role.CALLER)
         self._called = trio.Event()

@@ -45,7 +45,7 @@ class ResponseRegistration(OpenSubject):
         self,
         connection: ConnectionInfo,
         context: Context,
-        forget: Callable[[str], None],
+        forget: Callable[[OpenSubject], None],
         window_bytes: int,
     ) -> None:
         self._machine = response_stream(Role.CALLER)

@@ -106,11 +106,9 @@ class TcpResponseSender(Driver):
                 self._context.stop(reason)
             case Kill(reason):
                 self._gone(reason)
-            case Refused(code, message):
+            case Refused(_, message, reason):
                 _log.warning("request %s: refused by the caller: %s", self._context.id, message)
-                self._gone(
-                    Reason.PROTOCOL_ERROR if code == "bad_handshake" else Reason.CONSUMER_DROPPED
-                )
+                self._gone(reason)
             case Closed():
                 self._closed()
             case _:

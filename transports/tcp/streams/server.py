@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 import trio
 
-from trinamo.runtime.context import Context
+from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.nurseries import open_nursery
@@ -39,9 +39,11 @@ from .dedicated.caller import serve_input, serve_response
 from .input_registration import InputRegistration
 from .multiplexed.link import Link
 from .response_registration import ResponseRegistration
+from .subject import OpenSubject
 
 _log = logging.getLogger("trinamo.tcp")
 _SUBJECT_BITS: Final = 128
+_LEFT_MAX: Final = 4096
 _HANDSHAKE_BYTES_MAX: Final = GREETING_BYTES_MAX - PREFIX_BYTES
 
 
@@ -58,6 +60,8 @@ class TcpStreamServer:
         """`host:port` as advertised to workers."""
         self._nursery = nursery
         self._registrations: dict[str, ResponseRegistration | InputRegistration] = {}
+        self._left: dict[str, Reason] = {}
+        """Why the last subjects were closed that no worker had called for: the oldest first."""
         self._links: dict[Link, None] = {}
         self.gate = Gate(options, self._greet, self._serve)
         self._turned_away_count = 0
@@ -112,9 +116,14 @@ class TcpStreamServer:
         window_bytes = self.options.window_bytes if carrier is Carrier.MULTIPLEXED else 0
         return ConnectionInfo(self.address, subject, stream_type, carrier, window_bytes)
 
-    def _forget(self, subject: str) -> None:
-        """From now on a worker that calls for it is refused."""
-        self._registrations.pop(subject, None)
+    def _forget(self, registration: OpenSubject) -> None:
+        """From now on a worker that calls for it is refused, and told why."""
+        subject = registration.connection.subject
+        if self._registrations.pop(subject, None) is None or registration.is_taken:
+            return
+        if len(self._left) == _LEFT_MAX:
+            del self._left[next(iter(self._left))]
+        self._left[subject] = registration.why_left()
 
     async def _greet(self, stream: trio.SocketStream) -> _Called | None:
         """The handshake of a process that knows the secret, or None for a link, which has greeted.
@@ -176,11 +185,12 @@ class TcpStreamServer:
     def _take(self, handshake: Handshake) -> ResponseRegistration | InputRegistration:
         registration = self._registrations.get(handshake.subject)
         if registration is None:
-            raise _RefusalError(Refused("unknown_subject", "no such subject is registered here"))
+            reason = self._left.pop(handshake.subject, Reason.CONSUMER_DROPPED)
+            message = "no such subject is registered here"
+            raise _RefusalError(Refused("unknown_subject", message, reason))
         if registration.connection.stream_type is not handshake.stream_type:
-            raise _RefusalError(
-                Refused("bad_handshake", f"this subject is no {handshake.stream_type} stream")
-            )
+            message = f"this subject is no {handshake.stream_type} stream"
+            raise _RefusalError(Refused("bad_handshake", message))
         if registration.is_taken:
             raise _RefusalError(Refused("taken_subject", "another connection answers already"))
         registration.is_taken = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from trinamo.runtime.context import Context, State
+from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 
@@ -18,7 +18,7 @@ class OpenSubject(Driver):
     """One subject and, once the worker has called, its lane; leaving it calls `close`."""
 
     def __init__(
-        self, connection: ConnectionInfo, context: Context, forget: Callable[[str], None]
+        self, connection: ConnectionInfo, context: Context, forget: Callable[[OpenSubject], None]
     ) -> None:
         self.connection = connection
         self.is_taken = False
@@ -41,8 +41,12 @@ class OpenSubject(Driver):
 
     def close(self) -> None:
         """Remove the subject; before the end of the stream this is Kill. Synchronous, idempotent."""
-        self._forget(self.connection.subject)
+        self._forget(self)
         self._context.off_change(self._on_context)
+
+    def why_left(self) -> Reason:
+        """Why whoever leaves now wants no more."""
+        return self._context.why_left()
 
     @abstractmethod
     def _on_context(self, state: State) -> None:

@@ -231,7 +231,8 @@ async def test_truncated_input_kills_the_request(words: list[Control | bytes], f
     ("words", "reason"),
     [
         pytest.param([Data(b"a"), Kill()], Reason.CONSUMER_DROPPED, id="kill"),
-        pytest.param([Refused("unknown_subject", "")], Reason.PROTOCOL_ERROR, id="refused"),
+        pytest.param([Refused("unknown_subject", "")], Reason.CONSUMER_DROPPED, id="refused"),
+        pytest.param([Refused("bad_handshake", "")], Reason.PROTOCOL_ERROR, id="bad handshake"),
         pytest.param([Opened()], Reason.PROTOCOL_ERROR, id="prologue"),
         pytest.param([Sentinel(), Sentinel()], Reason.PROTOCOL_ERROR, id="two end marks"),
         pytest.param([Stop(), Data(b"a")], Reason.PROTOCOL_ERROR, id="data after stop"),

@@ -301,6 +301,20 @@ async def test_a_worker_that_answers_nobody_is_refused_with_a_reason(home: Home)
     assert home.server.refused_count == 1
 
 
+@pytest.mark.parametrize("open_subject", ["register", "register_input"])
+async def test_a_worker_that_calls_too_late_hears_why_its_caller_left(
+    home: Home, open_subject: str
+) -> None:
+    """Its reason is that of the request, whoever was faster."""
+    context = Context("r")
+    with getattr(home.server, open_subject)(context) as left:
+        context.kill(Reason.CLIENT_DISCONNECT)
+    for reason in (Reason.CLIENT_DISCONNECT, Reason.CONSUMER_DROPPED):
+        async with raw_worker(left.connection) as worker:
+            (refusal,) = await worker.hear_all()
+            assert refusal == Refused("unknown_subject", refusal.message, reason)
+
+
 async def test_silent_strangers_do_not_keep_a_worker_from_calling_home() -> None:
     """Attack row 10."""
     async with open_home(ungreeted_max=16, connections_max=32) as home:
