@@ -126,7 +126,7 @@ class TracesConfig(Section, frozen=True, kw_only=True):
 
     requests_max: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)],
-        about("Requests whose legs are kept, about 1 KB each; 0 keeps none."),
+        about("Requests whose legs are kept, about 2 KB each; 0 keeps none."),
     ] = 2048
 
 
