@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,13 @@ from ...errors import ConfigError
 
 
 def import_llama() -> ModuleType:
-    """The extension module; `ConfigError` if the extra is not installed."""
+    """The extension module; `ConfigError` if the extra is not installed.
+
+    Its threads sleep between two steps, unless the environment says otherwise: they would spin on
+    the cores that the event loop, the frontend and other workers need just then.
+    """
+    # libgomp reads it as it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         # By name, as a type checker cannot look into the extension module.
         llama = importlib.import_module("cyllama.llama.llama_cpp")

@@ -1,8 +1,9 @@
 """Which of llama.cpp's sequences is whose: one for each slot of the scheduler, and those of ended ones.
 
 What a sequence computed stays in its cells when it has ended, for a prompt of the same tenant that
-begins alike: cells may belong to several sequences, so a copy takes no room and no time. The last
-`KEPT_MAX` stay; when cells run out the one unused longest goes, before anybody who runs.
+begins alike: cells may belong to several sequences, so a copy takes no room and no time. With those
+that run there are `HELD_MAX`, as each step of those looks at the cells of all; the one unused longest
+goes first, and when cells run out, before anybody who runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 import attrs
 
-KEPT_MAX: Final = 16
+HELD_MAX: Final = 16
+"""Sequences that have tokens, unless more than that run."""
 SEQUENCES_MAX: Final = 256
 """Of one context, as llama.cpp is compiled."""
 _EVERY: Final = -1
@@ -37,7 +39,6 @@ class Sequences:
     def __init__(self, context: Any, running_max: int) -> None:
         self._context = context
         self._free = list(range(sequence_count(running_max)))
-        self._kept_max = len(self._free) - running_max
         self._running: dict[int, Held] = {}
         """By slot."""
         self._next: dict[int, Held] = {}
@@ -73,6 +74,7 @@ class Sequences:
                 if not self._free:
                     self.drop_oldest()
                 held.id = self._free.pop()
+            self._trim()
         return held
 
     def release(self, slot: int) -> None:
@@ -80,7 +82,7 @@ class Sequences:
         held = self._running.pop(slot, None)
         if held is None:
             return
-        if not (held.is_known and held.token_ids and self._kept_max):
+        if not (held.is_known and held.token_ids):
             self._drop(held)
             return
         for other in tuple(self._kept):
@@ -89,7 +91,10 @@ class Sequences:
                 self._kept.remove(other)
                 self._drop(other)
         self._kept.append(held)
-        if len(self._kept) > self._kept_max:
+        self._trim()
+
+    def _trim(self) -> None:
+        while self._kept and len(self._kept) + len(self._running) > HELD_MAX:
             self.drop_oldest()
 
     def drop_oldest(self) -> bool:
@@ -126,7 +131,7 @@ class Sequences:
 
 def sequence_count(running_max: int) -> int:
     """How many a context for so many slots has."""
-    return max(running_max, min(running_max + KEPT_MAX, SEQUENCES_MAX))
+    return max(running_max, min(running_max + HELD_MAX, SEQUENCES_MAX))
 
 
 def _common(token_ids: Sequence[int], held: Sequence[int], least: int) -> int:

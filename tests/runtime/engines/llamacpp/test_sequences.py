@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.engines.llamacpp.sequences import KEPT_MAX, SEQUENCES_MAX, Sequences
+from trinamo.runtime.engines.llamacpp.sequences import HELD_MAX, SEQUENCES_MAX, Sequences
 
 SLOTS = 3
 
@@ -77,18 +77,32 @@ def test_a_slot_may_be_begun_before_its_last_owner_is_released() -> None:
 def test_of_conversations_the_longest_stays_and_the_last_ones() -> None:
     sequences, cells = make()
     turns: list[int] = []
-    for _ in range(3 * KEPT_MAX):
+    for _ in range(3 * HELD_MAX):
         turns = [*turns, len(turns)]
         sequences.begin(0, turns, "")
         compute(sequences, cells, 0, turns)
         sequences.release(0)
     assert [each for each in cells.of.values() if each] == [turns]
-    for first in range(100, 100 + KEPT_MAX):
+    for first in range(100, 100 + HELD_MAX):
         sequences.begin(0, [first, 1], "")
         compute(sequences, cells, 0, [first, 1])
         sequences.release(0)
     assert sequences.find(turns, "") == 0
     assert sequences.find([100, 1, 2], "") == 2
+
+
+def test_those_that_run_leave_few_cells_of_others_to_look_at() -> None:
+    sequences, cells = make(HELD_MAX)
+    for first in range(HELD_MAX):
+        compute(sequences, cells, 0, [first, 1])
+        sequences.release(0)
+    for slot in range(HELD_MAX):
+        compute(sequences, cells, slot, [100, slot])
+        assert len([each for each in cells.of.values() if each]) == HELD_MAX
+    assert sequences.find([HELD_MAX - 1, 1, 2], "") == 0
+    for slot in range(HELD_MAX):
+        sequences.release(slot)
+        assert sequences.find([100, slot, 2], "") == 2
 
 
 def test_kv_that_came_without_its_tokens_is_found_by_nobody() -> None:
