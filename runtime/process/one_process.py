@@ -14,6 +14,7 @@ from ..engines import GenerationEngine
 from ..env import Env
 from ..http.service import HttpService
 from ..metrics.frontend import FrontendMetrics
+from ..metrics.kv import KvSeries
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .frontend.dashboard import dashboard_url, open_own_dashboard
@@ -38,7 +39,9 @@ async def serve_engines(
     traces = Traces(env.clock, config.traces.requests_max, role="frontend")
     builder = HttpService.builder().env(env).metrics(metrics).traces(traces)
     service = builder.config(config.http).build()
+    series = KvSeries(metrics)
     for engine in engines:
+        series.show_engine(engine.info.model, engine)
         card = engine.info.card("", created=int(env.clock.wall()))
         service.model_manager().add_model(card, engine)
     async with open_nursery() as watching:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,8 +15,10 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.engines.own.definition import EngineDefinition, defined
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.lag import lag_measured
+from trinamo.runtime.metrics.process import show_process
 from trinamo.runtime.process.one_process import serve_engines
 from trinamo.runtime.process.roles import FrontendReady
 from trinamo.runtime.process.stopping import StopRequest
@@ -55,6 +58,7 @@ async def serve(
     config = _listening(config or load_config(), port, host)
     env = RealEnv()
     metrics = FrontendMetrics(env)
+    show_process(metrics, "frontend")
     given = engine if isinstance(engine, Sequence) else (engine,)
     async with (
         asked_to_stop(stop) as asked,
@@ -74,7 +78,14 @@ def run(
     host: str | None = None,
     config: Config | None = None,
 ) -> None:
-    """`serve` for a script that does nothing else: it starts trio, and returns once all has ended."""
+    """`serve` for a script that does nothing else: it starts trio, and returns once all has ended.
+
+    It logs to standard error as `trinamo frontend` does, a line for each request too, as `log` is configured;
+    in a program that has set a handler of its own for all lines, it leaves logging alone.
+    """
+    config = config or load_config()
+    if not logging.getLogger().handlers:
+        setup_log(config.log)
     trio.run(partial(serve, engine, port=port, host=host, config=config))
 
 

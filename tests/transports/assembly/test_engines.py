@@ -34,8 +34,9 @@ import trinamo
 
 @trinamo.engine(name="parrot", context_tokens_max=1024)
 async def parrot(request, context):
-    for word in request.text.split():
-        yield word.upper() + " "
+    if request.text == "raise":
+        raise ValueError("a secret")
+    yield request.text.upper()
 
 trinamo.run(parrot, port=0)
 """
@@ -209,12 +210,27 @@ def test_a_script_of_ten_lines_serves_until_a_signal(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            status, answer = ask(line.split()[-1].removesuffix("/v1"), "hello")
+            url = line.split()[-1].removesuffix("/v1")
+            status, answer = ask(url, "hello")
+            failed, error = ask(url, "raise")
+            with urllib.request.urlopen(f"{url}/metrics", timeout=20) as page:
+                metrics = page.read().decode()
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
         finally:
             process.kill()
 
     assert line.startswith("parrot is served: http://127.0.0.1:")
-    assert (status, answer["choices"][0]["message"]["content"]) == (200, "HELLO ")
-    assert (process.returncode, errors) == (0, "")
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "HELLO")
+    assert process.returncode == 0
+    # What the client is told of the log is there, with a time.
+    assert failed == 500
+    request_id = error["error"]["message"].split()[-1]
+    lines = [json.loads(each) for each in errors.splitlines()]
+    assert all(each["time"] for each in lines)
+    (told,) = [each for each in lines if "a secret" in each["event"]]
+    assert told["request_id"] == request_id
+    accesses = [each for each in lines if each["logger"] == "trinamo.access"]
+    assert [each["status"] for each in accesses] == [200, 500]
+    assert 'trinamo_engine_prompt_tokens_total{endpoint="parrot"}' in metrics
+    assert "trinamo_build_info" in metrics
