@@ -26,6 +26,11 @@ _TRACEBACK_CHARACTERS_MAX: Final = 500
 _HARMFUL: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_OF_ASYNCIO: Final = (
+    "no running event loop",
+    "library written for some other framework like asyncio",
+)
+"""What asyncio, and what trio says where asyncio's functions are awaited without its loop."""
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -94,6 +99,17 @@ def tell_traceback(error: BaseException, *, indent: str = "") -> str:
             f"{indent}{one_line(line, characters_max=_TRACEBACK_CHARACTERS_MAX)}" for line in lines
         ]
     return "\n".join(told)
+
+
+def name_error(error: BaseException) -> str:
+    """Its type and text; of what asyncio's functions raise under trio, what to do as well."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if not any(each in text for each in _OF_ASYNCIO):
+        return text
+    return (
+        f"{text}; this runs on trio: to await asyncio's functions an engine is made with"
+        ' `loop="asyncio"`, and other code calls them by `trio_asyncio.aio_as_trio`'
+    )
 
 
 def reason(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from ..context import Context
 from ..errors import EngineError, RequestError, TrinamoError, UnknownModelError
+from ..logs.text import name_error
 from ..nurseries import single
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
@@ -136,4 +137,4 @@ def single_error(raised: Exception, what: str) -> TrinamoError:
     if isinstance(error, TrinamoError):
         return error
     _log.error("%s: the handler raised", what, exc_info=raised)
-    return EngineError(f"{type(error).__name__}: {error}")
+    return EngineError(name_error(error))

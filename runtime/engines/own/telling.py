@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import Final
 
+from ...logs.text import name_error
+
 _HERE: Final = Path(__file__).resolve().parent
+_INSTALLED: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
 def told(error: BaseException) -> str:
     """An error of a program in a few words: its type, its text, and where it was raised."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = name_error(error)
     if isinstance(error, SyntaxError):
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not _is_ours(each.filename)]
-    if not own:
+    called = [each for each in frames if not _is_ours(each.filename)]
+    if not called:
         return text
-    place = own[-1]
+    # What it calls, asyncio say, has mistakes of its own far less often.
+    own = [each for each in called if not each.filename.startswith(_INSTALLED)]
+    place = (own or called)[-1]
     return f"{text} ({Path(place.filename).name}:{place.lineno}, in {place.name})"
 
 

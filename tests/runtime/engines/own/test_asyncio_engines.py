@@ -14,6 +14,7 @@ import trio
 import trinamo
 from trinamo import Context, Delta, EngineError, FinishReason, GenerateRequest, GenerationEngine
 from trinamo.runtime.engines.own.asyncio_loop import ITEMS_MAX
+from trinamo.runtime.worker.endpoint import single_error
 
 seen: list[str] = []
 RAISED = {"raise": ValueError("inside"), "cancel": asyncio.CancelledError()}
@@ -78,6 +79,27 @@ async def test_its_error_is_one_sentence() -> None:
         ):
             await ask(engine, "raise")
         assert (await ask(engine, "well"))[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.01], ids=["a bare yield", "a timer"])
+async def test_without_its_option_it_is_told_of_it_at_its_own_line(pause_s: float) -> None:
+    @trinamo.engine(name="plain")
+    async def plain(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        await asyncio.sleep(pause_s)
+        yield request.text
+
+    async with plain.open() as engine:
+        with pytest.raises(
+            EngineError, match=r'loop="asyncio".*\(test_asyncio_engines.py:\d+, in plain'
+        ):
+            await ask(engine, "well")
+
+
+async def test_a_handler_is_told_how_to_call_asyncio() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        await asyncio.sleep(0.01)
+
+    assert "trio_asyncio.aio_as_trio" in str(single_error(caught.value, "handler"))
 
 
 async def test_a_cancellation_of_its_own_is_an_error() -> None:
