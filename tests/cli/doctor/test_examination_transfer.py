@@ -231,7 +231,8 @@ def test_the_table_of_ucx_is_read_and_other_lines_are_not() -> None:
     [
         ("raise ImportError('libibverbs.so.1: cannot open shared object file')", "libibverbs.so.1"),
         ("import os; os._exit(9)", "its process ended with status 9"),
-        ("import os; os.abort()", "its process ended with status -6"),
+        ("import os; os.abort()", "its process ended by SIGABRT"),
+        ("import os; os.kill(os.getpid(), 11)", "its process ended by SIGSEGV"),
     ],
 )
 def test_a_library_that_fails_in_any_way_does_not_take_the_doctor_with_it(
@@ -244,6 +245,13 @@ def test_a_library_that_fails_in_any_way_does_not_take_the_doctor_with_it(
     found = load(name)
     assert said in found.problem
     assert not found.text
+
+
+def test_a_crash_of_nixl_has_a_remedy_of_its_own() -> None:
+    """UCX crashes with the providers of Debian 12, so another NIXL would not help."""
+    nixl = LIBRARIES["NIXL"]
+    assert "ibverbs-providers" in nixl.remedy("its process ended by SIGSEGV")
+    assert nixl.remedy("its process ended by SIGABRT") == nixl.install
 
 
 @pytest.mark.slow

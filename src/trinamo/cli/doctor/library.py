@@ -6,6 +6,7 @@ Each is tried in a process of its own, which may crash, hang, or be refused.
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -41,9 +42,13 @@ class Library:
     program: str
     """Prints what it has to say; ends in an exception otherwise."""
     install: str
+    mends_crash: str = ""
+    """The command against what is known to end its process by SIGSEGV."""
 
     def remedy(self, problem: str) -> str:
         """The command that mends `problem`."""
+        if self.mends_crash and signal.SIGSEGV.name in problem:
+            return self.mends_crash
         missing = _NO_LIBRARY.search(problem)
         if missing is not None:
             return f"apt-get install {_DEBIAN.get(missing[1], f'the package of {missing[1]}')}"
@@ -64,6 +69,7 @@ LIBRARIES: Final = {
             "print('nixl-cu12', version('nixl-cu12'), 'loads, and its agent starts')\n"
         ),
         install="pip install --no-deps nixl-cu12==1.5.1",
+        mends_crash="apt-get remove ibverbs-providers, which a host without RDMA does not need",
     ),
     "Mooncake": Library(
         program=(
@@ -90,8 +96,9 @@ def load(name: str) -> Loaded:
     transports = parse_transports(output)
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        ended = f"its process ended with status {done.returncode}"
-        problem = _said(words[-1]) if words and done.returncode > 0 else ended
+        code = done.returncode
+        how = f"with status {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+        problem = _said(words[-1]) if words and code > 0 else f"its process ended {how}"
         return Loaded(problem=problem, transports=transports)
     return Loaded(text=output[-1] if output else "loads", transports=transports)
 
