@@ -29,7 +29,8 @@ from tests.outages.histories import (
     watch_keys,
     write_keys,
 )
-from trinamo.runtime.config.config import EtcdConfig, NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.errors import OverloadedError, TrinamoError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats

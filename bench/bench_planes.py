@@ -29,12 +29,8 @@ sys.path.insert(0, str(ROOT))
 from tests.servers import session_etcd, session_nats  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
 from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue  # noqa: E402
-from trinamo.runtime.queues.consumer import (  # noqa: E402
-    Consumer,
-    ConsumerLimits,
-    JobOutcome,
-    open_consumer,
-)
+from trinamo.runtime.protocol.queue.consumer import JobOutcome  # noqa: E402
+from trinamo.runtime.queues.consumer import Consumer, ConsumerLimits, open_consumer  # noqa: E402
 from trinamo.transports.etcd import open_etcd  # noqa: E402
 from trinamo.transports.nats import open_nats  # noqa: E402
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import trio
 
-from trinamo.runtime.config.config import NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError, TrinamoError
 from trinamo.runtime.metrics.metrics import Metrics

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import yaml
 
-from trinamo.runtime.config.config import PRESETS, RESERVED_VARIABLES, Config
+from trinamo.runtime.config.config import PRESETS, Config
 from trinamo.runtime.config.keys import Field, Secret, config_fields, section_types
+from trinamo.runtime.config.source import RESERVED_VARIABLES
 
 _INTRO = """\
 # Configuration

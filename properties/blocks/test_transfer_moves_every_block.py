@@ -28,11 +28,8 @@ from trinamo.runtime.kv.transfer.leases import open_block_leases
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.metrics.transfers import TransferMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.memory.transfer import (
-    TransferFabric,
-    TransferFaults,
-    open_memory_transfer_plane,
-)
+from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
+from trinamo.transports.memory.transfer_faults import TransferFaults
 
 BLOCKS, SIZE = 12, 8
 pytestmark = pytest.mark.slow

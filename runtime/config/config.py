@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,30 +19,22 @@ from msgspec import Meta
 
 from ..errors import ConfigError
 from .disaggregation import DisaggregationConfig
-from .http import HttpConfig, HttpTlsConfig
+from .http import HttpConfig
 from .keys import (
     Seconds,
-    Secret,
     Section,
     Text,
     about,
+    config_fields,
     is_name,
 )
 from .planes import (
     ControlPlaneConfig,
     DataPlaneConfig,
-    EtcdConfig,
     EventPlaneConfig,
-    MooncakeConfig,
-    NatsConfig,
-    NixlConfig,
-    TcpConfig,
-    TlsConfig,
-    TransferConfig,
 )
-from .router import RouterConfig, RouterKvConfig
+from .router import RouterConfig
 from .source import (
-    RESERVED_VARIABLES,
     build_config,
     read_environ,
     read_overrides,
@@ -50,38 +43,6 @@ from .source import (
 )
 from .weights import WeightsConfig
 from .worker import WorkerConfig
-
-__all__ = [
-    "PRESETS",
-    "RESERVED_VARIABLES",
-    "Config",
-    "ControlPlaneConfig",
-    "DataPlaneConfig",
-    "DisaggregationConfig",
-    "EtcdConfig",
-    "EventPlaneConfig",
-    "HttpConfig",
-    "HttpTlsConfig",
-    "LogConfig",
-    "MooncakeConfig",
-    "NatsConfig",
-    "NixlConfig",
-    "RouterConfig",
-    "RouterKvConfig",
-    "Secret",
-    "SecurityConfig",
-    "ShutdownConfig",
-    "TcpConfig",
-    "TlsConfig",
-    "TracesConfig",
-    "TracingConfig",
-    "TransferConfig",
-    "WeightsConfig",
-    "WorkerConfig",
-    "config_notices",
-    "load_config",
-    "preset_text",
-]
 
 PRESETS = ("small", "medium", "large")
 
@@ -191,6 +152,19 @@ class Config(Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     traces: TracesConfig = TracesConfig()
     tracing: TracingConfig = TracingConfig()
+
+
+def check_files(config: Config) -> None:
+    """Open each file that a connection to etcd or NATS needs; `ConfigError` names the key of another."""
+    for key in config_fields(Config):
+        if not (key.endswith("_file") and key.startswith(("control_plane.", "event_plane."))):
+            continue
+        name: Any = reduce(getattr, key.split("."), config)
+        try:
+            with Path(name or os.devnull).open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{key}: {name}: {error.strerror}") from error
 
 
 def preset_text(name: str) -> str:

@@ -9,9 +9,10 @@ which reads them.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import attrs
 import msgspec
@@ -92,6 +93,24 @@ def need_consent(section: str, secret: str, addresses: tuple[str, ...]) -> None:
             f"{section}: {secret} would travel in clear to {', '.join(away)}; set tls.enabled: true,"
             " or allow_plain_password: true where nobody else is on the network between"
         )
+
+
+def need_addresses(
+    addresses: Iterable[str], schemes: Collection[str], default_port: int, said: str
+) -> None:
+    """Raise `ValueError` for an address without a host or port, or of a scheme that nobody speaks.
+
+    The scheme of `host:port` is empty, and a `default_port` of 0 is none; `said` is what it should be.
+    """
+    for address in addresses:
+        try:
+            parts = urlsplit(address if "://" in address else f"//{address}")
+            port = default_port if parts.port is None else parts.port
+            is_good = bool(parts.scheme in schemes and parts.hostname and port)
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise ValueError(f"{address.rpartition('@')[2]!r} is no {said}")
 
 
 def _is_encrypted(address: str) -> bool:

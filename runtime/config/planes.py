@@ -5,6 +5,7 @@ Only shape, bounds and meaning; nothing here reads or connects. `config.py` has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -20,27 +21,30 @@ from .keys import (
     Section,
     Text,
     about,
+    need_addresses,
     need_consent,
     need_together,
 )
 from .tcp import TcpConfig
 
-__all__ = [
-    "ControlPlaneConfig",
-    "DataPlaneConfig",
-    "EtcdConfig",
-    "EventPlaneConfig",
-    "MooncakeConfig",
-    "NatsConfig",
-    "NixlConfig",
-    "TcpConfig",
-    "TlsConfig",
-    "TransferConfig",
-]
-
 _PLAIN = (
     "Send the password or token over a link without TLS beyond this machine, which is refused else."
 )
+
+
+def need_endpoints(endpoints: Sequence[str]) -> None:
+    """Raise `ValueError` unless they are addresses of members of etcd, or that of one on a socket."""
+    if len(endpoints) > 1 or not endpoints[0].startswith("unix:/"):
+        said = (
+            "etcd endpoint: say host:port, http://host:port or https://host:port, or one unix:/path"
+        )
+        need_addresses(endpoints, ("", "http", "https"), 0, said)
+
+
+def need_servers(servers: Sequence[str]) -> None:
+    """Raise `ValueError` unless they are addresses of NATS servers."""
+    said = "address of a NATS server; nats://host:port is one"
+    need_addresses(servers, ("nats", "tls", "ws", "wss"), 4222, said)
 
 
 class TlsConfig(Section, frozen=True, kw_only=True):
@@ -110,6 +114,7 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
     ] = 0
 
     def __post_init__(self) -> None:
+        need_endpoints(self.endpoints)
         need_together("etcd", username=self.username, password=self.password)
         if self.password is not None and not (self.tls.enabled or self.allow_plain_password):
             need_consent("etcd", "password", self.endpoints)
@@ -191,6 +196,7 @@ class NatsConfig(Section, frozen=True, kw_only=True):
         if any("@" in server for server in self.servers):
             # A URL is printed and logged everywhere; a password in it would be too.
             raise ValueError("nats: give user and password by their keys, not in servers")
+        need_servers(self.servers)
         if len(self.ways) > 1:
             raise ValueError(f"nats: {' and '.join(self.ways)} exclude each other")
         # The two others answer a challenge, and what they sign with stays here.

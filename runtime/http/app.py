@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..config.config import HttpConfig
+from ..config.http import HttpConfig
 from ..errors import RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics

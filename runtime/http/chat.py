@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from ..config.config import HttpConfig
+from ..config.http import HttpConfig
 from ..context import Context
 from ..engines.generation import Forward, forward_of
 from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError

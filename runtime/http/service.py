@@ -17,12 +17,13 @@ import msgspec
 import trio
 from starlette.routing import BaseRoute
 
-from ..config.config import HttpConfig
+from ..config.http import HttpConfig
 from ..context import Reason
 from ..env import Env, RealEnv
 from ..errors import ConfigError, LocalProtocolError
 from ..events.busy import BusyLimits
 from ..metrics.frontend import FrontendMetrics
+from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .admission.admission import Admission
@@ -35,10 +36,19 @@ from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.scraping import ScrapeTargets
 from .server.server import Server
+from .server.tls.certificates import Certificates
 from .survey.overview import FrontendView, Overview, for_clients
 
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
+
+
+def check_files(section: HttpConfig, env: Env) -> None:
+    """Read the files that a service will, of keys and certificates; `ConfigError` says what is wrong."""
+    if section.needs_key:
+        ApiKeys(section, env.rng, Metrics(env))
+    if section.tls.certificate_file is not None:
+        Certificates(section.tls)
 
 
 class HttpService:

@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..config.config import HttpConfig
+from ..config.http import HttpConfig
 from ..context import Context, Reason
 from ..errors import (
     DeadlineError,

@@ -23,7 +23,7 @@ from ..engines import GenerationEngine
 from ..env import Env
 from ..http.dashboard.gathering import Place
 from ..http.routes.scraping import ScrapeTargets
-from ..http.service import HttpService
+from ..http.service import HttpService, check_files
 from ..http.survey.overview import Overview, overview
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
@@ -151,6 +151,7 @@ async def serve_frontend(
     there is one, is answered until the end. `place` is what the dashboard says of where it stands. Raises `ConfigError`
     or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
+    check_files(config.http, env)
     metrics = metrics or FrontendMetrics(env)
     is_alone = bool(config.http.upstreams)
     if is_alone:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
-from ..config.config import HttpConfig
+from ..config.http import HttpConfig
 from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
 from ..errors import ConfigError

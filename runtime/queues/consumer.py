@@ -35,16 +35,6 @@ from ..protocol.queue.consumer import (
 from ..traces.ring import Traces
 from ..traces.trace import Leg
 
-__all__ = [
-    "Backoff",
-    "Consumer",
-    "ConsumerCounts",
-    "ConsumerLimits",
-    "Job",
-    "JobOutcome",
-    "open_consumer",
-]
-
 _log = logging.getLogger("trinamo.consumer")
 _TAKE_WAIT_S: Final = 5.0
 _BROKER_PAUSE_S: Final = (0.1, 0.5)

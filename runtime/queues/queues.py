@@ -32,8 +32,9 @@ from ..planes import (
     Settlement,
     WorkQueue,
 )
+from ..protocol.queue.consumer import JobOutcome
 from ..traces.ring import Traces
-from .consumer import Consumer, ConsumerLimits, Job, JobOutcome, open_consumer
+from .consumer import Consumer, ConsumerLimits, Job, open_consumer
 
 _log = logging.getLogger("trinamo.queues")
 READ_INTERVAL_S: Final = 5.0

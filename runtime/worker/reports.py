@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import trio
 
-from ..config.config import RouterConfig
+from ..config.router import RouterConfig
 from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks
 from ..env import Env
 from ..events.load import LoadReport, LoadSource

@@ -14,7 +14,7 @@ from trinamo.transports.tcp.streams.channel import PUSHED_ITEMS_MAX
 from . import links
 
 if TYPE_CHECKING:
-    from trinamo.runtime.config.config import HttpConfig
+    from trinamo.runtime.config.http import HttpConfig
     from trinamo.runtime.config.tcp import TcpConfig
 
     from ..cluster.roles import Process

@@ -17,8 +17,9 @@ from typing import Any, Final
 import trio
 
 from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement
+from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, open_consumer
+from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 
 from ..core.choices import Choices
 from ..core.env import SimEnv

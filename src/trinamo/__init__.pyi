@@ -72,12 +72,12 @@ from .runtime.kv.transfer.metadata import (
 
 # Work queues.
 from .runtime.queues.consumer import (
-    Backoff as Backoff,
     Consumer as Consumer,
     ConsumerLimits as ConsumerLimits,
     Job as Job,
     open_consumer as open_consumer,
 )
+from .runtime.protocol.queue.consumer import Backoff as Backoff
 from .runtime.planes.queue import WorkQueue as WorkQueue
 from .runtime.protocol.queue.jobs import (
     JobOrigin as JobOrigin,

@@ -86,10 +86,46 @@ def test_the_configuration_is_printed_with_its_secrets_masked(place: Place) -> N
 
 @pytest.mark.parametrize("command", ["frontend", "up"])
 def test_a_file_of_keys_can_be_named(place: Place, command: str) -> None:
-    done = place.run(command, "--api-keys-file", "/etc/keys", "--print-config")
+    (place.root / "keys").write_text("alice: sk-alice-0000\n")
+    done = place.run(command, "--api-keys-file", "keys", "--print-config")
 
     assert done.returncode == 0, done.stderr
-    assert "api_keys_file: /etc/keys" in done.stdout
+    assert "api_keys_file: keys" in done.stdout
+
+
+@pytest.mark.parametrize("asked", [(), ("--print-config",)], ids=["start", "print"])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("http.api_keys_file=none", ["http.api_keys_file", "none"]),
+        ("http.api_keys_file=empty", ["http.api_keys_file", "holds no key"]),
+        ("http.tls", ["http.tls.certificate_file", "none"]),
+        ("security.secret_file=none", ["security.secret_file", "none"]),
+        ("event_plane.nats.credentials_file=none", ["event_plane.nats.credentials_file", "none"]),
+        ("control_plane.etcd.endpoints=10.0.0.5", ["'10.0.0.5'", "host:port"]),
+        ("event_plane.nats.servers=http://10.0.0.5:4222", ["'http://10.", "nats://host:port"]),
+    ],
+)
+def test_files_and_addresses_are_looked_at_before_any_server(
+    place: Place, setting: str, words: list[str], asked: tuple[str, ...]
+) -> None:
+    """Nobody answers at that etcd: whoever asked it first would speak of it alone."""
+    (place.root / "empty").write_text("")
+    (place.root / "c.yaml").write_text("control_plane: {etcd: {endpoints: ['127.0.0.1:1']}}\n")
+    given = ["--set", setting]
+    if setting == "http.tls":
+        given = ["--tls-cert", "none", "--tls-key", "none"]
+
+    done = place.run("frontend", "--config", "c.yaml", *given, *asked)
+
+    assert done.returncode == 2
+    assert_one_sentence(done, *words)
+
+
+def test_a_worker_needs_no_files_of_frontends(place: Place) -> None:
+    done = place.run("worker", "--set", "http.api_keys_file=none", "--print-config")
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_wrong_key_is_named_with_its_file_and_line(place: Place) -> None:

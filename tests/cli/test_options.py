@@ -20,7 +20,8 @@ from trinamo.cli.serve import engine as engine_module
 from trinamo.cli.shell.engine_names import complete_engine
 from trinamo.cli.up import plan as plan_module
 from trinamo.cli.up.plan import plan_cluster
-from trinamo.runtime.config.config import Secret, load_config
+from trinamo.runtime.config.config import load_config
+from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.source import dump
 from trinamo.runtime.errors import ConfigError
 

@@ -13,7 +13,8 @@ import trio
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import EventPlane, LeasedJob, QueueLimits, WorkQueue
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, open_consumer
+from trinamo.runtime.protocol.queue.consumer import Backoff
+from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 
 LIMITS: Final = QueueLimits(visibility_timeout_s=3, attempts_max=100)
 PACE: Final = ConsumerLimits(jobs_max=4, backoff=Backoff(min_s=0.05, max_s=0.2))

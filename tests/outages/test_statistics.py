@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import eventually, until
-from trinamo.runtime.config.config import EtcdConfig, NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.metrics.metrics import Metrics

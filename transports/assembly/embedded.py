@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinamo.runtime.config.config import EtcdConfig, NatsConfig
+from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, Secret
+from trinamo.runtime.config.config import Config, check_files
+from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.membership_secret import read_secret
+from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
@@ -38,6 +40,7 @@ class RealTransports:
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
         """etcd, or the memory of this one process. Our own files come first: they need no server."""
         self._tcp_options(config)
+        check_files(config)
         section = config.control_plane
         if section.backend == "memory":
             from trinamo.transports.memory.control import MemoryControlPlane

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trinamo.runtime.config.config import Config, EtcdConfig, NatsConfig, load_config
+from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.errors import ConfigError
 
 from .run_file import RunFile, find_runs

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trinamo.runtime.config.config import DataPlaneConfig
+from trinamo.runtime.config.planes import DataPlaneConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.planes import TransferPlane

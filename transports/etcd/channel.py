@@ -15,7 +15,7 @@ import attrs
 import grpc
 import trio
 
-from trinamo.runtime.config.planes import TlsConfig
+from trinamo.runtime.config.planes import TlsConfig, need_endpoints
 from trinamo.runtime.errors import ConfigError, ConnectError
 
 # A page of 128 values of 1 MiB, and their keys.
@@ -59,26 +59,20 @@ def parse_endpoints(endpoints: str | Sequence[str]) -> Endpoints:
 
     Raises `ConfigError` that names the part it cannot read.
     """
-    given = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
-    if len(given) == 1 and given[0].startswith("unix:/"):
-        return Endpoints((given[0].replace("unix:///", "unix:/"),), uses_tls=False)
-    schemes, addresses = set(), []
-    for endpoint in (part.strip() for part in given):
-        scheme, separator, address = endpoint.rpartition("://")
-        address = address.rstrip("/")
-        host, _, port = address.rpartition(":")
-        if (separator and scheme not in ("http", "https")) or not (host and port.isdigit()):
-            raise ConfigError(
-                f"{endpoint!r} is no etcd endpoint: say host:port, http://host:port or "
-                "https://host:port, or one unix:/path alone"
-            )
-        schemes.add(scheme == "https")
-        addresses.append(address)
-    if not addresses:
+    parts = endpoints.split(",") if isinstance(endpoints, str) else endpoints
+    given = [part.strip() for part in parts]
+    if not given:
         raise ConfigError("no etcd endpoint is given")
+    try:
+        need_endpoints(given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if given[0].startswith("unix:/"):
+        return Endpoints((given[0].replace("unix:///", "unix:/"),), uses_tls=False)
+    schemes = {each.startswith("https://") for each in given}
     if len(schemes) > 1:
         raise ConfigError("etcd endpoints must be all http or all https")
-    return Endpoints(tuple(addresses), schemes.pop())
+    return Endpoints(tuple(each.rpartition("://")[2].rstrip("/") for each in given), schemes.pop())
 
 
 async def resolve(endpoints: Endpoints) -> str:

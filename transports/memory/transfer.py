@@ -50,14 +50,6 @@ from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan
 
 from .transfer_faults import TransferFaults
 
-__all__ = [
-    "MemoryTransfer",
-    "MemoryTransferPlane",
-    "TransferFabric",
-    "TransferFaults",
-    "open_memory_transfer_plane",
-]
-
 
 class TransferFabric:
     """The planes that can reach each other."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
-from trinamo.runtime.errors import ConfigError, RequestError
+from trinamo.runtime.errors import RequestError
 
 SUBJECT_CHARS_MAX = 1024
 """Subject, reply and sizes must fit the server's control line of 4096 bytes."""
@@ -22,22 +21,9 @@ _SUBJECT = re.compile(rf"{_WORD}(?:\.{_WORD})*")
 _PATTERN = re.compile(rf"(?:(?:{_WORD}|\*)\.)*(?:{_WORD}|\*|>)")
 _GROUP = re.compile(r"[^\s\x00-\x1f\x7f]*")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_SCHEMES = {"nats", "tls", "ws", "wss"}
 # "NATS/1.0", CR LF, and the empty line that ends the block.
 _HEADER_BLOCK_BYTES = 12
 _HEADER_LINE_BYTES = 4
-
-
-def check_server(url: str) -> None:
-    """Raise `ConfigError` unless `url` is the address of a server, such as `nats://host:4222`."""
-    shown = url.rpartition("@")[2]
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError as error:
-        raise ConfigError(f"not the address of a NATS server: {shown!r}: {error}") from None
-    if not is_good:
-        raise ConfigError(f"not the address of a NATS server: {shown!r}; nats://host:port is one")
 
 
 def check_subject(subject: str) -> None:

@@ -7,11 +7,10 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from trinamo.runtime.config.planes import NatsConfig
+from trinamo.runtime.config.planes import NatsConfig, need_servers
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.nurseries import open_nursery
 
-from .checks import check_server
 from .options import NatsOptions, tls_context
 from .plane import NatsEventPlane
 
@@ -44,8 +43,10 @@ async def open_nats(
     addresses = (servers,) if isinstance(servers, str) else tuple(servers)
     if not addresses:
         raise ConfigError("no NATS server is given")
-    for address in addresses:
-        check_server(address)
+    try:
+        need_servers(addresses)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     rng = rng or random.SystemRandom()
     island = Island(NatsOptions(addresses, section, tls or tls_context(section.tls)), rng=rng)
     plane = NatsEventPlane(

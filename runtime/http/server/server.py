@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 from starlette.types import ASGIApp
 
-from ...config.config import HttpConfig
+from ...config.http import HttpConfig
 from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
 from ..exchanges import Handler

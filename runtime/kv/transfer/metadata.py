@@ -24,14 +24,6 @@ from ...protocol.transfer.description import decode_description, decode_descript
 from ...protocol.undecodable import UNDECODABLE
 from .routes import RoutedMemory
 
-__all__ = [
-    "METADATA_BYTES_MAX",
-    "NIXL_METADATA_KEY",
-    "MetadataNotFoundError",
-    "NixlMetadata",
-    "NixlMetadataStore",
-]
-
 NIXL_METADATA_KEY: Final = "nixl_metadata"
 METADATA_BYTES_MAX: Final = 512 * 1024
 """Of one engine's metadata as it is stored; control planes take 1 MiB at most."""

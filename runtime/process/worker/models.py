@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ...config.config import WorkerConfig
-from ...config.worker import endpoint_of_model
+from ...config.worker import WorkerConfig, endpoint_of_model
 from ...engines import EngineInfo, GenerationEngine
 from ...engines.generation import StandsBefore, forward_of
 from ...kv.cache import HoldsKv, KvCache

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.places import Place
 from trinamo.cli.up import checking
-from trinamo.runtime.config.config import WorkerConfig
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.slow

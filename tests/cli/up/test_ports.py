@@ -19,7 +19,8 @@ from trinamo.cli.options import Sources
 from trinamo.cli.serve.joining import shared_settings
 from trinamo.cli.up.cluster import welcome
 from trinamo.cli.up.plan import plan_cluster
-from trinamo.runtime.config.config import NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
 from trinamo.transports.nats import open_nats
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conformance.control.backends import Link, Server
 from tests.proxy import open_proxy
-from trinamo.runtime.config.config import EtcdConfig
+from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.planes import ControlPlane
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server

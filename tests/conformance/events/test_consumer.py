@@ -22,12 +22,8 @@ from tests.transports.nats.brokers import (
 from tests.worlds import in_world
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue
-from trinamo.runtime.queues.consumer import (
-    Backoff,
-    ConsumerLimits,
-    JobOutcome,
-    open_consumer,
-)
+from trinamo.runtime.protocol.queue.consumer import Backoff, JobOutcome
+from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 from trinamo.transports.servers.binaries import find_nats_server
 
 NATS: Any = pytest.param("nats", marks=pytest.mark.services)

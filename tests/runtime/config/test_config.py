@@ -10,16 +10,13 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.config.config import (
-    RESERVED_VARIABLES,
-    Config,
-    load_config,
-)
+from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.keys import config_fields, section_types
 from trinamo.runtime.config.source import (
     DEPTH_MAX,
     FILE_BYTES_MAX,
     NODES_MAX,
+    RESERVED_VARIABLES,
     build_config,
     parse_size,
     read_yaml,

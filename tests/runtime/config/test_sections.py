@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from trinamo.runtime.config.config import (
-    PRESETS,
-    Config,
-    Secret,
-    config_notices,
-    load_config,
-)
-from trinamo.runtime.config.keys import Section
+from trinamo.runtime.config.config import PRESETS, Config, config_notices, load_config
+from trinamo.runtime.config.keys import Secret, Section
 from trinamo.runtime.config.source import (
     dump,
 )
@@ -65,6 +59,39 @@ def test_a_password_inside_a_url_is_refused_unquoted(file: Path) -> None:
 
     assert "by their keys" in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("control_plane: {etcd: {endpoints: ['10.0.0.5']}}", "'10.0.0.5' is no etcd endpoint"),
+        ("control_plane: {etcd: {endpoints: ['nats://a:1']}}", "'nats://a:1' is no etcd"),
+        ("control_plane: {etcd: {endpoints: ['unix:/a', 'b:1']}}", "'unix:/a' is no etcd"),
+        ("event_plane: {nats: {servers: ['http://a:4222']}}", "'http://a:4222' is no address"),
+        ("event_plane: {nats: {servers: ['a:4222']}}", "nats://host:port is one"),
+        ("event_plane: {nats: {servers: ['nats://a:70000']}}", "'nats://a:70000' is no address"),
+    ],
+)
+def test_what_is_no_address_is_refused_where_it_is_written(
+    file: Path, text: str, words: str
+) -> None:
+    message = error_of(file, text)
+
+    assert words in message
+    assert "FILE, line 1" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "control_plane: {etcd: {endpoints: ['unix:/a']}}",
+        "control_plane: {etcd: {endpoints: ['a:1', 'http://[::1]:2']}}",
+        "event_plane: {nats: {servers: ['nats://a', 'tls://[::1]:4222', 'ws://a:80/path']}}",
+    ],
+)
+def test_every_usual_form_of_an_address_is_taken(file: Path, text: str) -> None:
+    file.write_text(text)
+    load_config(file, environ={})
 
 
 def test_equal_secrets_are_equal() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trinamo.runtime.config.config import WorkerConfig, load_config
+from trinamo.runtime.config.config import load_config
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.errors import ConfigError
 
 

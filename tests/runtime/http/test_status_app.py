@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import trio
 
-from trinamo.runtime.config.config import HttpConfig
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app

@@ -16,7 +16,7 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 
 from tests.sse import parse_events
-from trinamo.runtime.config.config import HttpConfig
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import EngineError, UnavailableError

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from trinamo.runtime.config.config import LogConfig, Secret
+from trinamo.runtime.config.config import LogConfig
+from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.logs.access import AccessLog
 from trinamo.runtime.logs.fields import log_fields, name_process

@@ -12,7 +12,8 @@ import trio
 
 from trinamo.runtime.env import Clock, RealClock
 from trinamo.runtime.planes import LeasedJob, QueueLimits
-from trinamo.runtime.queues.consumer import Backoff, Consumer, ConsumerLimits, open_consumer
+from trinamo.runtime.protocol.queue.consumer import Backoff
+from trinamo.runtime.queues.consumer import Consumer, ConsumerLimits, open_consumer
 from trinamo.transports.memory.events import MemoryBroker
 from trinamo.transports.memory.queue import MemoryWorkQueue
 

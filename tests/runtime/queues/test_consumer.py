@@ -16,7 +16,8 @@ from trio.testing import MockClock
 from tests.runtime.queues.consuming import LIMITS, PACE, Bench, check_sums, until
 from trinamo.runtime.errors import EventPlaneError
 from trinamo.runtime.planes import LeasedJob, Settlement
-from trinamo.runtime.queues.consumer import Consumer, JobOutcome, open_consumer
+from trinamo.runtime.protocol.queue.consumer import JobOutcome
+from trinamo.runtime.queues.consumer import Consumer, open_consumer
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 

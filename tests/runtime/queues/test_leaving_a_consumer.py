@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from tests.runtime.queues.consuming import LIMITS, PACE, Bench, check_sums, until
 from trinamo.runtime.planes import LeasedJob
-from trinamo.runtime.queues.consumer import JobOutcome
+from trinamo.runtime.protocol.queue.consumer import JobOutcome
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 

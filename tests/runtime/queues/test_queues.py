@@ -15,7 +15,8 @@ from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.metrics.queues import show_queues
 from trinamo.runtime.planes import LeasedJob, QueueLimits
 from trinamo.runtime.process.opening import open_runtime
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits
+from trinamo.runtime.protocol.queue.consumer import Backoff
+from trinamo.runtime.queues.consumer import ConsumerLimits
 from trinamo.runtime.queues.queues import SHOWN_MAX, Queues
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 

@@ -20,8 +20,9 @@ from trinamo.runtime.planes import JobOrigin, LeasedJob, QueueLimits
 from trinamo.runtime.planes.spans import Span
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.protocol.traceparent import decode_traceparent
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, Job
+from trinamo.runtime.queues.consumer import ConsumerLimits, Job
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.traces.spans import Tracing
 

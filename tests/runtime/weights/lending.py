@@ -30,11 +30,8 @@ from trinamo.runtime.weights.messages import (
 )
 from trinamo.runtime.weights.taker import Taker, Wanted
 from trinamo.transports.memory.control import MemoryControlPlane
-from trinamo.transports.memory.transfer import (
-    TransferFabric,
-    TransferFaults,
-    open_memory_transfer_plane,
-)
+from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
+from trinamo.transports.memory.transfer_faults import TransferFaults
 
 CHUNK = 4096
 MODEL, SPACE = "m", "trinamo"

@@ -10,7 +10,8 @@ import trio
 import trinamo
 from tests.transports.nats.brokers import private_server
 from trinamo import ConfigError, ConnectError
-from trinamo.runtime.config.config import NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.transports.assembly.planes import open_event_plane
 from trinamo.transports.servers.binaries import find_nats_server
 

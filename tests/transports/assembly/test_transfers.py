@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from tests.session import needs
-from trinamo.runtime.config.config import Config, DataPlaneConfig, load_config
-from trinamo.runtime.config.planes import MooncakeConfig, NixlConfig, TransferConfig
+from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.config.planes import (
+    DataPlaneConfig,
+    MooncakeConfig,
+    NixlConfig,
+    TransferConfig,
+)
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
 from trinamo.runtime.kv.transfer.router import open_transfer_router

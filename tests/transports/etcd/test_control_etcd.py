@@ -18,7 +18,8 @@ import trio
 from tests.conformance.control.backends import eventually, until
 from tests.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
-from trinamo.runtime.config.config import EtcdConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import (
     ConnectError,
     ControlPlaneError,

@@ -13,7 +13,7 @@ import trio
 from tests.certificates import Authority
 from tests.conformance.control.backends import eventually, until
 from tests.servers import free_ports, loopback_url
-from trinamo.runtime.config.config import EtcdConfig, TlsConfig
+from trinamo.runtime.config.planes import EtcdConfig, TlsConfig
 from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd

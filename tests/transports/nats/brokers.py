@@ -15,7 +15,7 @@ from typing import Protocol
 
 import trio
 
-from trinamo.runtime.config.config import NatsConfig
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane

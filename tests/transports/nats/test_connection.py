@@ -21,7 +21,8 @@ from tests.transports.nats.brokers import (
     wait_away,
     wait_back,
 )
-from trinamo.runtime.config.config import NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, RequestError
 from trinamo.runtime.planes import EventPlane, Message
 from trinamo.transports.nats import NatsEventPlane, open_nats

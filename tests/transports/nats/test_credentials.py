@@ -11,7 +11,7 @@ import trio
 
 from tests.certificates import Authority
 from tests.transports.nats.brokers import private_server, wait_away, wait_back
-from trinamo.runtime.config.config import NatsConfig
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server

@@ -19,10 +19,11 @@ import trio
 from tests.servers import SessionNats
 from tests.sources import ROOT
 from tests.transports.nats.brokers import eventually, private_server
-from trinamo.runtime.config.config import NatsConfig
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement, WorkQueue
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, open_consumer
+from trinamo.runtime.protocol.queue.consumer import Backoff
+from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 from trinamo.runtime.queues.queues import Queues
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server

@@ -14,7 +14,8 @@ from trinamo.runtime.config.config import TracingConfig
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import QueueLimits
-from trinamo.runtime.queues.consumer import Backoff, ConsumerLimits, Job
+from trinamo.runtime.protocol.queue.consumer import Backoff
+from trinamo.runtime.queues.consumer import ConsumerLimits, Job
 from trinamo.runtime.queues.queues import Queues
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.traces.spans import Tracing

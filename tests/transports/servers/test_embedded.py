@@ -20,7 +20,8 @@ import trio
 from tests.conformance.control.backends import until
 from tests.servers import listening_ports
 from tests.session import needs
-from trinamo.runtime.config.config import NatsConfig, Secret
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.nats import open_nats

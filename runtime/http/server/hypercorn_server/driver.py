@@ -29,7 +29,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
-from ....config.config import HttpConfig
+from ....config.http import HttpConfig
 from ....nurseries import open_nursery
 from ...admission.shares import Budget
 from ...asgi import Receive, Scope, Send, send_error

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from ....config.config import HttpConfig
+from ....config.http import HttpConfig
 from ....nurseries import open_nursery
 from ....protocol.openai.http_head import HeadFault
 from ...admission.shares import Budget, party_of

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 from starlette.types import ASGIApp
 
-from ....config.config import HttpConfig
+from ....config.http import HttpConfig
 from ...admission.shares import Budget
 from ...exchanges import Handler
 from ...status import answer_error

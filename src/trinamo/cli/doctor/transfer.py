@@ -17,7 +17,8 @@ from typing import Final, Literal
 
 import attrs
 
-from trinamo.runtime.config.config import Config, MooncakeConfig
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import ConfigError
 
 from .finding import Finding, Verdict

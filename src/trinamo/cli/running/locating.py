@@ -16,7 +16,8 @@ from typing import Final
 import attrs
 import trio
 
-from trinamo.runtime.config.config import Config, HttpConfig
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import ConfigError, UnavailableError
 from trinamo.transports.assembly.run_file import RunFile, find_runs
 from trinamo.transports.assembly.running import about, joinable, meant, names_etcd

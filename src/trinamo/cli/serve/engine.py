@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trinamo.runtime.config.config import WorkerConfig
 from trinamo.runtime.config.models import is_own_engine
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.engines.threads import core_count
 from trinamo.runtime.errors import ConfigError
 

@@ -236,9 +236,10 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
             sources, joined = join(sources)
             if joined:
                 sys.stderr.write(f"trinamo: {role} {joined}\n")
+        config = sources.load()
+        check_files(config, serves_http=role == "frontend")
         if sources.printed():
             return
-        config = sources.load()
         # OpenBLAS reads its limit when numpy is imported, so nothing heavy comes before this.
         threads = config.worker.threads
         limit_threads(threads if isinstance(threads, int) else 1)
@@ -246,6 +247,19 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
     except BaseException as error:
         _announce_failure(ready_fd, error)
         raise
+
+
+def check_files(config: Config, *, serves_http: bool) -> None:
+    """Read what files the processes will, so that a name that is wrong is told before anything starts."""
+    from trinamo.runtime.config import config as planes
+    from trinamo.runtime.config.membership_secret import read_secret
+    from trinamo.runtime.env import RealEnv
+    from trinamo.runtime.http import service
+
+    read_secret(config.security)
+    planes.check_files(config)
+    if serves_http:
+        service.check_files(config.http, RealEnv())
 
 
 def _run_role(

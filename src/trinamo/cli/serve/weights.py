@@ -12,7 +12,8 @@ from typing import Final
 
 import trio
 
-from trinamo.runtime.config.config import Config, WorkerConfig
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, TrinamoError

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from trinamo.runtime.config.config import WorkerConfig
 from trinamo.runtime.config.models import is_own_engine
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.errors import ConfigError
 
 TIMEOUT_S: Final = 120.0

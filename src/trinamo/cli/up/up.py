@@ -88,6 +88,9 @@ def up(
         control_plane__etcd__port=etcd_port,
         event_plane__nats__port=nats_port,
     )
+    from ..serve.serving import check_files
+
+    check_files(sources.load(), serves_http=True)
     if sources.printed():
         return
     if disagg and workers is not None:

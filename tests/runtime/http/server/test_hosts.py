@@ -8,7 +8,7 @@ import httpx
 import pytest
 import trio
 
-from trinamo.runtime.config.config import HttpConfig
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.server import Server

@@ -32,9 +32,7 @@ from trinamo.runtime.protocol.transfer.description import (
     decode_descriptions,
     encode_descriptions,
 )
-from trinamo.transports.memory.transfer import (
-    TransferFaults,
-)
+from trinamo.transports.memory.transfer_faults import TransferFaults
 
 
 @pytest.fixture

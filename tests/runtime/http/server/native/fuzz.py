@@ -28,7 +28,7 @@ import trio.testing
 
 from tests.runtime.http.server.native.other_reader import Request, normal, read_by_h11
 from tests.runtime.http.server.native.served import FixedClock, MemorySocket
-from trinamo.runtime.config.config import HttpConfig
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.server.hosts import HostPolicy
 from trinamo.runtime.http.server.native.connection import READ_AHEAD_BYTES_MAX, NativeConnection
 from trinamo.runtime.http.server.native.driver import NativeDriver

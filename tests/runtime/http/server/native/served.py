@@ -14,7 +14,7 @@ import attrs
 import trio
 import trio.testing
 
-from trinamo.runtime.config.config import HttpConfig
+from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.server.hosts import HostPolicy
