@@ -191,9 +191,9 @@ class Consumer(Generic[T]):
 
     async def _fill_slot(self) -> None:
         while not self._is_draining.is_set():
-            job = await self._take()
+            asked_at, job = trio.current_time(), await self._take()
             if job is not None:
-                await self._work(job)
+                await self._work(job, asked_at)
 
     async def _take(self) -> LeasedJob | None:
         """One job, or None for whatever reason there is none right now."""
@@ -220,10 +220,12 @@ class Consumer(Generic[T]):
 
     # --- one job ---
 
-    async def _work(self, job: LeasedJob) -> None:
+    async def _work(self, job: LeasedJob, asked_at: float) -> None:
         """Work on a job, settle it and count it, whatever happens."""
         self.counts.take()
-        lease = HeldLease.taken(self._queue.limits.visibility_timeout_s, now=trio.current_time())
+        lease = HeldLease.taken(
+            self._queue.limits.visibility_timeout_s, asked_at=asked_at, now=trio.current_time()
+        )
         context, leg = self._begin(job)
         work, outcome = _Work(_in_context(job, context), lease), JobOutcome.UNSETTLED
         try:

@@ -76,10 +76,10 @@ def _check_late(
 
 
 def _deaths(outcome: Outcome) -> dict[str, float]:
-    """When each incarnation was killed or lost its power."""
+    """When each incarnation was killed or lost its power; that of what is dead changes nothing."""
     return {
         f"{row.field('host')}.{row.field('generation')}": row.time_s
-        for row in outcome.told
+        for row in reversed(outcome.told)
         if row.kind in _DEATHS
     }
 

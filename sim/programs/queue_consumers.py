@@ -1,10 +1,10 @@
-"""Real consumers of a work queue on a simulated broker, and a mutant whose broker forgets its fence.
+"""Real consumers of a work queue on a simulated broker.
 
 `runtime/queues/consumer.py` runs on hosts that are paused for longer than their leases, killed and
 booted again; the broker dies and comes back, has no leader, and loses answers. Whatever happens, no
-ack of a job is applied twice, no attempt has two effects (I8), and once the faults are over every
-job is done. The mutant (`fenced=False`) is S10 of the catalogue: a broker that takes an ack under a
-token whose lease has expired.
+ack of a job is applied twice, and a job has one effect (I8). It may have another only if the consumer
+that had it, or the broker, was struck before that could be acknowledged: the job is redelivered. And no
+handler has an effect once its lease is over. Once the faults are over every job is done.
 
 What this module does not do: search. `sim.explore` does, with this module as the scenario.
 """
@@ -12,19 +12,22 @@ What this module does not do: search. `sim.explore` does, with this module as th
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import trio
+from typing_extensions import override
 
-from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement
+from trinamo.runtime.planes import LeasedJob, QueueLimits
 from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 
+from ..checkers.checker import Checker
 from ..core.choices import Choices
 from ..core.env import SimEnv
 from ..core.errors import Violation
 from ..core.policies import Policy
+from ..core.trace import Row
 from ..core.world import World
 from ..net.network import Network
 from ..services import SimulatedNats, open_simulated_nats
@@ -39,38 +42,48 @@ FAULTS: Final = ("pause", "kill", "broker", "leaderless", "lost answer")
 FAULT_EVERY_S: Final = 1.5
 FAULT_S: Final = 3.0
 """Longer than a lease, so that what is paused for it wakes up without one."""
+WAKING_S: Final = 0.05
+"""What a host may need to hear, once it goes on, that a lease is over."""
 HORIZON_S: Final = 120.0
 
 
-class _Ledger:
-    """What the consumers did, as seen from outside."""
+class _Ledger(Checker):
+    """What the consumers did, as seen from outside: a handler cannot catch what this finds."""
+
+    rule = "I8"
 
     def __init__(self) -> None:
-        self.done: Counter[str] = Counter()
-        self.effects: Counter[tuple[str, int]] = Counter()
+        self._done: set[str] = set()
+        self._faults: list[tuple[str, float]] = []
+        """Who was struck, nobody is the broker, and when; each lasts `FAULT_S`."""
+        self._effects: dict[str, tuple[str, float]] = {}
+        """Who had the last one of each job, and when."""
 
-    def ack_applied(self, job_id: str) -> None:
-        self.done[job_id] += 1
-        if self.done[job_id] > 1:
-            raise Violation("I8", f"the ack of job {job_id} is applied twice")
+    @override
+    def on(self, note: Row) -> None:
+        if note.kind == "queue.fault":
+            self._faults.append((note.field("on"), note.time_s))
+        elif note.kind == "queue.outcome" and note.field("outcome") == "done":
+            if note.field("job") in self._done:
+                self.violate(f"the ack of job {note.field('job')} is applied twice")
+            self._done.add(note.field("job"))
+        elif note.kind == "queue.effect":
+            self._effect(note, note.host.rpartition(".")[0], note.time_s)
 
-    def effect(self, job: LeasedJob) -> None:
-        self.effects[job.id, job.attempt] += 1
-        if self.effects[job.id, job.attempt] > 1:
-            raise Violation("I8", f"attempt {job.attempt} of job {job.id} has two effects")
+    def _effect(self, note: Row, host: str, now_s: float) -> None:
+        job, lease_s = note.field("job"), LIMITS.visibility_timeout_s
+        if not note.field("is_leased"):
+            # Whoever wakes up is not told sooner than it goes on; the attempt's number is the fence.
+            if not self._struck((host,), now_s - FAULT_S - WAKING_S, now_s):
+                self.violate(f"attempt {note.field('attempt')} of job {job} outlives its lease")
+            return
+        first, first_s = self._effects.get(job, ("", 0.0))
+        if first and not self._struck((first, ""), first_s - FAULT_S - lease_s, first_s + lease_s):
+            self.violate(f"job {job} has two effects, though the first could be told")
+        self._effects[job] = host, now_s
 
-
-class _LedgerEnv(SimEnv):
-    """Enters how jobs end into the ledger."""
-
-    def __init__(self, world: World, name: str, ledger: _Ledger) -> None:
-        super().__init__(world, name)
-        self._ledger = ledger
-
-    def note(self, kind: str, /, **fields: Any) -> None:
-        super().note(kind, **fields)
-        if kind == "queue.outcome" and fields["outcome"] == "done":
-            self._ledger.ack_applied(fields["job"])
+    def _struck(self, hosts: tuple[str, ...], from_s: float, until_s: float) -> bool:
+        return any(host in hosts and from_s <= at_s <= until_s for host, at_s in self._faults)
 
 
 class _Cluster:
@@ -79,7 +92,7 @@ class _Cluster:
     def __init__(self, world: World, *, jobs: int, workers: int, losses: bool) -> None:
         self.world = world
         self.nats = SimulatedNats(world)
-        self.ledger = _Ledger()
+        world.watch(_Ledger())
         self.consumers = [f"consumer-{number}" for number in range(workers)]
         self._jobs = jobs
         self._faults = FAULTS if losses else FAULTS[:-1]
@@ -104,13 +117,14 @@ class _Cluster:
         self.world.boot(name, self._consume, f"{name}.{self._lives[name]}")
 
     async def _consume(self, life: str) -> None:
-        env = _LedgerEnv(self.world, life, self.ledger)
+        env = SimEnv(self.world, life)
 
         async def work(job: LeasedJob, _: bytes) -> None:
             await trio.sleep(WORK_S[self.world.choices.below(len(WORK_S), "work")])
-            self.ledger.effect(job)
             if job.attempt == 1 and self.world.choices.chance(4, "failure"):
                 raise ValueError("failed once")
+            is_leased = job.token in self.model._leases  # noqa: SLF001 -- looks inside
+            env.note("queue.effect", job=job.id, attempt=job.attempt, is_leased=is_leased)
 
         async with (
             open_simulated_nats(self.nats.name, rng=self.world.choices.stream(life)) as plane,
@@ -123,7 +137,10 @@ class _Cluster:
         """One fault, of a kind and on a host that the choices name; it ends by itself."""
         world, choices = self.world, self.world.choices
         victim = self.consumers[choices.below(len(self.consumers), "victim")]
-        match self._faults[choices.below(len(self._faults), "fault")]:
+        fault = self._faults[choices.below(len(self._faults), "fault")]
+        struck = victim if fault in ("pause", "kill") else ""
+        world.note("queue.fault", do=fault, on=struck)
+        match fault:
             case "pause":
                 world.pause(victim)
                 world.after(FAULT_S, world.resume, victim)
@@ -139,21 +156,9 @@ class _Cluster:
                 self.nats.lose_replies()
 
 
-def _take_any_ack(model: WorkQueueModel) -> None:
-    """Plant S10: an ack under a token that is no longer leased is applied all the same."""
-    fenced = model.ack
-
-    def ack(token: str, *, now: float) -> Settlement:
-        fenced(token, now=now)
-        return Settlement.APPLIED
-
-    model.ack = ack  # type: ignore[method-assign]
-
-
 def run(
     choices: Choices,
     *,
-    fenced: bool = True,
     workers: int = 2,
     jobs: int = 3,
     losses: bool = True,
@@ -168,8 +173,6 @@ def run(
     async def main() -> None:
         cluster.nats.boot()
         await world.boot("producer", cluster.fill).ended.wait()
-        if not fenced:
-            _take_any_ack(cluster.model)
         for name in cluster.consumers:
             cluster.boot(name)
         for _ in range(faults):

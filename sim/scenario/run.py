@@ -30,7 +30,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
     violation too. Raises `Escape` if something reached for the real world.
     """
     if scenario.queue is not None:
-        return _run_queue(scenario, scenario.queue, choices, is_fenced=bug != "stale_ack")
+        return _run_queue(scenario, scenario.queue, choices, bug)
     world = World(
         choices,
         policy=scenario.policy or "batch",
@@ -53,9 +53,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
     with planted(bug) if bug else nullcontext():
         try:
             world.run(driver.run)
-        except Deadlock as error:
-            outcome.violate("I14", str(error))
-        except (StepLimit, TimeLimit) as error:
+        except (Deadlock, StepLimit, TimeLimit) as error:
             outcome.violate("I15", f"{type(error).__name__}: {error}")
         except SimulationError:
             raise
@@ -69,12 +67,9 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
     return outcome
 
 
-def _run_queue(
-    scenario: Scenario, queue: QueuePlan, choices: Choices, *, is_fenced: bool
-) -> Outcome:
+def _run_queue(scenario: Scenario, queue: QueuePlan, choices: Choices, bug: str) -> Outcome:
     broken: Violation | None = None
     try:
-        play = queue_consumers.run if queue.real else leased_queue.run
         plan: dict[str, Any] = {
             "workers": queue.workers,
             "jobs": queue.jobs,
@@ -82,7 +77,11 @@ def _run_queue(
         }
         if scenario.policy is not None:
             plan["policy"] = scenario.policy
-        play(choices, fenced=is_fenced, **plan)
+        with planted(bug) if bug else nullcontext():
+            if queue.real:
+                queue_consumers.run(choices, **plan)
+            else:
+                leased_queue.run(choices, fenced=bug != "stale_ack", **plan)
     except Violation as error:
         broken = error
     world = choices.world

@@ -88,8 +88,8 @@ class Backoff:
 class HeldLease:
     """What a consumer knows of a lease it holds; times on the clock that `now` comes from.
 
-    Its end is the earliest the broker may have in mind as far as this side can know: it is moved
-    only by an extension that was applied, and then counted from when that was asked. The token is
+    Once extended, its end is the earliest the broker may have in mind: it is moved only by an
+    extension that was applied, and then counted from when that was asked. The token is
     what protects the job's effect, not this: it only saves work that would be for nothing.
     """
 
@@ -98,12 +98,16 @@ class HeldLease:
     extend_at: float
 
     @classmethod
-    def taken(cls, visibility_timeout_s: float, *, now: float) -> HeldLease:
-        """A lease that was handed out just now."""
+    def taken(cls, visibility_timeout_s: float, *, asked_at: float, now: float) -> HeldLease:
+        """A lease that this side hears of now, and that may have begun since it was asked for.
+
+        It is extended a third after that, at once if that is over: whoever was stopped while the
+        answer was on its way learns that the job is somebody else's.
+        """
         return cls(
             visibility_timeout_s,
             now + visibility_timeout_s,
-            now + visibility_timeout_s / _EXTENSIONS_PER_LEASE,
+            asked_at + visibility_timeout_s / _EXTENSIONS_PER_LEASE,
         )
 
     def extended(self, *, asked_at: float) -> None:

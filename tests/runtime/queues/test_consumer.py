@@ -158,6 +158,30 @@ async def test_work_whose_lease_was_taken_away_is_cancelled_and_changes_nothing(
     check_sums(consumer)
 
 
+async def test_work_of_whoever_was_stopped_while_the_job_came_is_cancelled_at_once(
+    bench: Bench, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its take lay there for longer than the lease: the job is somebody else's."""
+    take = bench.queue.take
+    others: list[LeasedJob | None] = []
+
+    async def taken_long_ago(*, wait_s: float) -> LeasedJob | None:
+        job = await take(wait_s=wait_s)
+        if job is not None and not others:
+            await trio.sleep(LIMITS.visibility_timeout_s + 1)
+            others.append(await take(wait_s=1))
+        return job
+
+    monkeypatch.setattr(bench.queue, "take", taken_long_ago)
+    await bench.queue.put("job", b"")
+    one = attrs.evolve(PACE, jobs_max=1)
+    async with bench.consuming(lambda job, _: bench.work_for(job, 1), one) as consumer:
+        await until(ended(consumer, JobOutcome.LOST))
+        assert bench.cancelled == ["job"]
+        assert others[0] is not None
+        assert await bench.queue.ack(others[0]) is Settlement.APPLIED
+
+
 async def test_work_goes_on_through_a_short_outage_and_is_acked_after_it(
     bench: Bench,
     autojump_clock: MockClock,

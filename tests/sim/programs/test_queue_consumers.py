@@ -5,26 +5,35 @@ from __future__ import annotations
 import pytest
 
 from trinamo.sim import ReplayChoices, SeedChoices
+from trinamo.sim.catalogue import scenario_paths
 from trinamo.sim.explore import Scenario, run, swarm
 from trinamo.sim.programs import queue_consumers
+from trinamo.sim.scenario.play import play_of
 
-FENCED = Scenario("trinamo.sim.programs.queue_consumers")
-UNFENCED = FENCED.changed(fenced=False)
+CONSUMERS = Scenario("trinamo.sim.programs.queue_consumers")
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_swarm_finds_nothing_where_the_queue_has_its_fence() -> None:
-    assert swarm(FENCED, range(32)).failures == {}
+def test_a_swarm_finds_nothing() -> None:
+    assert swarm(CONSUMERS, range(32)).failures == {}
 
 
-def test_a_swarm_finds_acks_that_are_applied_twice_where_it_has_none() -> None:
-    progress = swarm(UNFENCED, range(32))
-    assert list(progress.failures) == ["I8: the ack of job job-# is applied twice"]
+@pytest.mark.parametrize(
+    ("bug", "finding"),
+    [
+        ("stale_ack", "I8: the ack of job job-# is applied twice"),
+        ("lost_job_goes_on", "I8: attempt # of job job-# outlives its lease"),
+        ("done_is_unsaid", "I8: job job-# has two effects, though the first could be told"),
+    ],
+)
+def test_a_swarm_finds_what_happens_twice(bug: str, finding: str) -> None:
+    path = next(path for path in scenario_paths() if path.stem == "s10_queue_consumers")
+    assert finding in swarm(play_of(path, bug=bug), range(16)).failures
 
 
 def test_a_run_is_replayed_step_by_step() -> None:
     first = queue_consumers.run(SeedChoices(3))
     again = queue_consumers.run(ReplayChoices(first.choices.values, 3))
     assert again.trace.digest == first.trace.digest
-    assert run(FENCED, 3).finding is None
+    assert run(CONSUMERS, 3).finding is None

@@ -18,8 +18,8 @@ from trinamo.runtime.protocol.queue.jobs import DELAY_S_MAX, REASON_CHARS_MAX, S
 
 
 def test_a_lease_is_extended_at_a_third_and_counted_from_when_that_was_asked() -> None:
-    lease = HeldLease.taken(9.0, now=100.0)
-    assert (lease.extend_at, lease.ends_at) == (103.0, 109.0)
+    lease = HeldLease.taken(9.0, asked_at=100.0, now=100.5)
+    assert (lease.extend_at, lease.ends_at) == (103.0, 109.5)
     lease.extended(asked_at=103.0)
     assert (lease.extend_at, lease.ends_at) == (106.0, 112.0)
     assert not lease.is_over(111.9)
@@ -28,7 +28,7 @@ def test_a_lease_is_extended_at_a_third_and_counted_from_when_that_was_asked() -
 
 
 def test_an_extension_that_failed_is_tried_soon_and_does_not_move_the_end() -> None:
-    lease = HeldLease.taken(12.0, now=0.0)
+    lease = HeldLease.taken(12.0, asked_at=0.0, now=0.0)
     lease.not_extended(4.5)
     assert (lease.extend_at, lease.ends_at) == (5.5, 12.0)
     lease.not_extended(11.9)
